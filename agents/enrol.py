@@ -13,25 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from agents.ssh import LoginRefused, SshTarget, login_with_password
+from agents.ssh import LoginError, SshTarget, login_with_password
 
 EngineAccess = Literal["auto", "rootless", "rootful"]
 RuntimeKind = Literal["podman", "docker", "process"]
-ENGINES: tuple[EngineAccess, ...] = get_args(EngineAccess)
-RUNTIMES: tuple[RuntimeKind, ...] = get_args(RuntimeKind)
+ENGINE_ACCESS_MODES: tuple[EngineAccess, ...] = get_args(EngineAccess)
+RUNTIME_KINDS: tuple[RuntimeKind, ...] = get_args(RuntimeKind)
 
-INSTALL_FOLDER = Path(__file__).parent / "node_install"
+INSTALL_DIR = Path(__file__).parent / "node_install"
 LOADER_PATH = "/usr/local/lib/fairway/fairway-node"
 STATE_DIR = "/var/lib/fairway-node/state"
 AGENT_PATH = "/var/lib/fairway-node/agent/agent.pyz"
-SIGNERS_PATH = "/etc/fairway/agent_signers"
+ALLOWED_SIGNERS_PATH = "/etc/fairway/agent_signers"
 JOB_ADDRESS = "127.77.0.1"
-ENROL_LIMIT_S = 600.0  # installing an engine takes minutes on a slow line
+ENROLMENT_TIMEOUT_S = 600.0  # installing an engine takes minutes on a slow line
 
 _PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/]+={0,2}")
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_ACCOUNT_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _LOADER_VERSION = re.compile(r"^FAIRWAY_LOADER=(\d+)", re.MULTILINE)
-_FOLDER = re.compile(r"(/[A-Za-z0-9._-]+)+")
+_ABSOLUTE_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _PLACEHOLDER = re.compile(r"@([A-Z_]+)@")
 
 
@@ -43,11 +43,11 @@ class EnrolmentError(ValueError):
         self.field = field
 
 
-class EnrolmentFailed(Exception):
+class EnrolmentScriptError(Exception):
     """The script ran on the node and stopped; the message is its own last sentence, `output` all it said."""
 
-    def __init__(self, sentence: str, output: str = "") -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
         self.output = output
 
 
@@ -70,7 +70,7 @@ class PublicKeys:
 
 
 @dataclass(frozen=True)
-class EnrolmentChoices:
+class EnrolmentOptions:
     """What an admin may choose for a node. `settings` adds to the agent's settings or overrides them.
 
     Engine access `auto` is decided on the node: rootless podman where the machine can hold a container's limits
@@ -79,60 +79,60 @@ class EnrolmentChoices:
 
     engine: EngineAccess = "auto"
     runtime: RuntimeKind = "podman"
-    account: str = "fairway"
+    user: str = "fairway"
     home_root: str = "/var/lib/fairway-homes"
-    from_addresses: tuple[str, ...] = ()
-    deny_addresses: tuple[str, ...] = ()  # of the portal: containers may not connect to them
+    allowed_sources: tuple[str, ...] = ()
+    denied_networks: tuple[str, ...] = ()  # of the portal: containers may not connect to them
     install_runtime: bool = True
     settings: Mapping[str, object] = field(default_factory=dict)
 
 
 def enrolment_script(
-    cluster: str, keys: PublicKeys, agent: SignedAgent, choices: EnrolmentChoices | None = None
+    cluster: str, keys: PublicKeys, agent: SignedAgent, choices: EnrolmentOptions | None = None
 ) -> str:
     """Gives the POSIX shell script that enrols a machine; equal arguments give equal scripts.
 
     Raises EnrolmentError for a value that does not belong in a root shell.
     """
-    choices = choices or EnrolmentChoices()
-    if not _NAME.fullmatch(cluster):
+    choices = choices or EnrolmentOptions()
+    if not _ACCOUNT_NAME.fullmatch(cluster):
         raise EnrolmentError(f"{cluster!r} is not a cluster id: lower-case letters, digits and '-' only.")
-    check(choices)
-    script = (INSTALL_FOLDER / "enrol.sh").read_text()
+    check_options(choices)
+    script = (INSTALL_DIR / "enrol.sh").read_text()
     values = {
         "CLUSTER": cluster,
-        "ACCOUNT": choices.account,
+        "ACCOUNT": choices.user,
         "ENGINE": choices.engine,
         "RUNTIME": choices.runtime,
         "INSTALL_RUNTIME": "yes" if choices.install_runtime else "no",
         "HOME_ROOT": choices.home_root,
-        "LOADER": _loader(),
+        "LOADER": _loader_script(),
         "SIGNING_KEY": _public_key(keys.signing),
         "SETTINGS": json.dumps(node_settings(cluster, choices), sort_keys=True),
-        "AUTHORIZED_KEYS": authorized_keys(keys, choices.from_addresses),
+        "AUTHORIZED_KEYS": authorized_keys(keys, choices.allowed_sources),
         "AGENT": base64.encodebytes(agent.program).decode().strip(),
         "AGENT_SIGNATURE": agent.signature,
     }
-    return fill_script(script, values)
+    return render_script(script, values)
 
 
 @functools.cache
 def loader_version() -> int:
     """The version of the loader that we install."""
-    return int(_LOADER_VERSION.findall(_loader())[0])
+    return int(_LOADER_VERSION.findall(_loader_script())[0])
 
 
-def renewal_script() -> str:
+def loader_upgrade_script() -> str:
     """Gives the POSIX shell script that puts our loader on a machine that is a node already."""
-    values = {"LOADER": _loader(), "LOADER_PATH": LOADER_PATH, "LOADER_VERSION": str(loader_version())}
-    return fill_script((INSTALL_FOLDER / "renew.sh").read_text(), values)
+    values = {"LOADER": _loader_script(), "LOADER_PATH": LOADER_PATH, "LOADER_VERSION": str(loader_version())}
+    return render_script((INSTALL_DIR / "renew.sh").read_text(), values)
 
 
-def _loader() -> str:
-    return (INSTALL_FOLDER / "fairway-node").read_text()
+def _loader_script() -> str:
+    return (INSTALL_DIR / "fairway-node").read_text()
 
 
-def fill_script(script: str, values: Mapping[str, str]) -> str:
+def render_script(script: str, values: Mapping[str, str]) -> str:
     """Replace each placeholder by its value as one quoted word of the shell; nothing else writes into a script."""
     for name, value in values.items():
         if "\0" in value:
@@ -158,16 +158,16 @@ def authorized_keys(keys: PublicKeys, from_addresses: tuple[str, ...] = ()) -> s
     )
 
 
-def node_settings(cluster: str, choices: EnrolmentChoices) -> dict[str, object]:
+def node_settings(cluster: str, choices: EnrolmentOptions) -> dict[str, object]:
     """Gives the settings file of the agent on the node."""
     return {
         "cluster": cluster,
         "state_dir": STATE_DIR,
         "home_root": choices.home_root,
         "runtimes": [{"kind": choices.runtime}],
-        "upgrade_signers": SIGNERS_PATH,
+        "upgrade_signers": ALLOWED_SIGNERS_PATH,
         "program_path": AGENT_PATH,
-        "egress_deny": list(choices.deny_addresses),
+        "egress_deny": list(choices.denied_networks),
         **choices.settings,
     }
 
@@ -181,14 +181,14 @@ def enrol_with_sudo(target: SshTarget, password: str, script: str) -> str:
     """
     with login_with_password(target, password) as login:
         try:
-            done = login.run_as_root(password, script, limit_s=ENROL_LIMIT_S)
-        except LoginRefused as refused:
-            raise EnrolmentFailed(str(refused)) from refused
+            done = login.run_as_root(password, script, timeout_s=ENROLMENT_TIMEOUT_S)
+        except LoginError as refused:
+            raise EnrolmentScriptError(str(refused)) from refused
     if done.exit_status != 0:
-        said = [line for line in (done.errors or done.output).splitlines() if line.strip()]
+        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         sentence = said[-1] if said else f"The script ended with status {done.exit_status} and said nothing."
-        raise EnrolmentFailed(sentence.removeprefix("fairway: stopped: "), done.output + done.errors)
-    return done.output
+        raise EnrolmentScriptError(sentence.removeprefix("fairway: stopped: "), done.stdout + done.stderr)
+    return done.stdout
 
 
 def _public_key(line: str) -> str:
@@ -200,7 +200,7 @@ def _public_key(line: str) -> str:
 
 def check_account(account: str) -> None:
     """Raise EnrolmentError for a name that the agent's account cannot have."""
-    if not _NAME.fullmatch(account):
+    if not _ACCOUNT_NAME.fullmatch(account):
         raise EnrolmentError(
             f"{account!r} is not an account name: at most 31 lower-case letters, digits and '-'.", "account"
         )
@@ -208,14 +208,14 @@ def check_account(account: str) -> None:
         raise EnrolmentError("The agent has an account of its own; root is not offered.", "account")
 
 
-def check(choices: EnrolmentChoices) -> None:
+def check_options(choices: EnrolmentOptions) -> None:
     """Raise EnrolmentError for choices from which no script is made."""
-    check_account(choices.account)
-    if choices.engine not in ENGINES:
-        raise EnrolmentError(f"Engine access is one of {', '.join(ENGINES)}.", "engine")
-    if choices.runtime not in RUNTIMES:
-        raise EnrolmentError(f"The runtime is one of {', '.join(RUNTIMES)}.", "runtime")
-    if not _FOLDER.fullmatch(choices.home_root) or ".." in choices.home_root:
+    check_account(choices.user)
+    if choices.engine not in ENGINE_ACCESS_MODES:
+        raise EnrolmentError(f"Engine access is one of {', '.join(ENGINE_ACCESS_MODES)}.", "engine")
+    if choices.runtime not in RUNTIME_KINDS:
+        raise EnrolmentError(f"The runtime is one of {', '.join(RUNTIME_KINDS)}.", "runtime")
+    if not _ABSOLUTE_PATH.fullmatch(choices.home_root) or ".." in choices.home_root:
         raise EnrolmentError(f"{choices.home_root!r} is not an absolute folder of plain names.")
     if choices.runtime == "process" and choices.engine == "rootless":
         raise EnrolmentError(
@@ -225,7 +225,7 @@ def check(choices: EnrolmentChoices) -> None:
         raise EnrolmentError(
             "The runtime docker needs the sudoers line; choose podman for rootless containers.", "engine"
         )
-    for address in (*choices.from_addresses, *choices.deny_addresses):
+    for address in (*choices.allowed_sources, *choices.denied_networks):
         try:
             ipaddress.ip_network(address, strict=False)
         except ValueError as error:

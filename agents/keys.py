@@ -19,7 +19,7 @@ SIGNATURE_NAMESPACE = "fairway-node"
 _SIGNATURE_MAGIC = b"SSHSIG"
 _SIGNATURE_VERSION = 1
 _KEY_TYPE = b"ssh-ed25519"
-_ARMOUR_WIDTH = 70
+_ARMOR_LINE_LENGTH = 70
 
 
 def key_path(folder: Path, purpose: Purpose) -> Path:
@@ -40,7 +40,7 @@ def make_keys(folder: Path, cluster: str) -> dict[Purpose, Path]:
     return {purpose: key_path(folder, purpose) for purpose in PURPOSES}
 
 
-def public_line(private_key_path: Path) -> str:
+def read_public_key(private_key_path: Path) -> str:
     """Gives the public half as one line: type, base64, comment."""
     return private_key_path.with_name(private_key_path.name + ".pub").read_text().strip()
 
@@ -59,7 +59,7 @@ def sign_agent(program: bytes, signing_key_path: Path) -> str:
     is all that a node needs.
     """
     private = _load_key(signing_key_path)
-    public_blob = _ssh_string(_KEY_TYPE) + _ssh_string(_raw_public(private))
+    public_blob = _ssh_string(_KEY_TYPE) + _ssh_string(_raw_public_key(private))
     namespace, hash_name = SIGNATURE_NAMESPACE.encode(), b"sha512"
     signed = (
         _SIGNATURE_MAGIC
@@ -79,7 +79,7 @@ def sign_agent(program: bytes, signing_key_path: Path) -> str:
         + _ssh_string(signature_blob)
     )
     text = base64.b64encode(envelope).decode()
-    lines = [text[start : start + _ARMOUR_WIDTH] for start in range(0, len(text), _ARMOUR_WIDTH)]
+    lines = [text[start : start + _ARMOR_LINE_LENGTH] for start in range(0, len(text), _ARMOR_LINE_LENGTH)]
     return "\n".join(["-----BEGIN SSH SIGNATURE-----", *lines, "-----END SSH SIGNATURE-----", ""])
 
 
@@ -111,7 +111,7 @@ def _load_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def _raw_public(private: Ed25519PrivateKey) -> bytes:
+def _raw_public_key(private: Ed25519PrivateKey) -> bytes:
     return private.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
 
 

@@ -14,19 +14,19 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(parent: int, program: list[str]) -> None:
+def main(parent_pid: int, argv: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent:
+    if os.getppid() != parent_pid:
         sys.exit("the process that asked for this one is gone")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # three files a stream
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
-        os.execvp(program[0], program)  # noqa: S606  (no shell is the point)
+        os.execvp(argv[0], argv)  # noqa: S606  (no shell is the point)
     except OSError as failure:
-        sys.exit(f"{program[0]} cannot be run: {failure.strerror}")
+        sys.exit(f"{argv[0]} cannot be run: {failure.strerror}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from enum import IntEnum
 VERSION = 4
 
 
-class _Word(IntEnum):
+class _MessageType(IntEnum):
     HELLO = 0x00000001
     ALIVE_CHECK = 0x10000004
     NEW_STDIO_FORWARD = 0x10000008
@@ -26,11 +26,11 @@ class _Word(IntEnum):
     SESSION_OPENED = 0x80000006
 
 
-class NotOpened(ConnectionRefusedError):
+class StreamRefusedError(ConnectionRefusedError):
     """The node did not open the stream."""
 
 
-class ProcessGone(ConnectionError):
+class ProcessExitedError(ConnectionError):
     """The process that holds the connection has ended, or does not answer on its control socket."""
 
 
@@ -46,32 +46,32 @@ class Pipes:
         os.close(self.write)
 
 
-class Request(asyncio.Protocol):
+class StreamRequest(asyncio.Protocol):
     """One request, and afterwards the life of its stream: the stream ends with this connection."""
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_end: Callable[[], None] | None = None
         self.ended = False
         self._transport: asyncio.BaseTransport | None = None
-        self._rest = b""
+        self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._rest += data
-        while len(self._rest) >= 8:
-            end = 4 + int.from_bytes(self._rest[:4], "big")
-            if len(self._rest) < end:
+        self._buffer += data
+        while len(self._buffer) >= 8:
+            end = 4 + int.from_bytes(self._buffer[:4], "big")
+            if len(self._buffer) < end:
                 return
-            self._read(int.from_bytes(self._rest[4:8], "big"))
-            self._rest = self._rest[end:]
+            self._handle_message(int.from_bytes(self._buffer[4:8], "big"))
+            self._buffer = self._buffer[end:]
 
     def connection_lost(self, problem: Exception | None) -> None:
         self.ended = True
-        if not self.answer.done():
-            self.answer.set_exception(ProcessGone("the ssh process ended"))
+        if not self.reply.done():
+            self.reply.set_exception(ProcessExitedError("the ssh process ended"))
         if self.on_end is not None:
             self.on_end()
 
@@ -80,16 +80,16 @@ class Request(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def _read(self, word: int) -> None:
-        if self.answer.done():
+    def _handle_message(self, message_type: int) -> None:
+        if self.reply.done():
             return
-        if word == _Word.SESSION_OPENED:
-            self.answer.set_result(None)
-        elif word in (_Word.FAILURE, _Word.PERMISSION_DENIED):
-            self.answer.set_exception(NotOpened("the node opened no stream"))
+        if message_type == _MessageType.SESSION_OPENED:
+            self.reply.set_result(None)
+        elif message_type in (_MessageType.FAILURE, _MessageType.PERMISSION_DENIED):
+            self.reply.set_exception(StreamRefusedError("the node opened no stream"))
 
 
-async def ask_for_stream(control_socket: str, host: str, port: int) -> tuple[Request, Pipes]:
+async def request_stream(control_socket: str, host: str, port: int) -> tuple[StreamRequest, Pipes]:
     """Asks for a stream; the request's answer tells when it is there. Raises ProcessGone."""
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     theirs_to_read, write = os.pipe()
@@ -101,17 +101,17 @@ async def ask_for_stream(control_socket: str, host: str, port: int) -> tuple[Req
         wire.setblocking(False)
         wire.connect(control_socket)
         wire.sendall(
-            _packet(_number(_Word.HELLO), _number(VERSION))
-            + _packet(_number(_Word.NEW_STDIO_FORWARD), _number(0), _text(""), _text(host), _number(port))
+            _packet(_uint32(_MessageType.HELLO), _uint32(VERSION))
+            + _packet(_uint32(_MessageType.NEW_STDIO_FORWARD), _uint32(0), _string(""), _string(host), _uint32(port))
         )
         for end in (theirs_to_read, theirs_to_write):
             socket.send_fds(wire, [b"\0"], [end])
-        _, request = await asyncio.get_running_loop().create_unix_connection(Request, sock=wire)
+        _, request = await asyncio.get_running_loop().create_unix_connection(StreamRequest, sock=wire)
     except BaseException as problem:
         wire.close()
         pipes.close()
         if isinstance(problem, OSError):
-            raise ProcessGone(f"the ssh process does not answer: {problem}") from problem
+            raise ProcessExitedError(f"the ssh process does not answer: {problem}") from problem
         raise
     finally:
         os.close(theirs_to_read)
@@ -119,17 +119,17 @@ async def ask_for_stream(control_socket: str, host: str, port: int) -> tuple[Req
     return request, pipes
 
 
-async def is_alive(control_socket: str, limit_s: float) -> bool:
+async def is_alive(control_socket: str, timeout_s: float) -> bool:
     """Whether the process still answers on its control socket; one that is ending does not."""
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(control_socket)
             try:
-                hello = _packet(_number(_Word.HELLO), _number(VERSION))
-                writer.write(hello + _packet(_number(_Word.ALIVE_CHECK), _number(0)))
+                hello = _packet(_uint32(_MessageType.HELLO), _uint32(VERSION))
+                writer.write(hello + _packet(_uint32(_MessageType.ALIVE_CHECK), _uint32(0)))
                 while True:
                     length = int.from_bytes(await reader.readexactly(4), "big")
-                    if (await reader.readexactly(length))[:4] == _number(_Word.ALIVE):
+                    if (await reader.readexactly(length))[:4] == _uint32(_MessageType.ALIVE):
                         return True
             finally:
                 writer.close()
@@ -141,12 +141,12 @@ async def is_alive(control_socket: str, limit_s: float) -> bool:
 
 def _packet(*parts: bytes) -> bytes:
     body = b"".join(parts)
-    return _number(len(body)) + body
+    return _uint32(len(body)) + body
 
 
-def _number(value: int) -> bytes:
+def _uint32(value: int) -> bytes:
     return value.to_bytes(4, "big")
 
 
-def _text(value: str) -> bytes:
-    return _number(len(value.encode())) + value.encode()
+def _string(value: str) -> bytes:
+    return _uint32(len(value.encode())) + value.encode()

@@ -11,16 +11,16 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-_NODE_CODE = Path(__file__).parent / "node" / "gpus"
-_ERRORS = "NVML_ERROR_"
+_NVML_CALLERS_DIR = Path(__file__).parent / "node" / "gpus"
+_ERROR_PREFIX = "NVML_ERROR_"
 """The module makes a class of each name that begins so, by looking for them when it is imported."""
 
 
 @functools.cache
-def part_of(module: str) -> str:
+def extract_subset(module: str) -> str:
     """The statements of a module's source that are needed, in their order; its imports always. Takes 0.2 s."""
     tree, lines = ast.parse(module), module.splitlines()
-    needed = _kept(tree.body, used_names())
+    needed = _needed_statements(tree.body, used_names())
     pieces = ["\n".join(lines[_first_line(each) - 1 : each.end_lineno]) for each in needed]
     return "\n".join(pieces) + "\n"
 
@@ -28,7 +28,7 @@ def part_of(module: str) -> str:
 def used_names() -> set[str]:
     """What the code for nodes asks of the module: attributes of what it calls ``nvml`` or ``_nvml``."""
     found = set()
-    for path in sorted(_NODE_CODE.glob("*.py")):
+    for path in sorted(_NVML_CALLERS_DIR.glob("*.py")):
         for each in ast.walk(ast.parse(path.read_text())):
             if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
                 whose = each.value
@@ -38,24 +38,24 @@ def used_names() -> set[str]:
     return found
 
 
-def _kept(body: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
+def _needed_statements(body: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
     """Statements that give a wanted name, then those that they need, until nothing is added."""
-    gives = {each: _given(each) for each in body}
-    kept = [each for each in body if not gives[each] and not _is_text(each)]
-    names = wanted | _names_in(kept)
+    gives = {each: _bound_names(each) for each in body}
+    kept = [each for each in body if not gives[each] and not _is_docstring(each)]
+    names = wanted | _referenced_names(kept)
     while True:
         more = [
             each
             for each in body
-            if each not in kept and any(name in names or name.startswith(_ERRORS) for name in gives[each])
+            if each not in kept and any(name in names or name.startswith(_ERROR_PREFIX) for name in gives[each])
         ]
         if not more:
             return [each for each in body if each in kept]
         kept += more
-        names |= _names_in(more)
+        names |= _referenced_names(more)
 
 
-def _given(statement: ast.stmt) -> list[str]:
+def _bound_names(statement: ast.stmt) -> list[str]:
     """The names that a statement of a module binds or changes; none of one that is done for what it does."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return [statement.name]
@@ -66,7 +66,7 @@ def _given(statement: ast.stmt) -> list[str]:
     return []
 
 
-def _names_in(statements: Iterable[ast.stmt]) -> set[str]:
+def _referenced_names(statements: Iterable[ast.stmt]) -> set[str]:
     found: set[str] = set()
     for statement in statements:
         for each in ast.walk(statement):
@@ -77,7 +77,7 @@ def _names_in(statements: Iterable[ast.stmt]) -> set[str]:
     return found
 
 
-def _is_text(statement: ast.stmt) -> bool:
+def _is_docstring(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 

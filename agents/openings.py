@@ -10,22 +10,22 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-AT_ONCE = 12
-DOUBTFUL_AT_ONCE = 12
-MANY_THREADS_S = 0.05
+MAX_CONNECTING = 12
+MAX_RETRYING = 12
+SWITCH_INTERVAL_S = 0.05
 """`sys.setswitchinterval` of a process with a thread for each node: each of those that wait for their turn wakes up
 so often to ask for it, and with hundreds that was most of what the process did."""
 
 
-class Openings:
+class ConnectLimiter:
     """Turns of one process. Nodes whose last try failed wait for each other only: some of them answer nothing."""
 
     def __init__(self) -> None:
-        self._steady = threading.BoundedSemaphore(AT_ONCE)
-        self._doubtful = threading.BoundedSemaphore(DOUBTFUL_AT_ONCE)
+        self._first_attempts = threading.BoundedSemaphore(MAX_CONNECTING)
+        self._retries = threading.BoundedSemaphore(MAX_RETRYING)
 
     @contextlib.contextmanager
-    def turn(self, *, doubtful: bool) -> Iterator[None]:
+    def acquire(self, *, last_attempt_failed: bool) -> Iterator[None]:
         """Waits for a turn to open a link; ``doubtful`` is a node of which the last try failed."""
-        with self._doubtful if doubtful else self._steady:
+        with self._retries if last_attempt_failed else self._first_attempts:
             yield

@@ -20,92 +20,92 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agents import leash
-from agents.mux import NotOpened, ProcessGone, Request, ask_for_stream, is_alive
+from agents.mux import StreamRefusedError, ProcessExitedError, StreamRequest, request_stream, is_alive
 from agents.ssh import (
-    KEEPALIVE_S,
-    SILENCE_LIMIT_S,
-    STEP_LIMIT_S,
-    AuthenticationRefused,
-    HostKeyMismatch,
-    NodeUnreachable,
+    KEEPALIVE_INTERVAL_S,
+    INACTIVITY_TIMEOUT_S,
+    STEP_TIMEOUT_S,
+    AuthenticationError,
+    HostKeyMismatchError,
+    NodeUnreachableError,
     SshError,
     SshStep,
     SshTarget,
     host_key_algorithms,
-    other_host_key,
+    host_key_mismatch,
 )
 from agents.tunnel_stream import TunnelStream
 
 log = logging.getLogger(__name__)
 
-PROGRAM = "ssh"
-CONNECT_LIMIT_S = 8.0
-END_WITHIN_S = 2.0
-ALIVE_WITHIN_S = 2.0
-LOOK_EVERY_S = 0.01
-OPENING_AT_ONCE = 32
-LIFE_PORT = 1
+SSH_PROGRAM = "ssh"
+CONNECT_TIMEOUT_S = 8.0
+TERMINATE_TIMEOUT_S = 2.0
+ALIVE_TIMEOUT_S = 2.0
+POLL_INTERVAL_S = 0.01
+MAX_CONCURRENT_OPENS = 32
+PROBE_PORT = 1
 """No job has it; whatever a node answers about it, the node lives."""
 CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
 _ALIAS, _KNOWN_HOSTS, _CONTROL = "node", "known_hosts", "c"
-_KEPT_LINES = 40
+_MAX_STDERR_LINES = 40
 _ENVIRONMENT = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
 
 
-class NoProgram(SshError):
+class SshNotInstalledError(SshError):
     """This machine cannot run the OpenSSH client."""
 
     code = "no_ssh_program"
 
 
-class KeyUnusable(SshError):
+class KeyFileError(SshError):
     """The file of our key is not as ssh wants it."""
 
     code = "key_unusable"
 
 
-class NoWord(TimeoutError):
+class NoReplyError(TimeoutError):
     """A stream was neither opened nor refused in time; ``silent`` tells whether the node answers anything."""
 
-    def __init__(self, silent: bool) -> None:
+    def __init__(self, node_unresponsive: bool) -> None:
         super().__init__("no answer in time")
-        self.silent = silent
+        self.node_unresponsive = node_unresponsive
 
 
-class NotAllowed(NotOpened):
+class ForwardingProhibitedError(StreamRefusedError):
     """The node lets our key go to no such address."""
 
 
-def check_program() -> None:
+def check_ssh_installed() -> None:
     """Raises NoProgram, with a sentence for the admin, when this machine has no OpenSSH client."""
-    if shutil.which(PROGRAM) is None:
-        raise NoProgram(
+    if shutil.which(SSH_PROGRAM) is None:
+        raise SshNotInstalledError(
             "The portal's machine has no program ssh, which carries the streams to jobs: install OpenSSH's client "
             "there (Debian: apt-get install openssh-client).",
             SshStep.CONNECT,
         )
 
 
-def check_key(path: Path) -> None:
+def check_key_file(path: Path) -> None:
     """Raises KeyUnusable when ssh would refuse the key's file."""
     try:
         found = path.stat()
     except OSError as problem:
         sentence = f"The portal cannot read its tunnel key: {problem.strerror}."
-        raise KeyUnusable(sentence, SshStep.LOGIN) from problem
+        raise KeyFileError(sentence, SshStep.LOGIN) from problem
     if found.st_uid != os.geteuid():
-        raise KeyUnusable(
+        raise KeyFileError(
             f"The tunnel key belongs to account {found.st_uid}, but this process is account {os.geteuid()}.",
             SshStep.LOGIN,
         )
     if found.st_mode & 0o077:
-        raise KeyUnusable(
+        raise KeyFileError(
             f"The tunnel key is open to other accounts (mode {found.st_mode & 0o777:o}): make it 600.",
             SshStep.LOGIN,
         )
 
 
-def command(target: SshTarget, key_path: Path) -> list[str]:
+def ssh_command(target: SshTarget, key_path: Path) -> list[str]:
     """The argument list, for a working folder with the file of known hosts."""
     options = {
         "BatchMode": "yes",
@@ -120,9 +120,9 @@ def command(target: SshTarget, key_path: Path) -> list[str]:
         "PreferredAuthentications": "publickey",
         "IdentitiesOnly": "yes",
         "IdentityAgent": "none",
-        "ConnectTimeout": f"{STEP_LIMIT_S:.0f}",
-        "ServerAliveInterval": str(KEEPALIVE_S),
-        "ServerAliveCountMax": str(round(SILENCE_LIMIT_S / KEEPALIVE_S)),
+        "ConnectTimeout": f"{STEP_TIMEOUT_S:.0f}",
+        "ServerAliveInterval": str(KEEPALIVE_INTERVAL_S),
+        "ServerAliveCountMax": str(round(INACTIVITY_TIMEOUT_S / KEEPALIVE_INTERVAL_S)),
         "TCPKeepAlive": "no",
         "ControlMaster": "yes",
         "ControlPath": _CONTROL,
@@ -134,11 +134,11 @@ def command(target: SshTarget, key_path: Path) -> list[str]:
         "EscapeChar": "none",
         "LogLevel": "INFO",  # the level on which it says why a stream was not opened
     }
-    words = [PROGRAM, "-F", "none", "-N", "-T"]
+    words = [SSH_PROGRAM, "-F", "none", "-N", "-T"]
     for name, value in options.items():
         words += ["-o", f"{name}={value}"]
     key = str(key_path.absolute()).replace("%", "%%")
-    return [*words, "-i", key, "-l", target.account, "-p", str(target.port), "--", target.host]
+    return [*words, "-i", key, "-l", target.user, "-p", str(target.port), "--", target.host]
 
 
 class SshProcess:
@@ -148,20 +148,20 @@ class SshProcess:
         """Starts it in a new folder of its own; it stands among the running ones until it has ended."""
         self._target = target
         self._loop = asyncio.get_running_loop()
-        self._folder = folder
+        self._dir = folder
         folder.mkdir(mode=0o700)
         (folder / _KNOWN_HOSTS).write_text(f"{_ALIAS} {' '.join(target.host_key.split()[:2])}\n")
-        self._folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        self._errors, theirs = os.pipe()
-        os.set_blocking(self._errors, False)
-        self._rest = b""
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._dir_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+        self._stderr_fd, theirs = os.pipe()
+        os.set_blocking(self._stderr_fd, False)
+        self._partial_line = b""
+        self._lines: deque[str] = deque(maxlen=_MAX_STDERR_LINES)
         self._ended = asyncio.Event()
-        self._slots = asyncio.Semaphore(OPENING_AT_ONCE)  # its control socket has a queue of 64
-        self._end_asked = False
-        self._session: subprocess.Popen[bytes] | None = None
-        self.streams: set[Request] = set()
-        self.used_s = time.monotonic()
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_OPENS)  # its control socket has a queue of 64
+        self._terminating = False
+        self._session_process: subprocess.Popen[bytes] | None = None
+        self.streams: set[StreamRequest] = set()
+        self.last_used_s = time.monotonic()
         try:
             self._process = subprocess.Popen(
                 [
@@ -170,7 +170,7 @@ class SshProcess:
                     "-S",
                     str(Path(leash.__file__).absolute()),
                     str(os.getpid()),
-                    *command(target, key_path),
+                    *ssh_command(target, key_path),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -181,7 +181,7 @@ class SshProcess:
             )
         finally:
             os.close(theirs)
-        self._loop.add_reader(self._errors, self._listen)
+        self._loop.add_reader(self._stderr_fd, self._read_stderr)
         self._running = running
         running.add(self)
 
@@ -190,15 +190,15 @@ class SshProcess:
         cls, target: SshTarget, key_path: Path, folder: Path, running: set[SshProcess]
     ) -> SshProcess:
         """Gives a process that is signed in. Raises a typed SshError."""
-        check_program()
-        check_key(key_path)
+        check_ssh_installed()
+        check_key_file(key_path)
         made = cls(target, key_path, folder, running)
         try:
-            await made._signed_in()
+            await made._wait_for_login()
         except BaseException:
-            made.end()
+            made.terminate()
             raise
-        made._ask_for_haste()
+        made._disable_nagle()
         return made
 
     @property
@@ -206,132 +206,132 @@ class SshProcess:
         return self._process.pid
 
     @property
-    def alive(self) -> bool:
-        return not self._ended.is_set() and not self._end_asked
+    def is_alive(self) -> bool:
+        return not self._ended.is_set() and not self._terminating
 
     async def open(
-        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], limit_s: float
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], timeout_s: float
     ) -> TunnelStream:
         """Opens a stream to an address as the node sees it. Raises NotOpened, ProcessGone or NoWord."""
         try:
-            return await self._open(host, port, protocol, limit_s / 2)
+            return await self._open(host, port, protocol, timeout_s / 2)
         except TimeoutError:  # is it the port that does not answer, or the node?
-            silent = not await self._lives(host, limit_s / 2)
-            raise NoWord(silent) from None
+            silent = not await self._is_node_responsive(host, timeout_s / 2)
+            raise NoReplyError(silent) from None
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """Asks it to end, and makes it end a little later."""
-        if not self._end_asked and not self._ended.is_set():
-            self._end_asked = True
+        if not self._terminating and not self._ended.is_set():
+            self._terminating = True
             self._process.terminate()
-            self._loop.call_later(END_WITHIN_S, self._kill)
+            self._loop.call_later(TERMINATE_TIMEOUT_S, self._kill)
 
-    async def wait_until_ended(self) -> None:
+    async def wait(self) -> None:
         await self._ended.wait()
 
     # ---- parts ----
 
-    async def _signed_in(self) -> None:
-        until_s = time.monotonic() + CONNECT_LIMIT_S
-        control = self._folder / _CONTROL
+    async def _wait_for_login(self) -> None:
+        until_s = time.monotonic() + CONNECT_TIMEOUT_S
+        control = self._dir / _CONTROL
         while not control.exists():  # it is made when the node has let us in
             if self._ended.is_set():
-                raise explain(self._target, list(self._lines))
+                raise parse_ssh_error(self._target, list(self._lines))
             if time.monotonic() > until_s:
-                raise NodeUnreachable(
-                    f"{self._target.place} answers, but did not let us in within {CONNECT_LIMIT_S:.0f} s.",
+                raise NodeUnreachableError(
+                    f"{self._target.address} answers, but did not let us in within {CONNECT_TIMEOUT_S:.0f} s.",
                     SshStep.LOGIN,
                 )
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
-    def _ask_for_haste(self) -> None:
+    def _disable_nagle(self) -> None:
         """Has the node run our key's one command, which does nothing, and thereby send small packets at once.
 
         sshd turns off Nagle's algorithm with the first session of a connection, and a tunnel has none. Without
         that every second answer of a kernel, which is several small packets, waits 40 ms for our TCP.
         """
-        self._session = subprocess.Popen(
-            [PROGRAM, "-F", "none", "-S", _CONTROL, "-T", "-o", "ProxyCommand=false", _ALIAS, "true"],
+        self._session_process = subprocess.Popen(
+            [SSH_PROGRAM, "-F", "none", "-S", _CONTROL, "-T", "-o", "ProxyCommand=false", _ALIAS, "true"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            cwd=self._folder,
+            cwd=self._dir,
             env=_ENVIRONMENT,
         )
-        self._loop.call_later(END_WITHIN_S, _reap, self._session)
+        self._loop.call_later(TERMINATE_TIMEOUT_S, _reap, self._session_process)
 
     async def _open(
-        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], limit_s: float
+        self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], timeout_s: float
     ) -> TunnelStream:
-        self.used_s = time.monotonic()
-        async with asyncio.timeout(limit_s), self._slots:
-            request, pipes = await ask_for_stream(f"/proc/self/fd/{self._folder_fd}/{_CONTROL}", host, port)
+        self.last_used_s = time.monotonic()
+        async with asyncio.timeout(timeout_s), self._slots:
+            request, pipes = await request_stream(f"/proc/self/fd/{self._dir_fd}/{_CONTROL}", host, port)
             try:
-                await asyncio.shield(request.answer)
+                await asyncio.shield(request.reply)
             except BaseException as problem:
                 pipes.close()  # a stream that opens after all ends at once
-                if not isinstance(problem, NotOpened | ProcessGone):
-                    request.answer.add_done_callback(lambda _: request.close())
-                if isinstance(problem, NotOpened) and self._not_allowed():
-                    raise NotAllowed(str(problem)) from problem
+                if not isinstance(problem, StreamRefusedError | ProcessExitedError):
+                    request.reply.add_done_callback(lambda _: request.close())
+                if isinstance(problem, StreamRefusedError) and self._is_forwarding_prohibited():
+                    raise ForwardingProhibitedError(str(problem)) from problem
                 raise
-        stream = TunnelStream(request, protocol(), f"{host}:{port}", self._is_there)
+        stream = TunnelStream(request, protocol(), f"{host}:{port}", self._is_connected)
         self.streams.add(request)
-        request.on_end = lambda: self._stream_over(request, stream)
+        request.on_end = lambda: self._on_stream_end(request, stream)
         if request.ended:
-            self._stream_over(request, stream)
-        await stream.begin(pipes)
+            self._on_stream_end(request, stream)
+        await stream.connect_pipes(pipes)
         return stream
 
-    def _stream_over(self, request: Request, stream: TunnelStream) -> None:
+    def _on_stream_end(self, request: StreamRequest, stream: TunnelStream) -> None:
         self.streams.discard(request)
-        self.used_s = time.monotonic()
-        stream.connection_over()
+        self.last_used_s = time.monotonic()
+        stream.on_stream_end()
 
-    async def _is_there(self) -> bool:
+    async def _is_connected(self) -> bool:
         """Whether the process, and with it the connection, outlived a stream that has just ended."""
-        if not self.alive:
+        if not self.is_alive:
             return False
-        return await is_alive(f"/proc/self/fd/{self._folder_fd}/{_CONTROL}", ALIVE_WITHIN_S) and self.alive
+        return await is_alive(f"/proc/self/fd/{self._dir_fd}/{_CONTROL}", ALIVE_TIMEOUT_S) and self.is_alive
 
-    async def _lives(self, host: str, limit_s: float) -> bool:
+    async def _is_node_responsive(self, host: str, timeout_s: float) -> bool:
         try:
-            (await self._open(host, LIFE_PORT, asyncio.Protocol, limit_s)).abort()
-        except NotOpened:
+            (await self._open(host, PROBE_PORT, asyncio.Protocol, timeout_s)).abort()
+        except StreamRefusedError:
             return True
-        except (TimeoutError, ProcessGone):
+        except (TimeoutError, ProcessExitedError):
             return False
         return True
 
-    def _not_allowed(self) -> bool:
+    def _is_forwarding_prohibited(self) -> bool:
         """Whether the node's last refusal was one of principle. It is said just before the answer is given."""
-        self._listen()
+        self._read_stderr()
         refusals = [line for line in self._lines if "open failed: " in line]
         return bool(refusals) and "administratively prohibited" in refusals[-1]
 
-    def _listen(self) -> None:
+    def _read_stderr(self) -> None:
         if self._ended.is_set():
             return
         while True:
             try:
-                said = os.read(self._errors, 65536)
+                said = os.read(self._stderr_fd, 65536)
             except BlockingIOError:
                 return
             if not said:
-                self._over()
+                self._on_exit()
                 return
-            *lines, self._rest = (self._rest + said).split(b"\n")
+            *lines, self._partial_line = (self._partial_line + said).split(b"\n")
             self._lines += [line.decode(errors="replace").strip()[:300] for line in lines]
 
-    def _over(self) -> None:
+    def _on_exit(self) -> None:
         """Its error stream ends with it."""
-        self._loop.remove_reader(self._errors)
-        os.close(self._errors)
-        os.close(self._folder_fd)
+        self._loop.remove_reader(self._stderr_fd)
+        os.close(self._stderr_fd)
+        os.close(self._dir_fd)
         _reap(self._process)
-        if self._session is not None:
-            _reap(self._session)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._session_process is not None:
+            _reap(self._session_process)
+        shutil.rmtree(self._dir, ignore_errors=True)
         self._running.discard(self)
         self._ended.set()
 
@@ -351,44 +351,44 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
 _HOST_KEY = re.compile(r"\b(SHA256:[A-Za-z0-9+/]+)")
 
 
-def explain(target: SshTarget, said: list[str]) -> SshError:
+def parse_ssh_error(target: SshTarget, stderr_lines: list[str]) -> SshError:
     """Turns the last words of a client that did not get in into a sentence of ours."""
-    text = "\n".join(said)
-    place = target.place
-    log.info("ssh to %s ended: %s", place, " | ".join(said)[-1000:])
+    text = "\n".join(stderr_lines)
+    place = target.address
+    log.info("ssh to %s ended: %s", place, " | ".join(stderr_lines)[-1000:])
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in text or "Host key verification failed" in text:
         shown = _HOST_KEY.search(text)
-        return other_host_key(target, shown[1] if shown else "another host key")
+        return host_key_mismatch(target, shown[1] if shown else "another host key")
     if "no matching host key type" in text:
         algorithms = ", ".join(host_key_algorithms(target))
-        return HostKeyMismatch(f"{place} has no host key of a type that we take ({algorithms}).")
+        return HostKeyMismatchError(f"{place} has no host key of a type that we take ({algorithms}).")
     if "Unable to negotiate" in text:
-        return NodeUnreachable(f"{place} and we have no way to encrypt in common.", SshStep.CONNECT)
+        return NodeUnreachableError(f"{place} and we have no way to encrypt in common.", SshStep.CONNECT)
     if "UNPROTECTED PRIVATE KEY" in text or "Load key" in text:
-        return KeyUnusable("The portal's ssh cannot use its tunnel key.", SshStep.LOGIN)
+        return KeyFileError("The portal's ssh cannot use its tunnel key.", SshStep.LOGIN)
     if "Permission denied (" in text or "Too many authentication failures" in text:
-        sentence = f"{place} does not take our key for the account {target.account}."
-        return AuthenticationRefused(sentence, SshStep.LOGIN)
+        sentence = f"{place} does not take our key for the account {target.user}."
+        return AuthenticationError(sentence, SshStep.LOGIN)
     if "Could not resolve hostname" in text:
-        return NodeUnreachable(f"No address is known for {target.host}.", SshStep.RESOLVE)
+        return NodeUnreachableError(f"No address is known for {target.host}.", SshStep.RESOLVE)
     if "No user exists for uid" in text:
         sentence = f"The gateway's account {os.geteuid()} has no name in /etc/passwd, and ssh wants one."
-        return NoProgram(sentence, SshStep.CONNECT)
+        return SshNotInstalledError(sentence, SshStep.CONNECT)
     if "Connection refused" in text:
-        return NodeUnreachable(f"{place} is up, but no sshd listens there.", SshStep.CONNECT)
+        return NodeUnreachableError(f"{place} is up, but no sshd listens there.", SshStep.CONNECT)
     if "banner exchange" in text or "kex_exchange" in text:
         reason = "it hung up"
         if "timed out" in text:
-            reason = f"it did not finish greeting us within {STEP_LIMIT_S:.0f} s"
+            reason = f"it did not finish greeting us within {STEP_TIMEOUT_S:.0f} s"
         sentence = f"{place} answers, but not as an SSH server should: {reason}."
-        return NodeUnreachable(sentence, SshStep.CONNECT)
+        return NodeUnreachableError(sentence, SshStep.CONNECT)
     if "timed out" in text:
         sentence = (
-            f"{place} does not answer within {STEP_LIMIT_S:.0f} s: it is down, or a firewall is between."
+            f"{place} does not answer within {STEP_TIMEOUT_S:.0f} s: it is down, or a firewall is between."
         )
-        return NodeUnreachable(sentence, SshStep.CONNECT)
+        return NodeUnreachableError(sentence, SshStep.CONNECT)
     if refusal := re.search(r"connect to .* port \d+: (.+)", text):
-        return NodeUnreachable(f"{place} cannot be reached: {refusal[1].strip('.')}.", SshStep.CONNECT)
+        return NodeUnreachableError(f"{place} cannot be reached: {refusal[1].strip('.')}.", SshStep.CONNECT)
     if "cannot be run" in text:
-        return NoProgram("The program ssh cannot be run on the portal's machine.", SshStep.CONNECT)
-    return NodeUnreachable(f"{place} hung up during the login.", SshStep.LOGIN)
+        return SshNotInstalledError("The program ssh cannot be run on the portal's machine.", SshStep.CONNECT)
+    return NodeUnreachableError(f"{place} hung up during the login.", SshStep.LOGIN)

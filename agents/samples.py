@@ -10,26 +10,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.network_facts import InterfaceState, address_of, networks_of
-from agents.wire import LARGEST_EXACT, LARGEST_INT4, Fields, Malformed, sentence, whole_number
+from agents.network_facts import NetworkInterface, parse_address, parse_networks
+from agents.wire import MAX_SAFE_INTEGER, MAX_INT32, FieldReader, InvalidMessageError, clean_text, check_integer
 
-Wire = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
-CUDA = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
-HEALTHS = ("ok", "lost", "quarantined")
-MOST_GPUS = 256
-MOST_TASKS = 4096
-MOST_ATTEMPT = 1_000_000
-MOST_PORT = 65_535
-LATEST_S = 1e11
+CUDA_VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+GPU_HEALTH_STATES = ("ok", "lost", "quarantined")
+MAX_GPUS = 256
+MAX_TASKS = 4096
+MAX_ATTEMPT = 1_000_000
+MAX_PORT = 65_535
+MAX_TIMESTAMP_S = 1e11
 """Unix time; every moment up to it has a date."""
-MOST_MIB = 2**50
-PUBLIC_ID_CHARACTERS = 64
-UUID_CHARACTERS = 96
+MAX_MIB = 2**50
+MAX_PUBLIC_ID_LENGTH = 64
+MAX_UUID_LENGTH = 96
 
 
 @dataclass(frozen=True)
-class GpuState:
+class GpuInfo:
     """A GPU as the node lists it. An agent that does not know one of the later facts leaves it out."""
 
     uuid: str
@@ -49,29 +49,29 @@ class GpuState:
     ecc_uncorrected: int | None = None
 
     @classmethod
-    def from_wire(cls, row: Wire) -> GpuState:
-        read = Fields(row)
+    def from_wire(cls, row: JsonObject) -> GpuInfo:
+        read = FieldReader(row)
         return cls(
-            uuid=read.name("uuid", UUID_CHARACTERS),
-            index=read.whole("index", most=MOST_PORT),
+            uuid=read.name("uuid", MAX_UUID_LENGTH),
+            index=read.integer("index", maximum=MAX_PORT),
             model=read.name("model", 100),
-            memory_mib=read.whole_or_none("memory_mib"),
-            simulated=read.flag("simulated"),
-            health=read.one_of("health", HEALTHS),
-            health_sentence=read.sentence_or_none("health_sentence", 500),
-            island=read.whole_or_none("island", most=32_767),
+            memory_mib=read.integer_or_none("memory_mib"),
+            simulated=read.boolean("simulated"),
+            health=read.choice("health", GPU_HEALTH_STATES),
+            health_sentence=read.text_or_none("health_sentence", 500),
+            island=read.integer_or_none("island", maximum=32_767),
             compute_capability=read.number_or_none("compute_capability", 0, 1000),
             mig_profile=read.name_or_none("mig_profile", 32),
-            reserved_mib=read.whole_or_none("reserved_mib"),
+            reserved_mib=read.integer_or_none("reserved_mib"),
             bus_id=read.name_or_none("bus_id", 32),
-            numa=read.whole_or_none("numa", most=32_767),
-            fatal=read.flag("fatal"),
-            ecc_uncorrected=read.whole_or_none("ecc_uncorrected", most=LARGEST_EXACT),
+            numa=read.integer_or_none("numa", maximum=32_767),
+            fatal=read.boolean("fatal"),
+            ecc_uncorrected=read.integer_or_none("ecc_uncorrected", maximum=MAX_SAFE_INTEGER),
         )
 
 
 @dataclass(frozen=True)
-class GpuPair:
+class GpuLink:
     """Two GPUs by UUID and what is between them: NVLinks (0: none, None: some), and a level of the PCIe bus."""
 
     a: str
@@ -80,18 +80,18 @@ class GpuPair:
     level: str | None
 
     @classmethod
-    def from_wire(cls, row: Wire) -> GpuPair:
-        read = Fields(row)
+    def from_wire(cls, row: JsonObject) -> GpuLink:
+        read = FieldReader(row)
         return cls(
-            read.name("a", UUID_CHARACTERS),
-            read.name("b", UUID_CHARACTERS),
-            read.whole_or_none("nvlinks", most=1000),
+            read.name("a", MAX_UUID_LENGTH),
+            read.name("b", MAX_UUID_LENGTH),
+            read.integer_or_none("nvlinks", maximum=1000),
             read.name_or_none("level", 12),
         )
 
 
 @dataclass(frozen=True)
-class ImageState:
+class ImageInfo:
     """An image on the node; ``image_id`` is its config digest."""
 
     image_id: str
@@ -102,30 +102,30 @@ class ImageState:
     cuda: str | None = None  # what it asks of the driver, such as 12.4
 
     @classmethod
-    def from_wire(cls, row: Wire) -> ImageState:
-        read = Fields(row)
+    def from_wire(cls, row: JsonObject) -> ImageInfo:
+        read = FieldReader(row)
         cuda = read.name_or_none("cuda", 64)
         return cls(
             image_id=read.name("image_id"),
             runtime=read.name("runtime", 16),
             refs=read.names("refs", 256, 1024),
             digests=read.names("digests", 256, 1024),
-            size_mib=read.whole_or_none("size_mib", most=MOST_MIB),
-            cuda=cuda if cuda is not None and CUDA.fullmatch(cuda) else None,  # makers of images write it
+            size_mib=read.integer_or_none("size_mib", maximum=MAX_MIB),
+            cuda=cuda if cuda is not None and CUDA_VERSION.fullmatch(cuda) else None,  # makers of images write it
         )
 
 
 @dataclass(frozen=True)
-class Shares:
+class GpuSharing:
     """Whether a node holds tasks to their shares of a GPU, and a sentence of how, or why not."""
 
     enforced: bool
-    sentence: str
+    message: str
 
     @classmethod
-    def from_wire(cls, row: Wire) -> Shares:
-        read = Fields(row)
-        return cls(read.flag("enforced"), read.sentence("sentence", 500))
+    def from_wire(cls, row: JsonObject) -> GpuSharing:
+        read = FieldReader(row)
+        return cls(read.boolean("enforced"), read.text("sentence", 500))
 
 
 @dataclass(frozen=True)
@@ -144,119 +144,119 @@ class Hello:
     disk_free_mib: int | None
     loopback: str
     runtimes: tuple[tuple[str, str | None], ...]
-    gpus: tuple[GpuState, ...]
+    gpus: tuple[GpuInfo, ...]
     driver: str | None
     below_floor: tuple[str, ...]
-    images: tuple[ImageState, ...]
+    images: tuple[ImageInfo, ...]
     highest_epoch: int
     separates_people: bool  # whether the runtime ``process`` gives each task an account of its own
-    takes: tuple[str, ...]  # keys of a spec beyond those of the first agents
-    links: tuple[GpuPair, ...] | None = None  # None: its agent does not look at them
+    capabilities: tuple[str, ...]  # keys of a spec beyond those of the first agents
+    links: tuple[GpuLink, ...] | None = None  # None: its agent does not look at them
     gpus_silent: str | None = None  # why it cannot say which GPUs it has; then ``gpus`` says nothing
     versions: Mapping[str, str | None] = field(
         default_factory=dict
     )  # by tool; None: not there, or it does not say
-    interfaces: tuple[InterfaceState, ...] = ()  # empty: its agent does not look at them
+    interfaces: tuple[NetworkInterface, ...] = ()  # empty: its agent does not look at them
     gang_ports: tuple[int, int] | None = None  # first and last port at which ranks of gangs may meet
     storage: tuple[Mapping[str, Any], ...] = ()  # disks behind volumes: use, path, filesystem, MiB, quotas
-    program: str | None = None  # SHA-256 of the archive that runs: whether it is the newest
+    agent_digest: str | None = None  # SHA-256 of the archive that runs: whether it is the newest
     cuda_driver: str | None = None  # the newest CUDA that its driver knows; None: no driver, or not told
-    loader: int | None = None  # the version of what starts the agent, 0 of one that says none; None: not told
-    shares: Shares | None = None  # None: without GPUs, or its agent does not enforce any
-    fabric: tuple[str, ...] | None = None  # the devices of a fabric that it lends; None: it does not say
+    loader_version: int | None = None  # the version of what starts the agent, 0 of one that says none; None: not told
+    gpu_sharing: GpuSharing | None = None  # None: without GPUs, or its agent does not enforce any
+    fabric_devices: tuple[str, ...] | None = None  # the devices of a fabric that it lends; None: it does not say
     networks: Mapping[str, Any] | None = None  # by engine, those that people made: name, driver, subnets
     egress: Mapping[str, bool] = field(default_factory=dict)  # by runtime, whether it holds tasks to a policy
 
     @classmethod
-    def from_wire(cls, row: Wire) -> Hello:
-        read = Fields(row)
+    def from_wire(cls, row: JsonObject) -> Hello:
+        read = FieldReader(row)
         return cls(
-            protocol=read.whole("protocol", most=10_000),
+            protocol=read.integer("protocol", maximum=10_000),
             agent_version=read.name("agent_version", 32),
             cluster=read.name("cluster", 64),
             boot_id=read.name("boot_id", 64),
-            hostname=read.sentence("hostname", 255),
-            python=read.sentence("python", 64),
-            clock_s=read.number("clock_s", 0, LATEST_S),
-            cpu_count=read.whole("cpu_count", most=100_000),
-            memory_mib=read.whole_or_none("memory_mib"),
-            disk_free_mib=read.whole_or_none("disk_free_mib", most=MOST_MIB),
-            loopback=address_of(read.name_or_none("loopback", 64) or "127.77.0.1"),
-            runtimes=read.list_of("runtimes", _runtime, 16),
-            gpus=read.list_of("gpus", GpuState.from_wire, MOST_GPUS),
+            hostname=read.text("hostname", 255),
+            python=read.text("python", 64),
+            clock_s=read.number("clock_s", 0, MAX_TIMESTAMP_S),
+            cpu_count=read.integer("cpu_count", maximum=100_000),
+            memory_mib=read.integer_or_none("memory_mib"),
+            disk_free_mib=read.integer_or_none("disk_free_mib", maximum=MAX_MIB),
+            loopback=parse_address(read.name_or_none("loopback", 64) or "127.77.0.1"),
+            runtimes=read.list_of("runtimes", _parse_runtime, 16),
+            gpus=read.list_of("gpus", GpuInfo.from_wire, MAX_GPUS),
             driver=read.name_or_none("driver", 64),
-            below_floor=read.list_of("below_floor", _floor, 64),
-            images=images_of(row),
-            highest_epoch=read.whole("highest_epoch", most=LARGEST_EXACT),
-            separates_people=read.flag("separates_people", default=True),
+            below_floor=read.list_of("below_floor", _parse_version_warning, 64),
+            images=parse_images(row),
+            highest_epoch=read.integer("highest_epoch", maximum=MAX_SAFE_INTEGER),
+            separates_people=read.boolean("separates_people", default=True),
             takes=read.names("takes", 256, 64),
-            links=read.list_of("links", GpuPair.from_wire, 20_000) if "links" in read else None,
-            gpus_silent=read.sentence_or_none("gpus_silent", 500),
-            versions=read.pairs_of("versions", _version, 64),
-            interfaces=read.list_of("interfaces", InterfaceState.from_wire, 512),
-            gang_ports=_span(read),
-            storage=read.list_of("storage", _storage, 64),
+            links=read.list_of("links", GpuLink.from_wire, 20_000) if "links" in read else None,
+            gpus_silent=read.text_or_none("gpus_silent", 500),
+            versions=read.mapping_of("versions", _parse_version, 64),
+            interfaces=read.list_of("interfaces", NetworkInterface.from_wire, 512),
+            gang_ports=_parse_port_range(read),
+            storage=read.list_of("storage", _parse_storage, 64),
             program=read.name_or_none("program", 64),
-            cuda_driver=read.name_or_none("cuda_driver", 16, CUDA),
-            loader=read.whole_or_none("loader", most=1_000_000),
-            shares=Shares.from_wire(row["shares"]) if "shares" in read else None,
+            cuda_driver=read.name_or_none("cuda_driver", 16, CUDA_VERSION),
+            loader=read.integer_or_none("loader", maximum=1_000_000),
+            shares=GpuSharing.from_wire(row["shares"]) if "shares" in read else None,
             fabric=read.names("fabric", 4096) if "fabric" in read else None,
-            networks=read.pairs_of("networks", networks_of, 16) if "networks" in read else None,
-            egress=read.pairs_of("egress", _flag, 16),
+            networks=read.mapping_of("networks", parse_networks, 16) if "networks" in read else None,
+            egress=read.mapping_of("egress", _parse_boolean, 16),
         )
 
 
-def images_of(row: Wire) -> tuple[ImageState, ...]:
+def parse_images(row: JsonObject) -> tuple[ImageInfo, ...]:
     """The images that a hello or an answer lists. People bring some themselves: one we cannot read is left out."""
-    return tuple(Fields(row).readable("images", ImageState.from_wire, 20_000))
+    return tuple(FieldReader(row).valid_items("images", ImageInfo.from_wire, 20_000))
 
 
-def _runtime(row: Any) -> tuple[str, str | None]:
-    read = Fields(row)
-    return read.name("kind", 16), read.sentence_or_none("version", 64)
+def _parse_runtime(row: Any) -> tuple[str, str | None]:
+    read = FieldReader(row)
+    return read.name("kind", 16), read.text_or_none("version", 64)
 
 
-def _version(value: Any) -> str | None:
-    return None if value is None else sentence(value, 300)
+def _parse_version(value: Any) -> str | None:
+    return None if value is None else clean_text(value, 300)
 
 
-def _floor(value: Any) -> str:
-    return sentence(value, 500)
+def _parse_version_warning(value: Any) -> str:
+    return clean_text(value, 500)
 
 
-def _storage(row: Any) -> dict[str, Any]:
-    read = Fields(row)
+def _parse_storage(row: Any) -> dict[str, Any]:
+    read = FieldReader(row)
     return {
         "use": read.name("use", 16),
         "path": read.name("path", 4096),
         "filesystem": read.name("filesystem", 32),
-        "size_mib": read.whole_or_none("size_mib", most=MOST_MIB),
-        "free_mib": read.whole_or_none("free_mib", most=MOST_MIB),
-        "quotas": read.flag("quotas"),
+        "size_mib": read.integer_or_none("size_mib", maximum=MAX_MIB),
+        "free_mib": read.integer_or_none("free_mib", maximum=MAX_MIB),
+        "quotas": read.boolean("quotas"),
     }
 
 
-def _span(read: Fields) -> tuple[int, int] | None:
-    ports = read.list_of("gang_ports", _port, 2)
+def _parse_port_range(read: FieldReader) -> tuple[int, int] | None:
+    ports = read.list_of("gang_ports", _parse_port, 2)
     if "gang_ports" not in read:
         return None
     if len(ports) != 2 or ports[0] > ports[1]:
-        raise Malformed("gang_ports is not a first and a last port")
+        raise InvalidMessageError("gang_ports is not a first and a last port")
     return ports[0], ports[1]
 
 
-def _flag(value: Any) -> bool:
+def _parse_boolean(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise Malformed("a value is neither true nor false")
+        raise InvalidMessageError("a value is neither true nor false")
     return value
 
 
-def _port(value: Any) -> int:
-    return whole_number(value, 1024, MOST_PORT)
+def _parse_port(value: Any) -> int:
+    return check_integer(value, 1024, MAX_PORT)
 
 
 @dataclass(frozen=True)
-class ContainerState:
+class ContainerStatus:
     """A task on the node, live or ended and not yet removed."""
 
     name: str
@@ -287,54 +287,54 @@ class ContainerState:
     )
 
     @classmethod
-    def from_wire(cls, row: Wire) -> ContainerState:
-        read = Fields(row)
+    def from_wire(cls, row: JsonObject) -> ContainerStatus:
+        read = FieldReader(row)
         return cls(
             name=read.name("name", 120),
             cluster=read.name("cluster", 64),
-            job=read.name("job", PUBLIC_ID_CHARACTERS),
-            attempt=read.whole("attempt", most=MOST_ATTEMPT),
-            task=read.whole("task", most=MOST_ATTEMPT),
+            job=read.name("job", MAX_PUBLIC_ID_LENGTH),
+            attempt=read.integer("attempt", maximum=MAX_ATTEMPT),
+            task=read.integer("task", maximum=MAX_ATTEMPT),
             digest=read.name_or_none("digest") or "",
             runtime=read.name("runtime", 16),
-            state=read.one_of("state", STATES),
-            exit_code=read.whole_or_none("exit_code", -LARGEST_INT4),
-            oom=read.flag("oom"),
-            peak_memory_mib=read.whole_or_none("peak_memory_mib"),
-            started_s=read.number_or_none("started_s", 0, LATEST_S),
-            ended_s=read.number_or_none("ended_s", 0, LATEST_S),
-            ports=ports_of(read),
-            gpus=read.list_of("gpus", _held, MOST_GPUS),
-            rebooted=read.flag("rebooted"),
-            owner=read.name_or_none("owner", PUBLIC_ID_CHARACTERS) or "",
-            project=read.name_or_none("project", PUBLIC_ID_CHARACTERS) or "",
+            state=read.choice("state", CONTAINER_STATES),
+            exit_code=read.integer_or_none("exit_code", -MAX_INT32),
+            oom=read.boolean("oom"),
+            peak_memory_mib=read.integer_or_none("peak_memory_mib"),
+            started_s=read.number_or_none("started_s", 0, MAX_TIMESTAMP_S),
+            ended_s=read.number_or_none("ended_s", 0, MAX_TIMESTAMP_S),
+            ports=parse_ports(read),
+            gpus=read.list_of("gpus", _parse_gpu_allocation, MAX_GPUS),
+            rebooted=read.boolean("rebooted"),
+            owner=read.name_or_none("owner", MAX_PUBLIC_ID_LENGTH) or "",
+            project=read.name_or_none("project", MAX_PUBLIC_ID_LENGTH) or "",
             saved_ago_s=read.number_or_none("saved_ago_s"),
             progress=read.number_or_none("progress"),
             progress_ago_s=read.number_or_none("progress_ago_s"),
             fault=read.name_or_none("fault", 32),
-            disk_mib=read.whole_or_none("disk_mib", most=MOST_MIB),
-            disk_used_mib=read.whole_or_none("disk_used_mib", most=MOST_MIB),
+            disk_mib=read.integer_or_none("disk_mib", maximum=MAX_MIB),
+            disk_used_mib=read.integer_or_none("disk_used_mib", maximum=MAX_MIB),
         )
 
 
-STATES = ("created", "running", "exited")
+CONTAINER_STATES = ("created", "running", "exited")
 
 
-def ports_of(read: Fields) -> dict[int, int]:
+def parse_ports(read: FieldReader) -> dict[int, int]:
     """Ports of a task with the ports of the node's loopback address that lead there."""
-    found = read.pairs_of("ports", lambda each: whole_number(each, 1, MOST_PORT), 256)
-    if not all(port.isascii() and port.isdecimal() and int(port) <= MOST_PORT for port in found):
-        raise Malformed("ports has a name that is no port")
+    found = read.mapping_of("ports", lambda each: check_integer(each, 1, MAX_PORT), 256)
+    if not all(port.isascii() and port.isdecimal() and int(port) <= MAX_PORT for port in found):
+        raise InvalidMessageError("ports has a name that is no port")
     return {int(port): number for port, number in found.items()}
 
 
-def _held(row: Any) -> tuple[str, int]:
-    read = Fields(row)
-    return read.name("uuid", UUID_CHARACTERS), read.whole("milli", 1, 1000)
+def _parse_gpu_allocation(row: Any) -> tuple[str, int]:
+    read = FieldReader(row)
+    return read.name("uuid", MAX_UUID_LENGTH), read.integer("milli", 1, 1000)
 
 
 @dataclass(frozen=True)
-class GpuUser:
+class GpuProcess:
     """A process on a GPU; ``foreign`` when it belongs to no job of ours, then with account and program's name."""
 
     pid: int
@@ -346,20 +346,20 @@ class GpuUser:
     command: str | None = None
 
     @classmethod
-    def from_wire(cls, row: Wire) -> GpuUser:
-        read = Fields(row)
+    def from_wire(cls, row: JsonObject) -> GpuProcess:
+        read = FieldReader(row)
         return cls(
-            read.whole("pid"),
-            read.number_or_none("memory_mib", 0, MOST_MIB),
-            read.name_or_none("job", PUBLIC_ID_CHARACTERS),
-            read.whole_or_none("attempt", most=MOST_ATTEMPT),
-            read.flag("foreign"),
-            read.sentence_or_none("account", 64),
-            read.sentence_or_none("command", 128),
+            read.integer("pid"),
+            read.number_or_none("memory_mib", 0, MAX_MIB),
+            read.name_or_none("job", MAX_PUBLIC_ID_LENGTH),
+            read.integer_or_none("attempt", maximum=MAX_ATTEMPT),
+            read.boolean("foreign"),
+            read.text_or_none("account", 64),
+            read.text_or_none("command", 128),
         )
 
 
-MOST_GPU_WATTS = 10_000.0
+MAX_GPU_WATTS = 10_000.0
 """No GPU draws more; what a node tells above it is wrong."""
 
 
@@ -373,21 +373,21 @@ class GpuSample:
     power_watts: float | None
     temperature_c: float | None
     health: str
-    processes: tuple[GpuUser, ...]
+    processes: tuple[GpuProcess, ...]
     energy_joules: float | None = None
     """The GPU's own counter, since its driver was loaded."""
 
     @classmethod
-    def from_wire(cls, row: Wire) -> GpuSample:
-        read = Fields(row)
+    def from_wire(cls, row: JsonObject) -> GpuSample:
+        read = FieldReader(row)
         return cls(
-            uuid=read.name("uuid", UUID_CHARACTERS),
+            uuid=read.name("uuid", MAX_UUID_LENGTH),
             utilisation_percent=read.number_or_none("utilisation_percent", 0, 100),
-            memory_used_mib=read.number_or_none("memory_used_mib", 0, MOST_MIB),
-            power_watts=read.number_or_none("power_watts", 0, MOST_GPU_WATTS),
+            memory_used_mib=read.number_or_none("memory_used_mib", 0, MAX_MIB),
+            power_watts=read.number_or_none("power_watts", 0, MAX_GPU_WATTS),
             temperature_c=read.number_or_none("temperature_c", -1000, 10_000),
-            health=read.one_of("health", HEALTHS),
-            processes=read.list_of("processes", GpuUser.from_wire, 4096),
+            health=read.choice("health", GPU_HEALTH_STATES),
+            processes=read.list_of("processes", GpuProcess.from_wire, 4096),
             energy_joules=read.number_or_none("energy_joules", 0),
         )
 
@@ -403,14 +403,14 @@ class TaskSample:
     memory_mib: int | None
 
     @classmethod
-    def from_wire(cls, row: Wire) -> TaskSample:
-        read = Fields(row)
+    def from_wire(cls, row: JsonObject) -> TaskSample:
+        read = FieldReader(row)
         return cls(
-            read.name("job", PUBLIC_ID_CHARACTERS),
-            read.whole("attempt", most=MOST_ATTEMPT),
-            read.whole("task", most=MOST_ATTEMPT),
+            read.name("job", MAX_PUBLIC_ID_LENGTH),
+            read.integer("attempt", maximum=MAX_ATTEMPT),
+            read.integer("task", maximum=MAX_ATTEMPT),
             read.number_or_none("cpu_percent", 0),
-            read.number_or_none("memory_mib", 0, MOST_MIB),
+            read.number_or_none("memory_mib", 0, MAX_MIB),
         )
 
 
@@ -426,13 +426,13 @@ class NodeSample:
     tasks: tuple[TaskSample, ...] = field(default=())
 
     @classmethod
-    def from_wire(cls, row: Wire) -> NodeSample:
-        read = Fields(row)
+    def from_wire(cls, row: JsonObject) -> NodeSample:
+        read = FieldReader(row)
         return cls(
-            at_s=read.number("at_s", 0, LATEST_S),
+            at_s=read.number("at_s", 0, MAX_TIMESTAMP_S),
             cpu_percent=read.number_or_none("cpu_percent", 0),
-            memory_used_mib=read.number_or_none("memory_used_mib", 0, MOST_MIB),
-            disk_free_mib=read.number_or_none("disk_free_mib", 0, MOST_MIB),
-            gpus=read.list_of("gpus", GpuSample.from_wire, MOST_GPUS),
-            tasks=read.list_of("tasks", TaskSample.from_wire, MOST_TASKS),
+            memory_used_mib=read.number_or_none("memory_used_mib", 0, MAX_MIB),
+            disk_free_mib=read.number_or_none("disk_free_mib", 0, MAX_MIB),
+            gpus=read.list_of("gpus", GpuSample.from_wire, MAX_GPUS),
+            tasks=read.list_of("tasks", TaskSample.from_wire, MAX_TASKS),
         )

@@ -20,24 +20,24 @@ from paramiko.common import cMSG_GLOBAL_REQUEST
 from paramiko.packet import Packetizer
 
 from agents.keys import fingerprint
-from agents.link import HELLO_WITHIN_S, Link, LinkUnknown
+from agents.link import HELLO_TIMEOUT_S, Link, OutcomeUnknownError
 from agents.watchdog import WATCHDOG
-from agents.wire import sentence
+from agents.wire import clean_text
 
 Role = Literal["control", "watch", "bulk"]
 
-STEP_LIMIT_S = 5.0
-STATUS_WITHIN_S = 3.0
+STEP_TIMEOUT_S = 5.0
+EXIT_STATUS_TIMEOUT_S = 3.0
 """From the end of a stream to the word how its program ended."""
-KEEPALIVE_S = 5
-SILENCE_LIMIT_S = 15.0
-STDERR_KEPT_BYTES = 8192
-ROOT_OUTPUT_BYTES = 1024 * 1024
+KEEPALIVE_INTERVAL_S = 5
+INACTIVITY_TIMEOUT_S = 15.0
+MAX_STDERR_BYTES = 8192
+MAX_ROOT_OUTPUT_BYTES = 1024 * 1024
 """So much of what a script prints is kept; a login may print as much before there is a root shell."""
-LOADER = "/usr/local/lib/fairway/fairway-node"
+LOADER_PATH = "/usr/local/lib/fairway/fairway-node"
 
-_NOT_FOUND_STATUS = (126, 127)
-_KEY_CLASSES: dict[str, tuple[str, ...]] = {
+_COMMAND_NOT_FOUND_STATUSES = (126, 127)
+_SIGNATURE_ALGORITHMS: dict[str, tuple[str, ...]] = {
     # One key type may be used under several signature algorithms; the pin names the type.
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
@@ -61,40 +61,40 @@ class SshError(Exception):
 
     code = "ssh_error"
 
-    def __init__(self, sentence: str, step: SshStep) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, step: SshStep) -> None:
+        super().__init__(message)
         self.step = step
 
 
-class NodeUnreachable(SshError):
+class NodeUnreachableError(SshError):
     """No name, no route, no answer, or nobody listens."""
 
     code = "unreachable"
 
 
-class HostKeyMismatch(SshError):
+class HostKeyMismatchError(SshError):
     """The machine that answers is not the one whose key was confirmed."""
 
     code = "host_key_mismatch"
 
-    def __init__(self, sentence: str, presented: str | None = None) -> None:
-        super().__init__(sentence, SshStep.HOST_KEY)
+    def __init__(self, message: str, presented: str | None = None) -> None:
+        super().__init__(message, SshStep.HOST_KEY)
         self.presented = presented
 
 
-class AuthenticationRefused(SshError):
+class AuthenticationError(SshError):
     """sshd does not take our key or password for the account."""
 
     code = "authentication_refused"
 
 
-class AgentMissing(SshError):
+class AgentMissingError(SshError):
     """The login works, but the agent behind it does not answer; the sentence repeats the loader's words."""
 
     code = "agent_missing"
 
 
-class LoginRefused(Exception):
+class LoginError(Exception):
     """A sudo login ended before the script began; the message says why."""
 
 
@@ -103,12 +103,12 @@ class SshTarget:
     """Where a node's sshd is, as whom we come, and the one host key we accept (`type base64`)."""
 
     host: str
-    account: str
+    user: str
     host_key: str
     port: int = 22
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         return f"{self.host}:{self.port}" if self.port != 22 else self.host
 
 
@@ -129,14 +129,14 @@ class HostKey:
         return fingerprint(self.line)
 
 
-class HearingPacketizer(Packetizer):  # type: ignore[misc]
+class ActivityPacketizer(Packetizer):  # type: ignore[misc]
     """Notes when the last packet came in."""
 
-    heard_s = 0.0
+    last_packet_s = 0.0
 
     def read_message(self) -> Any:
         message = super().read_message()
-        self.heard_s = time.monotonic()
+        self.last_packet_s = time.monotonic()
         return message
 
 
@@ -158,35 +158,35 @@ class SshConnection:
     def __init__(self, transport: SshTransport, sock: socket.socket, target: SshTarget) -> None:
         self.transport = transport
         self.target = target
-        self.cut_because: str | None = None
+        self.abort_reason: str | None = None
         self._sock = sock
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return bool(self.transport.is_active())
 
-    def silent_for_s(self) -> float:
+    def inactive_s(self) -> float:
         heard_s: float = self.transport.packetizer.heard_s
         return time.monotonic() - heard_s
 
-    def cut(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """Ends the connection at once; whoever waits on it wakes with an end of file."""
-        self.cut_because = self.cut_because or why
+        self.abort_reason = self.abort_reason or reason
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Ends the connection. Safe to repeat."""
-        WATCHDOG.forget(self)
-        self.cut("closed")
+        WATCHDOG.unwatch(self)
+        self.abort("closed")
         self.transport.close()
 
-    def keep_alive(self) -> None:
+    def start_keepalive(self) -> None:
         """Asks sshd for a sign of life every few seconds, and cuts the connection when none comes."""
-        self.transport.packetizer.set_keepalive(KEEPALIVE_S, self.ask_for_life)
-        WATCHDOG.watch(self, SILENCE_LIMIT_S)
+        self.transport.packetizer.set_keepalive(KEEPALIVE_INTERVAL_S, self.send_keepalive)
+        WATCHDOG.watch(self, INACTIVITY_TIMEOUT_S)
 
-    def ask_for_life(self) -> None:
+    def send_keepalive(self) -> None:
         """Asks sshd a question that it always answers."""
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
@@ -202,9 +202,9 @@ def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> Hos
 
     With a key type, gives the key of that type. Raises NodeUnreachable or HostKeyMismatch.
     """
-    wanted = _SCANNED_KEY_TYPES if key_type is None else _KEY_CLASSES.get(key_type, (key_type,))
-    sock = _dial(host, port)
-    transport = _start(sock, wanted, host, port)
+    wanted = _SCANNED_KEY_TYPES if key_type is None else _SIGNATURE_ALGORITHMS.get(key_type, (key_type,))
+    sock = _connect_tcp(host, port)
+    transport = _start_transport(sock, wanted, host, port)
     try:
         key = transport.get_remote_server_key()
     finally:
@@ -216,7 +216,7 @@ def connect_with_key(target: SshTarget, key_path: Path) -> SshConnection:
     """Opens a connection with a private key of ours. Raises a typed SshError."""
     key = paramiko.Ed25519Key.from_private_key_file(str(key_path))
     connection = _connect(target)
-    _authenticate(connection, lambda: connection.transport.auth_publickey(target.account, key), "key")
+    _authenticate(connection, lambda: connection.transport.auth_publickey(target.user, key), "key")
     return connection
 
 
@@ -227,7 +227,7 @@ def open_ssh(
     *,
     cluster: str,
     on_event: Callable[[dict[str, Any]], None] | None = None,
-    hello_within_s: float = HELLO_WITHIN_S,
+    hello_within_s: float = HELLO_TIMEOUT_S,
 ) -> Link:
     """Opens a link to a node's agent in a role, over a connection of its own.
 
@@ -243,14 +243,14 @@ def open_ssh(
             close_streams=stream.close,
             on_event=on_event,
             hello_within_s=hello_within_s,
-            diagnostics=stream.why_ended,
+            diagnostics=stream.end_reason,
         )
-    except LinkUnknown as unknown:
+    except OutcomeUnknownError as unknown:
         if stream.exit_status() is not None:  # it ran and ended, or never ran
-            raise agent_missing(stream) from unknown
+            raise agent_missing_error(stream) from unknown
         raise
     finally:
-        if not stream.connection.alive:
+        if not stream.connection.is_alive:
             stream.close()
 
 
@@ -258,13 +258,13 @@ def open_stream(target: SshTarget, key_path: Path, role: Role) -> SshStream:
     """Opens the byte stream to the agent; the node's forced command decides what really runs."""
     connection = connect_with_key(target, key_path)
     try:
-        with WATCHDOG.limit(connection, STEP_LIMIT_S, "opening a channel"):
-            channel = connection.transport.open_session(timeout=STEP_LIMIT_S)
-            channel.exec_command(shlex.join([LOADER, role]))
+        with WATCHDOG.deadline(connection, STEP_TIMEOUT_S, "opening a channel"):
+            channel = connection.transport.open_session(timeout=STEP_TIMEOUT_S)
+            channel.exec_command(shlex.join([LOADER_PATH, role]))
     except (paramiko.SSHException, EOFError, OSError) as error:
         connection.close()
-        raise AgentMissing(
-            f"{target.place} let us in but opened no channel: {error}.", SshStep.CHANNEL
+        raise AgentMissingError(
+            f"{target.address} let us in but opened no channel: {error}.", SshStep.CHANNEL
         ) from error
     return SshStream(connection, channel)
 
@@ -277,8 +277,8 @@ class SshStream:
         self._channel = channel
         self._reader = channel.makefile("rb", 65536)
         self._stderr: deque[bytes] = deque()
-        self._drain = threading.Thread(target=self._drain_stderr, name="ssh-stderr", daemon=True)
-        self._drain.start()
+        self._stderr_thread = threading.Thread(target=self._read_stderr, name="ssh-stderr", daemon=True)
+        self._stderr_thread.start()
 
     def readline(self, limit_bytes: int, /) -> bytes:
         """Gives the next line with its end, or b"" when the stream has ended."""
@@ -287,27 +287,27 @@ class SshStream:
 
     def write(self, data: bytes, /) -> None:
         """Sends all of it, or raises OSError; the watchdog cuts a connection that takes nothing."""
-        with WATCHDOG.limit(self.connection, SILENCE_LIMIT_S, "sending a request"):
+        with WATCHDOG.deadline(self.connection, INACTIVITY_TIMEOUT_S, "sending a request"):
             self._channel.sendall(data)
 
     def flush(self) -> None:
         """Nothing waits here; a stream for lines has to have it."""
 
-    def why_ended(self) -> str:
+    def end_reason(self) -> str:
         """Says what is known about the end of the stream: our cut, or the last words of the other side."""
-        if self.connection.cut_because:
-            return self.connection.cut_because
+        if self.connection.abort_reason:
+            return self.connection.abort_reason
         self.exit_status()  # who asks closes next, and the status comes after the last line
-        return self.diagnostics() or "the node closed the connection"
+        return self.stderr_text() or "the node closed the connection"
 
-    def diagnostics(self) -> str:
+    def stderr_text(self) -> str:
         """Gives the last things the agent wrote to stderr."""
-        return sentence(b"".join(self._stderr).decode(errors="replace").strip(), STDERR_KEPT_BYTES)
+        return clean_text(b"".join(self._stderr).decode(errors="replace").strip(), MAX_STDERR_BYTES)
 
-    def exit_status(self, limit_s: float = STATUS_WITHIN_S) -> int | None:
+    def exit_status(self, timeout_s: float = EXIT_STATUS_TIMEOUT_S) -> int | None:
         """Gives the agent's exit status, or None when it did not say one within the limit."""
-        self._drain.join(limit_s)  # its last words come before its status
-        if self._channel.status_event.wait(limit_s) and self._channel.exit_status != -1:
+        self._stderr_thread.join(timeout_s)  # its last words come before its status
+        if self._channel.status_event.wait(timeout_s) and self._channel.exit_status != -1:
             return int(self._channel.exit_status)
         return None
 
@@ -315,91 +315,91 @@ class SshStream:
         """Closes channel and connection. Safe to repeat."""
         self.connection.close()
 
-    def _drain_stderr(self) -> None:
+    def _read_stderr(self) -> None:
         kept_bytes = 0
         with contextlib.suppress(OSError):
             while data := self._channel.recv_stderr(4096):
                 self._stderr.append(data)
                 kept_bytes += len(data)
-                while kept_bytes > STDERR_KEPT_BYTES:
+                while kept_bytes > MAX_STDERR_BYTES:
                     kept_bytes -= len(self._stderr.popleft())
 
 
-def agent_missing(stream: SshStream) -> AgentMissing:
+def agent_missing_error(stream: SshStream) -> AgentMissingError:
     """Explains a stream that ended before the agent's hello."""
-    place = stream.connection.target.place
+    place = stream.connection.target.address
     status = stream.exit_status()
-    said = stream.diagnostics()
-    if status in _NOT_FOUND_STATUS:
+    said = stream.stderr_text()
+    if status in _COMMAND_NOT_FOUND_STATUSES:
         sentence = f"{place} has no agent: run the enrolment script there."
     elif said:
         sentence = (
             f"The agent on {place} did not start: {said.splitlines()[-1].removeprefix('fairway-node: ')}"
         )
     else:
-        sentence = f"The agent on {place} ended without a word: {stream.why_ended()}."
-    return AgentMissing(sentence, SshStep.CHANNEL)
+        sentence = f"The agent on {place} ended without a word: {stream.end_reason()}."
+    return AgentMissingError(sentence, SshStep.CHANNEL)
 
 
 # ---- the one-time login ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class RootRun:
+class RootCommandResult:
     """What a script said and how it ended."""
 
     exit_status: int
-    output: str
-    errors: str
+    stdout: str
+    stderr: str
 
 
 class PasswordLogin:
     """A person's login, used once for the enrolment."""
 
     _PROMPT = b"fairway-sudo-password:"
-    _READY = b"fairway-root-shell-ready\n"
+    _ROOT_SHELL_MARKER = b"fairway-root-shell-ready\n"
 
     def __init__(self, connection: SshConnection) -> None:
         self._connection = connection
 
-    def run_as_root(self, password: str, script: str, limit_s: float) -> RootRun:
+    def run_as_root(self, password: str, script: str, timeout_s: float) -> RootCommandResult:
         """Runs a script in a root shell: the login's own when it is root, sudo's otherwise.
 
         The password goes out only after sudo's prompt, and the script only after the root shell has said that
         it is there; so neither is ever taken for the other.
         """
-        shell = f"echo {self._READY.decode().strip()}; exec sh -s"
+        shell = f"echo {self._ROOT_SHELL_MARKER.decode().strip()}; exec sh -s"
         sudo = shlex.join(["sudo", "-k", "-S", "-p", self._PROMPT.decode(), "sh", "-c", shell])
         command = f'if [ "$(id -u)" -eq 0 ]; then {shell}; else exec {sudo}; fi'
-        with WATCHDOG.limit(self._connection, limit_s, "the enrolment script"):
-            channel = self._connection.transport.open_session(timeout=STEP_LIMIT_S)
+        with WATCHDOG.deadline(self._connection, timeout_s, "the enrolment script"):
+            channel = self._connection.transport.open_session(timeout=STEP_TIMEOUT_S)
             channel.exec_command(shlex.join(["sh", "-c", command]))
             self._wait_for_root(channel, password)
-            return _feed_and_collect(channel, script.encode())
+            return _run_with_input(channel, script.encode())
 
     def _wait_for_root(self, channel: paramiko.Channel, password: str) -> None:
         channel.settimeout(0.1)
         output, errors = b"", b""
         asked = 0
-        deadline_s = time.monotonic() + 4 * STEP_LIMIT_S  # a refused password costs sudo some seconds
-        while self._READY not in output:
+        deadline_s = time.monotonic() + 4 * STEP_TIMEOUT_S  # a refused password costs sudo some seconds
+        while self._ROOT_SHELL_MARKER not in output:
             with contextlib.suppress(TimeoutError):
                 output += channel.recv(4096)
             if channel.recv_stderr_ready():
                 errors += channel.recv_stderr(4096)
-            if len(output) + len(errors) > ROOT_OUTPUT_BYTES:
-                raise LoginRefused("The login prints without end.")
+            if len(output) + len(errors) > MAX_ROOT_OUTPUT_BYTES:
+                raise LoginError("The login prints without end.")
             prompts = errors.count(self._PROMPT)
             if prompts > 1:
-                raise LoginRefused("sudo does not take this password.")
+                raise LoginError("sudo does not take this password.")
             if prompts > asked:
                 asked = prompts
                 channel.sendall(password.encode() + b"\n")
             if channel.exit_status_ready() and not channel.recv_ready() and not channel.recv_stderr_ready():
-                said = sentence(errors.replace(self._PROMPT, b"").decode(errors="replace").strip())
-                raise LoginRefused(f"There is no root shell for this account: {said or 'sudo said nothing'}")
+                said = clean_text(errors.replace(self._PROMPT, b"").decode(errors="replace").strip())
+                raise LoginError(f"There is no root shell for this account: {said or 'sudo said nothing'}")
             if time.monotonic() > deadline_s:
-                raise LoginRefused("sudo did not answer in time.")
+                raise LoginError("sudo did not answer in time.")
 
 
 @contextlib.contextmanager
@@ -407,7 +407,7 @@ def login_with_password(target: SshTarget, password: str) -> Iterator[PasswordLo
     """Opens a login with a password for as long as the block lasts. Raises a typed SshError."""
     connection = _connect(target)
     _authenticate(
-        connection, lambda: connection.transport.auth_password(target.account, password), "password"
+        connection, lambda: connection.transport.auth_password(target.user, password), "password"
     )
     try:
         yield PasswordLogin(connection)
@@ -415,14 +415,14 @@ def login_with_password(target: SshTarget, password: str) -> Iterator[PasswordLo
         connection.close()
 
 
-def _feed_and_collect(channel: paramiko.Channel, script: bytes) -> RootRun:
+def _run_with_input(channel: paramiko.Channel, script: bytes) -> RootCommandResult:
     channel.settimeout(None)
     errors: list[bytes] = []
 
     def drain() -> None:
         with contextlib.suppress(OSError):
             while data := channel.recv_stderr(4096):
-                if len(errors) * 4096 < ROOT_OUTPUT_BYTES:
+                if len(errors) * 4096 < MAX_ROOT_OUTPUT_BYTES:
                     errors.append(data)
 
     def feed() -> None:
@@ -435,107 +435,107 @@ def _feed_and_collect(channel: paramiko.Channel, script: bytes) -> RootRun:
         helper.start()
     output = bytearray()
     while data := channel.recv(65536):
-        output += data[: max(0, ROOT_OUTPUT_BYTES - len(output))]
+        output += data[: max(0, MAX_ROOT_OUTPUT_BYTES - len(output))]
     for helper in helpers:
-        helper.join(STEP_LIMIT_S)
-    status = channel.exit_status if channel.status_event.wait(STEP_LIMIT_S) else -1
-    return RootRun(int(status), output.decode(errors="replace"), b"".join(errors).decode(errors="replace"))
+        helper.join(STEP_TIMEOUT_S)
+    status = channel.exit_status if channel.status_event.wait(STEP_TIMEOUT_S) else -1
+    return RootCommandResult(int(status), output.decode(errors="replace"), b"".join(errors).decode(errors="replace"))
 
 
 # ---- connecting, step by step ------------------------------------------------------------------------------
 
 
-def dial(target: SshTarget) -> socket.socket:
+def connect_tcp(target: SshTarget) -> socket.socket:
     """Opens the TCP connection to a node's sshd. Raises NodeUnreachable."""
-    return _dial(target.host, target.port)
+    return _connect_tcp(target.host, target.port)
 
 
-def _dial(host: str, port: int) -> socket.socket:
+def _connect_tcp(host: str, port: int) -> socket.socket:
     place = f"{host}:{port}"
     try:
-        sock = socket.create_connection((host, port), timeout=STEP_LIMIT_S)
+        sock = socket.create_connection((host, port), timeout=STEP_TIMEOUT_S)
     except socket.gaierror as error:
-        raise NodeUnreachable(f"No address is known for {host}.", SshStep.RESOLVE) from error
+        raise NodeUnreachableError(f"No address is known for {host}.", SshStep.RESOLVE) from error
     except TimeoutError as error:
         sentence = (
-            f"{place} does not answer within {STEP_LIMIT_S:.0f} s: it is down, or a firewall is between."
+            f"{place} does not answer within {STEP_TIMEOUT_S:.0f} s: it is down, or a firewall is between."
         )
-        raise NodeUnreachable(sentence, SshStep.CONNECT) from error
+        raise NodeUnreachableError(sentence, SshStep.CONNECT) from error
     except ConnectionRefusedError as error:
-        raise NodeUnreachable(f"{place} is up, but no sshd listens there.", SshStep.CONNECT) from error
+        raise NodeUnreachableError(f"{place} is up, but no sshd listens there.", SshStep.CONNECT) from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise NodeUnreachable(f"{place} cannot be reached: {reason}.", SshStep.CONNECT) from error
+        raise NodeUnreachableError(f"{place} cannot be reached: {reason}.", SshStep.CONNECT) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel's own end of a half-open connection
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_LIMIT_S * 1000))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(INACTIVITY_TIMEOUT_S * 1000))
     return sock
 
 
-def _start(sock: socket.socket, key_types: tuple[str, ...], host: str, port: int) -> SshTransport:
+def _start_transport(sock: socket.socket, key_types: tuple[str, ...], host: str, port: int) -> SshTransport:
     """Exchanges keys; the host key is known afterwards and not yet judged."""
-    transport = SshTransport(sock, packetizer_class=HearingPacketizer)
+    transport = SshTransport(sock, packetizer_class=ActivityPacketizer)
     transport.packetizer.heard_s = time.monotonic()
-    transport.banner_timeout = STEP_LIMIT_S
-    transport.handshake_timeout = STEP_LIMIT_S
-    transport.auth_timeout = STEP_LIMIT_S
-    transport.channel_timeout = STEP_LIMIT_S
+    transport.banner_timeout = STEP_TIMEOUT_S
+    transport.handshake_timeout = STEP_TIMEOUT_S
+    transport.auth_timeout = STEP_TIMEOUT_S
+    transport.channel_timeout = STEP_TIMEOUT_S
     offered = transport.get_security_options()
     offered.key_types = key_types
     try:
-        transport.start_client(timeout=STEP_LIMIT_S)
+        transport.start_client(timeout=STEP_TIMEOUT_S)
         if not transport.initial_kex_done:  # paramiko returns from its own time-out without a word
-            raise EOFError(f"it did not finish greeting us within {STEP_LIMIT_S:.0f} s")
+            raise EOFError(f"it did not finish greeting us within {STEP_TIMEOUT_S:.0f} s")
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
         if "host key" not in str(error):
             sentence = f"{host}:{port} and we have no way to encrypt in common ({error})."
-            raise NodeUnreachable(sentence, SshStep.CONNECT) from error
+            raise NodeUnreachableError(sentence, SshStep.CONNECT) from error
         sentence = f"{host}:{port} has no host key of a type that we take ({', '.join(key_types)})."
-        raise HostKeyMismatch(sentence) from error
+        raise HostKeyMismatchError(sentence) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         transport.close()
         sentence = f"{host}:{port} answers, but not as an SSH server should: {error or 'it hung up'}."
-        raise NodeUnreachable(sentence, SshStep.CONNECT) from error
+        raise NodeUnreachableError(sentence, SshStep.CONNECT) from error
     return transport
 
 
 def _connect(target: SshTarget) -> SshConnection:
     pinned_type, pinned_base64 = target.host_key.split()[:2]
-    sock = _dial(target.host, target.port)
-    transport = _start(sock, host_key_algorithms(target), target.host, target.port)
+    sock = _connect_tcp(target.host, target.port)
+    transport = _start_transport(sock, host_key_algorithms(target), target.host, target.port)
     key = transport.get_remote_server_key()
     presented = HostKey(key.get_name(), key.get_base64())
     if presented.line != f"{pinned_type} {pinned_base64}":
         transport.close()
-        raise other_host_key(target, presented.fingerprint, presented.line)
+        raise host_key_mismatch(target, presented.fingerprint, presented.line)
     return SshConnection(transport, sock, target)
 
 
-def _authenticate(connection: SshConnection, authenticate: Callable[[], object], what: str) -> None:
+def _authenticate(connection: SshConnection, authenticate: Callable[[], object], method: str) -> None:
     target = connection.target
     try:
-        with WATCHDOG.limit(connection, 2 * STEP_LIMIT_S, "the login"):
+        with WATCHDOG.deadline(connection, 2 * STEP_TIMEOUT_S, "the login"):
             missing = authenticate()
     except paramiko.AuthenticationException as error:
         connection.close()
-        raise AuthenticationRefused(
-            f"{target.place} does not take our {what} for the account {target.account}.", SshStep.LOGIN
+        raise AuthenticationError(
+            f"{target.address} does not take our {method} for the account {target.user}.", SshStep.LOGIN
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         connection.close()
-        raise NodeUnreachable(f"{target.place} hung up during the login: {error}.", SshStep.LOGIN) from error
+        raise NodeUnreachableError(f"{target.address} hung up during the login: {error}.", SshStep.LOGIN) from error
     if missing:
         connection.close()
-        sentence = f"{target.place} wants more than one proof for the account {target.account}."
-        raise AuthenticationRefused(sentence, SshStep.LOGIN)
-    connection.keep_alive()
+        sentence = f"{target.address} wants more than one proof for the account {target.user}."
+        raise AuthenticationError(sentence, SshStep.LOGIN)
+    connection.start_keepalive()
 
 
-def other_host_key(target: SshTarget, shown: str, presented: str | None = None) -> HostKeyMismatch:
+def host_key_mismatch(target: SshTarget, fingerprint_shown: str, presented: str | None = None) -> HostKeyMismatchError:
     """The refusal of a machine that shows another key than the confirmed one; ``shown`` is its fingerprint."""
-    return HostKeyMismatch(
-        f"{target.place} shows the host key {shown}, but {fingerprint(target.host_key)} was confirmed for it: "
+    return HostKeyMismatchError(
+        f"{target.address} shows the host key {fingerprint_shown}, but {fingerprint(target.host_key)} was confirmed for it: "
         "it is another machine, or was installed anew. Nothing was sent to it.",
         presented,
     )
@@ -544,4 +544,4 @@ def other_host_key(target: SshTarget, shown: str, presented: str | None = None) 
 def host_key_algorithms(target: SshTarget) -> tuple[str, ...]:
     """The signature algorithms of the pinned key's type."""
     pinned_type = target.host_key.split()[0]
-    return _KEY_CLASSES.get(pinned_type, (pinned_type,))
+    return _SIGNATURE_ALGORITHMS.get(pinned_type, (pinned_type,))

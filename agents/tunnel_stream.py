@@ -7,11 +7,11 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from agents.mux import Pipes, Request
+from agents.mux import Pipes, StreamRequest
 
 HIGH_WATER_BYTES = 256 * 1024
-LOST = "the connection to the node was lost"
-LINGER_S = 5.0
+CONNECTION_LOST_MESSAGE = "the connection to the node was lost"
+LINGER_TIMEOUT_S = 5.0
 """How long a node's program may go on after we have closed, before its stream is cut."""
 
 
@@ -20,46 +20,46 @@ class TunnelStream(asyncio.Transport):
 
     def __init__(
         self,
-        request: Request,
+        request: StreamRequest,
         protocol: asyncio.Protocol,
         peer: str,
-        node_is_there: Callable[[], Awaitable[bool]],
+        is_connected: Callable[[], Awaitable[bool]],
     ) -> None:
         super().__init__(extra={"peername": peer})
-        self._node_is_there = node_is_there
-        self._telling: asyncio.Task[None] | None = None
+        self._is_connected = is_connected
+        self._report_task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._request = request
         self._protocol = protocol
-        self._inward: asyncio.ReadTransport | None = None
-        self._outward: asyncio.WriteTransport | None = None
-        self._read_all = self._written_all = False
-        self._half_open = self._closing = self._told = self._far_ended = False
+        self._inbound: asyncio.ReadTransport | None = None
+        self._outbound: asyncio.WriteTransport | None = None
+        self._inbound_closed = self._outbound_closed = False
+        self._half_open = self._closing = self._close_reported = self._peer_closed = False
         self._problem: Exception | None = None
 
-    async def begin(self, pipes: Pipes) -> None:
+    async def connect_pipes(self, pipes: Pipes) -> None:
         """Joins the pipes with the protocol."""
         reader, writer = os.fdopen(pipes.read, "rb", 0), os.fdopen(pipes.write, "wb", 0)
         try:
-            outward, _ = await self._loop.connect_write_pipe(lambda: _Outward(self), writer)
-            self._outward = outward
+            outward, _ = await self._loop.connect_write_pipe(lambda: _OutboundProtocol(self), writer)
+            self._outbound = outward
             outward.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-            await self._loop.connect_read_pipe(lambda: _Inward(self), reader)
+            await self._loop.connect_read_pipe(lambda: _InboundProtocol(self), reader)
         except BaseException:
             self.abort()
-            if self._outward is None:
+            if self._outbound is None:
                 writer.close()
-            if self._inward is None:
+            if self._inbound is None:
                 reader.close()
             raise
 
     # ---- what the pipes tell ----
 
-    def made(self, inward: asyncio.ReadTransport) -> None:
-        self._inward = inward
+    def on_inbound_connected(self, inward: asyncio.ReadTransport) -> None:
+        self._inbound = inward
         self._protocol.connection_made(self)
 
-    def received(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> None:
         if self._closing:
             return
         try:
@@ -69,22 +69,22 @@ class TunnelStream(asyncio.Transport):
             self._loop.call_exception_handler(told)
             self.abort()
 
-    def ended(self) -> None:
-        self._far_ended = not self._closing
+    def on_eof(self) -> None:
+        self._peer_closed = not self._closing
         self._half_open = bool(self._protocol.eof_received()) if not self._closing else False
 
-    def inward_lost(self, problem: Exception | None) -> None:
-        self._read_all = True
+    def on_inbound_closed(self, problem: Exception | None) -> None:
+        self._inbound_closed = True
         self._problem = self._problem or problem
         if not self._half_open:
             self.close()
         if self._request.ended:
-            self.connection_over()
-        self._look_at_end()
+            self.on_stream_end()
+        self._finish_if_closed()
 
-    def outward_lost(self) -> None:
-        self._written_all = True  # what the node still says is read to its end
-        self._look_at_end()
+    def on_outbound_closed(self) -> None:
+        self._outbound_closed = True  # what the node still says is read to its end
+        self._finish_if_closed()
 
     def pause_writing(self) -> None:
         self._protocol.pause_writing()
@@ -92,38 +92,38 @@ class TunnelStream(asyncio.Transport):
     def resume_writing(self) -> None:
         self._protocol.resume_writing()
 
-    def connection_over(self) -> None:
+    def on_stream_end(self) -> None:
         """Nobody takes what we write any more; what was sent to us is read first."""
-        if self._read_all and not self._written_all and self._outward is not None:
-            self._outward.abort()
+        if self._inbound_closed and not self._outbound_closed and self._outbound is not None:
+            self._outbound.abort()
 
-    def _look_at_end(self) -> None:
-        if self._read_all and self._written_all and not self._told:
-            self._told = self._closing = True
+    def _finish_if_closed(self) -> None:
+        if self._inbound_closed and self._outbound_closed and not self._close_reported:
+            self._close_reported = self._closing = True
             if not self._request.ended:
-                self._loop.call_later(LINGER_S, self._request.close)
-            if self._far_ended and self._problem is None:
-                self._telling = self._loop.create_task(self._tell_how_it_ended())
+                self._loop.call_later(LINGER_TIMEOUT_S, self._request.close)
+            if self._peer_closed and self._problem is None:
+                self._report_task = self._loop.create_task(self._report_close())
             else:
                 self._protocol.connection_lost(self._problem)
 
-    async def _tell_how_it_ended(self) -> None:
+    async def _report_close(self) -> None:
         """The end of the connection to the node reads like the end of the stream, and is none."""
-        there = await self._node_is_there()
-        self._protocol.connection_lost(None if there else ConnectionResetError(LOST))
+        there = await self._is_connected()
+        self._protocol.connection_lost(None if there else ConnectionResetError(CONNECTION_LOST_MESSAGE))
 
     # ---- asyncio.Transport ----
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._outward is not None and not self._written_all:
-            self._outward.write(data)
+        if self._outbound is not None and not self._outbound_closed:
+            self._outbound.write(data)
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
 
     def write_eof(self) -> None:
-        if self._outward is not None and not self._written_all:
-            self._outward.write_eof()
+        if self._outbound is not None and not self._outbound_closed:
+            self._outbound.write_eof()
 
     def can_write_eof(self) -> bool:
         return True
@@ -131,45 +131,45 @@ class TunnelStream(asyncio.Transport):
     def close(self) -> None:
         if not self._closing:
             self._closing = True
-            self._end(at_once=False)
+            self._close_pipes(at_once=False)
 
     def abort(self) -> None:
         self._closing = True
-        self._end(at_once=True)
+        self._close_pipes(at_once=True)
         self._request.close()
 
-    def _end(self, *, at_once: bool) -> None:
-        if self._inward is not None and not self._read_all:
-            self._inward.close()
-        if self._outward is not None and not self._written_all:
+    def _close_pipes(self, *, at_once: bool) -> None:
+        if self._inbound is not None and not self._inbound_closed:
+            self._inbound.close()
+        if self._outbound is not None and not self._outbound_closed:
             if at_once:
-                self._outward.abort()
+                self._outbound.abort()
             else:
-                self._outward.close()
+                self._outbound.close()
 
     def is_closing(self) -> bool:
         return self._closing
 
     def pause_reading(self) -> None:
-        if self._inward is not None and not self._read_all:
-            self._inward.pause_reading()
+        if self._inbound is not None and not self._inbound_closed:
+            self._inbound.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._inward is not None and not self._read_all:
-            self._inward.resume_reading()
+        if self._inbound is not None and not self._inbound_closed:
+            self._inbound.resume_reading()
 
     def is_reading(self) -> bool:
-        return self._inward is not None and not self._read_all and self._inward.is_reading()
+        return self._inbound is not None and not self._inbound_closed and self._inbound.is_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        if self._outward is not None:
-            self._outward.set_write_buffer_limits(high, low)
+        if self._outbound is not None:
+            self._outbound.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        return self._outward.get_write_buffer_size() if self._outward is not None else 0
+        return self._outbound.get_write_buffer_size() if self._outbound is not None else 0
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._outward.get_write_buffer_limits() if self._outward is not None else (0, 0)
+        return self._outbound.get_write_buffer_limits() if self._outbound is not None else (0, 0)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = cast(asyncio.Protocol, protocol)
@@ -178,31 +178,31 @@ class TunnelStream(asyncio.Transport):
         return self._protocol
 
 
-class _Inward(asyncio.Protocol):
+class _InboundProtocol(asyncio.Protocol):
     """The pipe from the node."""
 
     def __init__(self, stream: TunnelStream) -> None:
         self._stream = stream
-        self.data_received = stream.received  # type: ignore[method-assign]
+        self.data_received = stream.on_data  # type: ignore[method-assign]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._stream.made(cast(asyncio.ReadTransport, transport))
+        self._stream.on_inbound_connected(cast(asyncio.ReadTransport, transport))
 
     def eof_received(self) -> None:
-        self._stream.ended()
+        self._stream.on_eof()
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self._stream.inward_lost(problem)
+        self._stream.on_inbound_closed(problem)
 
 
-class _Outward(asyncio.Protocol):
+class _OutboundProtocol(asyncio.Protocol):
     """The pipe to the node."""
 
     def __init__(self, stream: TunnelStream) -> None:
         self._stream = stream
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self._stream.outward_lost()
+        self._stream.on_outbound_closed()
 
     def pause_writing(self) -> None:
         self._stream.pause_writing()

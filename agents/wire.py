@@ -7,178 +7,178 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-Read = TypeVar("Read")
+T = TypeVar("Read")
 
-LARGEST = 1e15
+MAX_QUANTITY = 1e15
 """No quantity that a node measures is larger."""
-LARGEST_INT4 = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 """The largest whole number of most columns that such values are written to."""
-LARGEST_EXACT = 2**53 - 1
+MAX_SAFE_INTEGER = 2**53 - 1
 """The largest whole number that every JSON reader keeps exactly."""
-NAME_CHARACTERS = 256
-SENTENCE_CHARACTERS = 1000
-_SHOWN_CHARACTERS = 40
+MAX_NAME_LENGTH = 256
+MAX_TEXT_LENGTH = 1000
+_MAX_REPR_LENGTH = 40
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 
 
-class Malformed(ValueError):
+class InvalidMessageError(ValueError):
     """A node sent something that the protocol does not allow; the message names the field."""
 
 
-def measured(value: Any, least: float = -LARGEST, most: float = LARGEST) -> Any:
+def check_number(value: Any, minimum: float = -MAX_QUANTITY, maximum: float = MAX_QUANTITY) -> Any:
     """A number within bounds, or None for an unknown one. Malformed for anything else, NaN and infinity included."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise Malformed(f"{_shown(value)} is no measurement")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
+        raise InvalidMessageError(f"{_short_repr(value)} is no measurement")
     return value
 
 
-def sentence(value: Any, most: int = SENTENCE_CHARACTERS) -> str:
+def clean_text(value: Any, max_length: int = MAX_TEXT_LENGTH) -> str:
     """Text for people: control characters and lone surrogates are replaced, and what is too long is cut.
 
     Parts of it, such as the name of a process, are chosen by users of the node, so none of it makes a frame invalid.
     """
     if not isinstance(value, str):
-        raise Malformed(f"{_shown(value)} is no text")
-    return _UNPRINTABLE.sub("\ufffd", value[:most])
+        raise InvalidMessageError(f"{_short_repr(value)} is no text")
+    return _UNPRINTABLE.sub("\ufffd", value[:max_length])
 
 
-class Fields:
+class FieldReader:
     """The fields of one object. A missing field is null. Each reader raises Malformed for what does not fit."""
 
     __slots__ = ("_row",)
 
     def __init__(self, row: object) -> None:
         if not isinstance(row, Mapping):
-            raise Malformed(f"{_shown(row)} is no object")
+            raise InvalidMessageError(f"{_short_repr(row)} is no object")
         self._row = row
 
     def __contains__(self, key: str) -> bool:
         return self._row.get(key) is not None
 
-    def name(self, key: str, most: int = NAME_CHARACTERS) -> str:
+    def name(self, key: str, max_length: int = MAX_NAME_LENGTH) -> str:
         """An identifier: printable, not blank, and exactly as it was sent."""
-        found = self.name_or_none(key, most)
+        found = self.name_or_none(key, max_length)
         if not found:
-            raise Malformed(f"{key} is missing")
+            raise InvalidMessageError(f"{key} is missing")
         return found
 
     def name_or_none(
-        self, key: str, most: int = NAME_CHARACTERS, pattern: re.Pattern[str] | None = None
+        self, key: str, max_length: int = MAX_NAME_LENGTH, pattern: re.Pattern[str] | None = None
     ) -> str | None:
         value = self._row.get(key)
         if value is None:
             return None
-        found = _name(key, value, most)
+        found = _check_name(key, value, max_length)
         if pattern is not None and not pattern.fullmatch(found):
-            raise Malformed(f"{key} is {_shown(found)}, which does not match {pattern.pattern}")
+            raise InvalidMessageError(f"{key} is {_short_repr(found)}, which does not match {pattern.pattern}")
         return found
 
-    def one_of(self, key: str, allowed: tuple[str, ...]) -> str:
+    def choice(self, key: str, allowed: tuple[str, ...]) -> str:
         value = self._row.get(key)
         if value not in allowed:
-            raise Malformed(f"{key} is {_shown(value)}, not one of {', '.join(allowed)}")
+            raise InvalidMessageError(f"{key} is {_short_repr(value)}, not one of {', '.join(allowed)}")
         return str(value)
 
-    def sentence(self, key: str, most: int = SENTENCE_CHARACTERS) -> str:
+    def text(self, key: str, max_length: int = MAX_TEXT_LENGTH) -> str:
         """Text for people, blank where it is missing; see the function of this name."""
-        return self.sentence_or_none(key, most) or ""
+        return self.text_or_none(key, max_length) or ""
 
-    def sentence_or_none(self, key: str, most: int = SENTENCE_CHARACTERS) -> str | None:
+    def text_or_none(self, key: str, max_length: int = MAX_TEXT_LENGTH) -> str | None:
         value = self._row.get(key)
-        return None if value is None else self._named(key, sentence, value, most)
+        return None if value is None else self._with_field_name(key, clean_text, value, max_length)
 
-    def whole(self, key: str, least: int = 0, most: int = LARGEST_INT4) -> int:
-        found = self.whole_or_none(key, least, most)
+    def integer(self, key: str, minimum: int = 0, maximum: int = MAX_INT32) -> int:
+        found = self.integer_or_none(key, minimum, maximum)
         if found is None:
-            raise Malformed(f"{key} is missing")
+            raise InvalidMessageError(f"{key} is missing")
         return found
 
-    def whole_or_none(self, key: str, least: int = 0, most: int = LARGEST_INT4) -> int | None:
+    def integer_or_none(self, key: str, minimum: int = 0, maximum: int = MAX_INT32) -> int | None:
         value = self._row.get(key)
-        return None if value is None else _whole(key, value, least, most)
+        return None if value is None else _check_integer(key, value, minimum, maximum)
 
-    def number(self, key: str, least: float = -LARGEST, most: float = LARGEST) -> float:
-        found = self.number_or_none(key, least, most)
+    def number(self, key: str, minimum: float = -MAX_QUANTITY, maximum: float = MAX_QUANTITY) -> float:
+        found = self.number_or_none(key, minimum, maximum)
         if found is None:
-            raise Malformed(f"{key} is missing")
+            raise InvalidMessageError(f"{key} is missing")
         return float(found)
 
-    def number_or_none(self, key: str, least: float = -LARGEST, most: float = LARGEST) -> Any:
-        return self._named(key, measured, self._row.get(key), least, most)
+    def number_or_none(self, key: str, minimum: float = -MAX_QUANTITY, maximum: float = MAX_QUANTITY) -> Any:
+        return self._with_field_name(key, check_number, self._row.get(key), minimum, maximum)
 
-    def flag(self, key: str, *, default: bool = False) -> bool:
+    def boolean(self, key: str, *, default: bool = False) -> bool:
         value = self._row.get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise Malformed(f"{key} is {_shown(value)}, neither true nor false")
+            raise InvalidMessageError(f"{key} is {_short_repr(value)}, neither true nor false")
         return value
 
-    def list_of(self, key: str, read: Callable[[Any], Read], most: int) -> tuple[Read, ...]:
+    def list_of(self, key: str, parse: Callable[[Any], T], max_items: int) -> tuple[T, ...]:
         """Each element of a list as ``read`` gives it; empty where the list is missing."""
-        return tuple(self._named(key, read, each) for each in self._elements(key, most))
+        return tuple(self._with_field_name(key, parse, each) for each in self._elements(key, max_items))
 
-    def readable(self, key: str, read: Callable[[Any], Read], most: int) -> Iterator[Read]:
+    def valid_items(self, key: str, parse: Callable[[Any], T], max_items: int) -> Iterator[T]:
         """As ``list_of`` without the elements that are malformed: of things that users of the node make there."""
-        for each in self._elements(key, most):
-            with contextlib.suppress(Malformed):
-                yield read(each)
+        for each in self._elements(key, max_items):
+            with contextlib.suppress(InvalidMessageError):
+                yield parse(each)
 
-    def names(self, key: str, most: int, characters: int = NAME_CHARACTERS) -> tuple[str, ...]:
-        return self.list_of(key, lambda each: _name(key, each, characters), most)
+    def names(self, key: str, max_items: int, max_length: int = MAX_NAME_LENGTH) -> tuple[str, ...]:
+        return self.list_of(key, lambda each: _check_name(key, each, max_length), max_items)
 
-    def pairs_of(self, key: str, read: Callable[[Any], Read], most: int) -> dict[str, Read]:
+    def mapping_of(self, key: str, parse: Callable[[Any], T], max_items: int) -> dict[str, T]:
         """The values of an object by their names; empty where it is missing."""
         value = self._row.get(key)
         if value is None:
             return {}
-        if not isinstance(value, Mapping) or len(value) > most:
-            raise Malformed(f"{key} is no object with at most {most} fields")
-        return {_name(key, name, 64): self._named(key, read, each) for name, each in value.items()}
+        if not isinstance(value, Mapping) or len(value) > max_items:
+            raise InvalidMessageError(f"{key} is no object with at most {max_items} fields")
+        return {_check_name(key, name, 64): self._with_field_name(key, parse, each) for name, each in value.items()}
 
-    def _elements(self, key: str, most: int) -> Sequence[Any]:
+    def _elements(self, key: str, max_items: int) -> Sequence[Any]:
         value = self._row.get(key)
         if value is None:
             return ()
         if not isinstance(value, list | tuple):
-            raise Malformed(f"{key} is {_shown(value)}, not a list")
-        if len(value) > most:
-            raise Malformed(f"{key} has {len(value)} elements, more than {most}")
+            raise InvalidMessageError(f"{key} is {_short_repr(value)}, not a list")
+        if len(value) > max_items:
+            raise InvalidMessageError(f"{key} has {len(value)} elements, more than {max_items}")
         return value
 
     @staticmethod
-    def _named(key: str, read: Callable[..., Read], *arguments: Any) -> Read:
+    def _with_field_name(key: str, parse: Callable[..., T], *arguments: Any) -> T:
         try:
-            return read(*arguments)
+            return parse(*arguments)
         except ValueError as problem:
-            raise Malformed(f"{key}: {problem}") from problem
+            raise InvalidMessageError(f"{key}: {problem}") from problem
 
 
-def whole_number(value: Any, least: int = 0, most: int = LARGEST_INT4) -> int:
+def check_integer(value: Any, minimum: int = 0, maximum: int = MAX_INT32) -> int:
     """A single whole number within bounds."""
-    return _whole("it", value, least, most)
+    return _check_integer("it", value, minimum, maximum)
 
 
-def _name(key: str, value: Any, most: int) -> str:
-    if not isinstance(value, str) or len(value) > most or not value.isprintable():
-        raise Malformed(f"{key} is {_shown(value)}, not a name of at most {most} characters")
+def _check_name(key: str, value: Any, max_length: int) -> str:
+    if not isinstance(value, str) or len(value) > max_length or not value.isprintable():
+        raise InvalidMessageError(f"{key} is {_short_repr(value)}, not a name of at most {max_length} characters")
     return value
 
 
-def _whole(key: str, value: Any, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise Malformed(f"{key} is {_shown(value)}, not a whole number from {least} to {most}")
+def _check_integer(key: str, value: Any, minimum: int, maximum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise InvalidMessageError(f"{key} is {_short_repr(value)}, not a whole number from {minimum} to {maximum}")
     return value
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     """A value for a message: short, and of printable characters."""
-    if isinstance(value, int) and abs(value) > LARGEST_EXACT:
+    if isinstance(value, int) and abs(value) > MAX_SAFE_INTEGER:
         return "a huge number"  # its digits may be too many to be written
     if isinstance(value, str):
-        return ascii(value[:_SHOWN_CHARACTERS])
+        return ascii(value[:_MAX_REPR_LENGTH])
     if value is None or isinstance(value, bool | int | float):
         return ascii(value)
     return f"of the type {type(value).__name__}"

@@ -13,20 +13,20 @@ from __future__ import annotations
 from enum import StrEnum
 
 from agents.node.gpus import OK
-from agents.node.gpus.health import FAULTS, MEMORY, OF_PROGRAMS
+from agents.node.gpus.health import XID_HEALTH, MEMORY_FAULT, APPLICATION_XIDS
 
 
-class Grade(StrEnum):
+class XidSeverity(StrEnum):
     """How grave an XID is."""
 
     FATAL = "fatal"  # the GPU is out, and what ran on it was ended
     QUARANTINE = "quarantine"  # the GPU takes nothing new
     WARNING = "warning"  # it takes work; somebody should look
-    PROGRAM = "program"  # a program's own fault, or a note: no alarm
+    APPLICATION = "program"  # a program's own fault, or a note: no alarm
 
 
-MEANINGS: dict[int, str] = {
-    MEMORY: "Uncorrected memory errors were counted",
+XID_MEANINGS: dict[int, str] = {
+    MEMORY_FAULT: "Uncorrected memory errors were counted",
     8: "GPU stopped processing",
     11: "Invalid or corrupted push buffer stream",
     13: "Graphics engine exception, mostly of a program",
@@ -90,14 +90,14 @@ MEANINGS: dict[int, str] = {
 }
 
 
-def meaning(xid: int) -> str:
+def xid_meaning(xid: int) -> str:
     """What the code means, for people."""
-    return MEANINGS.get(xid, "Not in our table; see NVIDIA's catalog of XIDs")
+    return XID_MEANINGS.get(xid, "Not in our table; see NVIDIA's catalog of XIDs")
 
 
-def grade(xid: int) -> Grade:
+def xid_severity(xid: int) -> XidSeverity:
     """How grave it is; a code that nobody knows is a warning."""
-    fault = FAULTS.get(xid)
+    fault = XID_HEALTH.get(xid)
     if fault is not None and fault.health != OK:
-        return Grade.FATAL if fault.fatal else Grade.QUARANTINE
-    return Grade.PROGRAM if xid in OF_PROGRAMS else Grade.WARNING
+        return XidSeverity.FATAL if fault.fatal else XidSeverity.QUARANTINE
+    return XidSeverity.APPLICATION if xid in APPLICATION_XIDS else XidSeverity.WARNING

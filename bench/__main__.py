@@ -8,13 +8,13 @@ import signal
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__main__", "calibration", "crowd", "line", "own_database", "parts", "slurm"}
+SUPPORT_MODULES = {"__main__", "calibration", "crowd", "line", "own_database", "parts", "slurm"}
 
 
 def names() -> list[str]:
     """The benchmarks that stand in this folder."""
     found = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    return sorted(name for name in found if name not in NOT_BENCHMARKS)
+    return sorted(name for name in found if name not in SUPPORT_MODULES)
 
 
 def main(arguments: list[str]) -> int:

@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agents.bundle import build
+from agents.bundle import build_archive
 from agents.link import Link
 from agents.local import open_local
-from bench.line import say
+from bench.line import print_figure
 from tests.standins import nvml
 
 CLUSTER = "bench-agent"
@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--python", default=sys.executable, help="The Python that runs the agent.")
     wanted = parser.parse_args(arguments)
-    if why := nvml.why_not():
-        say("agent", skipped=why)
+    if why := nvml.missing_compiler():
+        print_figure("agent", skipped=why)
         return 0
     with _node() as (folder, driver):
         with _sessions(folder, driver, wanted.python) as links:
@@ -51,17 +51,17 @@ def main(arguments: list[str]) -> int:
         with _sessions(folder, driver, wanted.python) as links:
             pids = _start_tasks(links["control"], folder)
             driver.write(nvml.h200(number, f"process {pid} 4096") for number, pid in enumerate(pids))
-            links["watch"].ask("stats", timeout_s=10, subscribe=True)
+            links["watch"].request("stats", timeout_s=10, subscribe=True)
             _measure("8_gpus_1_hz_8_tasks", links, wanted.seconds)
             shims = [_parent(pid) for pid in pids]
-            say(
+            print_figure(
                 "agent_memory_of_shims",
                 ours=round(sum(_memory_mb(pid)[0] for pid in shims), 1),
                 unit=f"MB (proportional set size) of {len(shims)} shims, one of each task of the runtime process",
                 resident_mb=round(sum(_memory_mb(pid)[1] for pid in shims), 1),
             )
             for number in range(GPUS):
-                links["control"].ask("stop", timeout_s=30, epoch=1, job=f"job{number}", attempt=1, grace_s=0)
+                links["control"].request("stop", timeout_s=30, epoch=1, job=f"job{number}", attempt=1, grace_s=0)
     return 0
 
 
@@ -74,7 +74,7 @@ def _measure(what: str, links: dict[str, Link], seconds: int) -> None:
     percent = {role: (_cpu_s(pid) - before[role]) / took_s * 100 for role, pid in pids.items()}
     memory = {role: _memory_mb(pid) for role, pid in pids.items()}
     mine = sum(proportional for proportional, _ in memory.values())
-    say(
+    print_figure(
         f"agent_memory_{what}",
         ours=round(mine, 1),
         unit="MB (proportional set size) of control and watch together",
@@ -85,7 +85,7 @@ def _measure(what: str, links: dict[str, Link], seconds: int) -> None:
         resident_sum_mb=round(sum(each for _, each in memory.values()), 1),
     )
     spent = sum(percent.values())
-    say(
+    print_figure(
         f"agent_processor_{what}",
         ours=round(spent, 2),
         unit=f"% of a core over {took_s:.0f} s, control and watch together",
@@ -96,12 +96,12 @@ def _measure(what: str, links: dict[str, Link], seconds: int) -> None:
 
 
 @contextlib.contextmanager
-def _node() -> Iterator[tuple[Path, nvml.Driver]]:
+def _node() -> Iterator[tuple[Path, nvml.FakeDriver]]:
     """A machine with eight GPUs: a folder that every account can walk to, with program and settings."""
     folder = Path(tempfile.mkdtemp(prefix="fwa", dir="/var/tmp"))
     folder.chmod(0o755)
     try:
-        build(folder / "agent.pyz")
+        build_archive(folder / "agent.pyz")
         settings = {
             "cluster": CLUSTER,
             "state_dir": str(folder / "state"),
@@ -111,13 +111,13 @@ def _node() -> Iterator[tuple[Path, nvml.Driver]]:
             "disk_floor_mib": 16,
         }
         (folder / "node.json").write_text(json.dumps(settings))
-        yield folder, nvml.Driver(folder, [nvml.h200(number) for number in range(GPUS)])
+        yield folder, nvml.FakeDriver(folder, [nvml.h200(number) for number in range(GPUS)])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _sessions(folder: Path, driver: nvml.Driver, python: str) -> Iterator[dict[str, Link]]:
+def _sessions(folder: Path, driver: nvml.FakeDriver, python: str) -> Iterator[dict[str, Link]]:
     with contextlib.ExitStack() as stack:
         yield {
             role: stack.enter_context(
@@ -137,7 +137,7 @@ def _sessions(folder: Path, driver: nvml.Driver, python: str) -> Iterator[dict[s
 def _start_tasks(control: Link, folder: Path) -> list[int]:
     """Starts a task on each GPU; the pids of their commands."""
     for number in range(GPUS):
-        control.ask("start", timeout_s=30, epoch=1, spec=_spec(number))
+        control.request("start", timeout_s=30, epoch=1, spec=_spec(number))
     tasks = json.loads((folder / "state" / "ledger.json").read_text())["tasks"].values()
     return [int(task["pid"]) for task in sorted(tasks, key=lambda task: task["job"])]
 

@@ -15,8 +15,8 @@ import statistics
 import time
 from typing import Any
 
-from bench.line import percentile, say
-from bench.own_database import own_database
+from bench.line import percentile, print_figure
+from bench.own_database import scratch_database
 
 TARGET_MS = 300.0
 GPUS_PER_NODE = 8
@@ -31,8 +31,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--pending", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=40)
     wanted = parser.parse_args(arguments)
-    with own_database():
-        bodies = fill(wanted.nodes, wanted.pending)
+    with scratch_database():
+        bodies = build_cluster(wanted.nodes, wanted.pending)
         for fresh in (True, False):
             measure(bodies, fresh, wanted)
     return 0
@@ -45,7 +45,7 @@ def measure(bodies: list[dict[str, Any]], fresh: bool, wanted: argparse.Namespac
     took_ms, leaving, waits = [], 0, 0
     for number in range(wanted.rounds):
         if fresh:
-            answers._photo = None
+            answers._cached_inputs = None
         began_s = time.perf_counter()
         answer = answers._answer("would_start", bodies[number % len(bodies)])
         took_ms.append((time.perf_counter() - began_s) * 1000)
@@ -53,7 +53,7 @@ def measure(bodies: list[dict[str, Any]], fresh: bool, wanted: argparse.Namespac
         leaving += bool(answer["victims"])
         waits += not answer["starts_now"]
     p95_ms = percentile(took_ms, 0.95)
-    say(
+    print_figure(
         "a question, fresh photograph" if fresh else "a question, photograph at hand",
         ours=round(p95_ms, 1),
         unit="ms p95",
@@ -67,7 +67,7 @@ def measure(bodies: list[dict[str, Any]], fresh: bool, wanted: argparse.Namespac
     )
 
 
-def fill(nodes: int, pending: int) -> list[dict[str, Any]]:
+def build_cluster(nodes: int, pending: int) -> list[dict[str, Any]]:
     """A full cluster of four projects with a queue; gives questions of several kinds."""
     from django.db import connection, transaction
     from django.utils import timezone
@@ -76,7 +76,7 @@ def fill(nodes: int, pending: int) -> list[dict[str, Any]]:
     from portal.models.public_id import new_public_id
     from portal.services import lifecycle
     from portal.services.jobs import JobRequest, do_submit_job
-    from portal.services.lifecycle import Seat
+    from portal.services.lifecycle import RankPlacement
     from scheduler.cycle import run_cycle
 
     draw = random.Random(1)
@@ -129,7 +129,7 @@ def fill(nodes: int, pending: int) -> list[dict[str, Any]]:
             job = submit(index % 2, gpus_per_task=4)
             with transaction.atomic():
                 locked = Job.objects.select_for_update().get(pk=job.pk)
-                lifecycle.begin_attempt(locked, pool, [Seat(node, [(gpu, 1000) for gpu in half])], epoch=1)
+                lifecycle.start_attempt(locked, pool, [RankPlacement(node, [(gpu, 1000) for gpu in half])], epoch=1)
     for _ in range(pending):
         submit(draw.randrange(2), gpus_per_task=draw.choice((1, 2, 4, 8)), tasks=draw.choice((1, 1, 1, 2)))
     run_cycle("bench", "bench")

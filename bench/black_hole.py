@@ -16,11 +16,11 @@ import threading
 import time
 from typing import Any
 
-from bench.line import percentile, say
-from bench.own_database import own_database
+from bench.line import percentile, print_figure
+from bench.own_database import scratch_database
 
 NODES = 4
-PACE_S = 0.2
+SUBMIT_INTERVAL_S = 0.2
 SETTLED_WITHIN_S = 60.0
 
 
@@ -30,14 +30,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=40, help="in each turn")
     parser.add_argument("--turns", type=int, default=6)
     wanted = parser.parse_args(arguments)
-    with own_database():
-        from tests.engine_room import engine_room
+    with scratch_database():
+        from tests.engine_room import engine_harness
 
-        with engine_room() as room:
+        with engine_harness() as room:
             times = _measure(room, wanted.jobs, wanted.turns)
     plain, beside = times[False], times[True]
     p95, reference = percentile(beside, 0.95), percentile(plain, 0.95)
-    say(
+    print_figure(
         "dispatch_beside_a_black_hole_p95",
         ours=round(p95 * 1000, 1),
         reference=round(reference * 1000, 1),
@@ -51,14 +51,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _measure(room: Any, jobs: int, turns: int) -> dict[bool, list[float]]:
+def _measure(harness: Any, jobs: int, rounds: int) -> dict[bool, list[float]]:
     """Seconds of each dispatch on a healthy node, by whether the fifth was silent."""
     from django.conf import settings
 
     from tests import record
 
-    settings.DATA_DIR = room.folder
-    owner, pool = record.person("bench"), record.pool()
+    settings.DATA_DIR = harness.folder
+    owner, pool = record.user("bench"), record.pool()
     pool.policy = {"placement": "spread"}  # so that all nodes have their share
     pool.save()
     scene = {
@@ -66,23 +66,23 @@ def _measure(room: Any, jobs: int, turns: int) -> dict[bool, list[float]]:
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
     }
-    healthy = [room.known(room.node(pool=pool, name=f"n{number}")) for number in range(NODES)]
-    hole = room.known(room.node(pool=pool, name="hole"))
-    room.worker()
+    healthy = [harness.known(harness.node(pool=pool, name=f"n{number}")) for number in range(NODES)]
+    hole = harness.known(harness.node(pool=pool, name="hole"))
+    harness.worker()
     _wait_until_all_answer(NODES + 1)
-    _turn(scene, hole, healthy, 10, silent=False)  # imports and caches of the first jobs
+    _run_round(scene, hole, healthy, 10, silent=False)  # imports and caches of the first jobs
     times: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(turns):
+    for number in range(rounds):
         silent = number % 2 == 1
-        times[silent] += _turn(scene, hole, healthy, jobs, silent=silent)
+        times[silent] += _run_round(scene, hole, healthy, jobs, silent=silent)
     return times
 
 
-def _turn(scene: dict[str, Any], hole: Any, healthy: list[Any], jobs: int, *, silent: bool) -> list[float]:
+def _run_round(scene: dict[str, Any], hole: Any, healthy: list[Any], jobs: int, *, silent: bool) -> list[float]:
     from portal.models import Node, Task
     from tests.faults.counted import submit
 
-    Node.objects.update(trust="trusted", trust_cause="", try_at=None)
+    Node.objects.update(breaker_state="trusted", breaker_cause="", probe_at=None)
     _wait_until_all_answer(len(healthy) + 1)
     ended = threading.Event()
     silencer = threading.Thread(target=_silence, args=(hole.public_id, ended), daemon=True)
@@ -91,7 +91,7 @@ def _turn(scene: dict[str, Any], hole: Any, healthy: list[Any], jobs: int, *, si
     made = []
     for _ in range(jobs):
         made.append(submit(scene, 0.05).pk)
-        time.sleep(PACE_S)
+        time.sleep(SUBMIT_INTERVAL_S)
     rows = Task.objects.filter(attempt__job__in=made, node__in=healthy)
     deadline_s = time.monotonic() + SETTLED_WITHIN_S
     while rows.filter(running_at__isnull=True).exists() and time.monotonic() < deadline_s:

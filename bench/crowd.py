@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from agents.node.gpus.file import FileGpus
+from agents.node.gpus.file import SimulatedGpus
 
 GPUS = 8
 PHASES = 50
@@ -48,7 +48,7 @@ class _Node:
         rows = [{"uuid": uuid, "model": "Pretend 80", "memory_mib": 81_920} for uuid in uuids]
         with open(path, "w", encoding="utf-8") as stream:
             json.dump({"gpus": rows}, stream)
-        self.gpus = FileGpus(path)
+        self.gpus = SimulatedGpus(path)
         self.tasks: dict[str, dict[str, Any]] = {}
         self.epoch = 0
         self.draw = random.Random(name)
@@ -87,7 +87,7 @@ class _Node:
             "disk_free_mib": 900_000,
             "gpus": [
                 reading._asdict() | {"processes": self._users(reading.uuid)}
-                for reading in self.gpus.readings(busy)
+                for reading in self.gpus.sample(busy)
             ],
             "tasks": [
                 {key: task[key] for key in ("job", "attempt", "task")}
@@ -157,16 +157,16 @@ class _Stream:
     """One conversation: the two descriptors that an agent would have as its standard streams."""
 
     def __init__(self, node: _Node, role: str, fds: tuple[int, int], guest: socket.socket) -> None:
-        self.node, self.role, self._guest = node, role, guest
+        self.node, self.role, self._control = node, role, guest
         self.reading, self.writing = fds
         for fd in fds:
             os.set_blocking(fd, False)
         self.cluster = ""
-        self.heard, self.unsent = b"", b""
+        self.received, self.unsent = b"", b""
         self.subscribed = False
         self.phase = random.randrange(PHASES)
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         self.unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
         self.flush()
 
@@ -183,27 +183,27 @@ class _Stream:
             return True
         if not data:
             return False
-        *lines, self.heard = (self.heard + data).split(b"\n")
+        *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
             request = json.loads(line)
             if "verb" not in request:
                 self.cluster = request["cluster"]
-                self.say({"hello": self.node.hello(self.role, self.cluster)})
+                self.send({"hello": self.node.hello(self.role, self.cluster)})
             else:
                 answer = self.node.answer(request, self.role, self.cluster)
                 if request["verb"] == "stats":
                     self.subscribed = True
                     self.phase = int(float(request.get("phase_s") or self.phase / PHASES) * PHASES) % PHASES
-                self.say({"id": request["id"], "ok": True, **answer})
+                self.send({"id": request["id"], "ok": True, **answer})
         return True
 
     def close(self) -> None:
         for fd in {self.reading, self.writing}:
             os.close(fd)
-        self._guest.close()
+        self._control.close()
 
 
-class Crowd:
+class SimulatedNodes:
     """All nodes and their streams, in one loop."""
 
     def __init__(self, address: str, folder: str) -> None:
@@ -211,11 +211,11 @@ class Crowd:
         self._nodes: dict[str, _Node] = {}
         self._streams: dict[int, _Stream] = {}
         self._selector = selectors.DefaultSelector()
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._door.bind(address)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(address)
         os.chmod(address, 0o666)
-        self._door.listen(2000)
-        self._selector.register(self._door, selectors.EVENT_READ)
+        self._listener.listen(2000)
+        self._selector.register(self._listener, selectors.EVENT_READ)
 
     def run(self) -> None:
         """Until it is killed."""
@@ -223,16 +223,16 @@ class Crowd:
         while True:
             wait_s = max(0.0, (turn + 1) / PHASES - time.time())
             for key, _ in self._selector.select(wait_s):
-                if key.fileobj is self._door:
-                    self._welcome()
+                if key.fileobj is self._listener:
+                    self._accept()
                 else:
-                    self._hear(self._streams[key.fd])
+                    self._receive(self._streams[key.fd])
             while turn < int(time.time() * PHASES):
                 turn += 1
-                self._tell(turn % PHASES)
+                self._send_samples(turn % PHASES)
 
-    def _welcome(self) -> None:
-        guest, _ = self._door.accept()
+    def _accept(self) -> None:
+        guest, _ = self._listener.accept()
         words, others, _, _ = guest.recvmsg(300, socket.CMSG_SPACE(2 * array.array("i").itemsize))
         fds = array.array("i")
         fds.frombytes(others[0][2])
@@ -243,7 +243,7 @@ class Crowd:
         self._streams[stream.reading] = stream
         self._selector.register(stream.reading, selectors.EVENT_READ)
 
-    def _hear(self, stream: _Stream) -> None:
+    def _receive(self, stream: _Stream) -> None:
         with contextlib.suppress(OSError):
             if stream.read():
                 return
@@ -251,7 +251,7 @@ class Crowd:
         del self._streams[stream.reading]
         stream.close()
 
-    def _tell(self, phase: int) -> None:
+    def _send_samples(self, phase: int) -> None:
         for stream in list(self._streams.values()):
             if not stream.subscribed or stream.phase != phase:
                 continue
@@ -259,12 +259,12 @@ class Crowd:
                 if stream.unsent:
                     stream.flush()
                 else:
-                    stream.say(stream.node.sample())
+                    stream.send(stream.node.sample())
 
 
 def main() -> int:
     """``python -m bench.crowd SOCKET FOLDER``."""
-    Crowd(sys.argv[1], sys.argv[2]).run()
+    SimulatedNodes(sys.argv[1], sys.argv[2]).run()
     return 0
 
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.gateway import _free, _process, _rss_mib, _until_open
-from bench.line import percentile, say
-from bench.own_database import own_database
+from bench.line import percentile, print_figure
+from bench.own_database import scratch_database
 
 SOCKETS_A_PERSON = 25
 LAST_TARGET_MS, CORE_TARGET_PERCENT = 100.0, 25
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         return 0
     port, web_port = _free("127.0.0.1"), _free("127.0.0.1")
     os.environ["FAIRWAY_PORTAL_URL"] = f"http://localhost:{port}"
-    with own_database() as url:
+    with scratch_database() as url:
         from portal.standalone.processes import _uvicorn
 
         people = -(-wanted.browsers // SOCKETS_A_PERSON)
@@ -105,7 +105,7 @@ def _measure(wanted: Any, port: int, origin: str, keys: list[str], pids: dict[st
     last = found["last_ms"]
     last_ms = percentile(last, 0.95)
     percent = max(spent.values())
-    say(
+    print_figure(
         f"fanout_{wanted.browsers}_browsers_1_hz",
         ours=round(last_ms, 1),
         unit="ms until the last has it, p95",
@@ -137,14 +137,14 @@ def _sign_in(people: int, nodes: int) -> list[str]:
     pool = record.pool()
     for _ in range(nodes):
         record.node(pool, gpus=8)
-    return [sign_in(record.person()) for _ in range(people)]
+    return [sign_in(record.user()) for _ in range(people)]
 
 
 async def _tick(seconds: int, nodes: int) -> int:
     """Sends what the collector sends, once a second."""
     from channels.layers import get_channel_layer
 
-    from portal.events import group_of
+    from portal.events import channel_group
 
     layer = get_channel_layer()
     rows = {
@@ -157,7 +157,7 @@ async def _tick(seconds: int, nodes: int) -> int:
         frame = {"kind": "sample", "at_s": round(time.time(), 6), "lag_s": 0.1, "nodes": rows}
         text = json.dumps(frame, separators=(",", ":"))
         await layer.group_send(
-            group_of("cluster"), {"type": "fairway.frame", "topic": "cluster", "text": text}
+            channel_group("cluster"), {"type": "fairway.frame", "topic": "cluster", "text": text}
         )
     await asyncio.sleep(1)
     return len(text)

@@ -15,9 +15,9 @@ import random
 import time
 from typing import Any
 
-from bench.cycle import PENDING, Record
-from bench.line import say
-from bench.own_database import own_database
+from bench.cycle import PENDING, BenchCluster
+from bench.line import print_figure
+from bench.own_database import scratch_database
 
 ENDED = 5_000
 """Jobs that have ended: how long others will run is learned from so many."""
@@ -29,31 +29,31 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench foresee")
     parser.add_argument("--rounds", type=int, default=3, help="passes where little changed")
     rounds = parser.parse_args(arguments).rounds
-    with own_database():
-        from scheduler.foresee import Foresight
-        from scheduler.remembered import Remembered
+    with scratch_database():
+        from scheduler.foresee import ForecastState
+        from scheduler.remembered import CycleState
 
-        record, remembered, kept = Record(), Remembered(), Foresight()
+        record, remembered, kept = BenchCluster(), CycleState(), ForecastState()
         _add_ended(record)
         record.add_running_and_pending()
         _spread_starts()
         record.settle(remembered)
-        met = _pass("foresee, nobody foreseen before", kept)
+        met = _measure_pass("foresee, nobody foreseen before", kept)
         for n in range(rounds):
             record.end_one(n)
             record.submit_one(n)
             record.settle(remembered)
-            met &= _pass("foresee, one job ended and one came", kept)
+            met &= _measure_pass("foresee, one job ended and one came", kept)
     return 0 if met else 1
 
 
-def _pass(name: str, kept: Any) -> bool:
+def _measure_pass(name: str, state: Any) -> bool:
     from scheduler import foresee
 
     began_s, used_s = time.perf_counter(), time.process_time()
-    written = foresee.foresee(kept=kept)
+    written = foresee.run_forecast_pass(state=state)
     seconds, used_s = time.perf_counter() - began_s, time.process_time() - used_s
-    say(
+    print_figure(
         name,
         ours=round(seconds, 2),
         unit="s",
@@ -66,12 +66,12 @@ def _pass(name: str, kept: Any) -> bool:
     return seconds < TARGET_S
 
 
-def _add_ended(record: Record) -> None:
+def _add_ended(record: BenchCluster) -> None:
     """Jobs like those that wait, which have ended after some minutes to some days."""
     from portal.models import Job
 
     draw, ends = random.Random(1), record.now
-    jobs = record.add_jobs(record.photo.pending[:ENDED], "COMPLETED")
+    jobs = record.add_jobs(record.snapshot.pending[:ENDED], "COMPLETED")
     for job in jobs:
         ends -= dt.timedelta(seconds=20)
         job.started_at, job.ended_at = ends - dt.timedelta(seconds=draw.lognormvariate(8.0, 1.5)), ends

@@ -21,13 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.line import say
-from bench.slurm import TUNED, slurm, why_no_slurm
+from bench.line import print_figure
+from bench.slurm import TUNED, slurm, missing_slurm
 from bench.start import client_of, enter_portal, prepare_node
 
 COMMAND = ("true",)
-PEOPLE = 4
-LOOK_EVERY_S = 0.05
+CLIENTS = 4
+POLL_INTERVAL_S = 0.05
 LIMIT_S = 300.0
 
 
@@ -41,9 +41,9 @@ def main(arguments: list[str]) -> int:
     if wanted.podman:
         _with_podman(wanted.jobs)
         return 0
-    reason = why_no_slurm()
+    reason = missing_slurm()
     if reason is not None:
-        say("jobs_through_one_node", skipped=reason)
+        print_figure("jobs_through_one_node", skipped=reason)
         return 0
     _beside_slurm(wanted.jobs, wanted.rounds)
     return 0
@@ -65,13 +65,13 @@ def _beside_slurm(jobs: int, rounds: int) -> None:
         Path(folder).chmod(0o755)
         with slurm(Path(folder), slots) as reference, client_of(portal.url, _token(admin)) as client:
             _ours(client, slots)  # imports, connections and caches
-            _through(lambda: reference.submit(*COMMAND), reference.unfinished, slots)
+            _throughput(lambda: reference.submit(*COMMAND), reference.unfinished, slots)
             ours, theirs = [], []
             for _ in range(rounds):
-                theirs.append(_through(lambda: reference.submit(*COMMAND), reference.unfinished, jobs))
+                theirs.append(_throughput(lambda: reference.submit(*COMMAND), reference.unfinished, jobs))
                 ours.append(_ours(client, jobs))
     ratio = statistics.median(ours) / statistics.median(theirs)
-    say(
+    print_figure(
         "jobs_through_one_node",
         ours=round(statistics.median(ours), 2),
         reference=round(statistics.median(theirs), 2),
@@ -90,13 +90,13 @@ def _beside_slurm(jobs: int, rounds: int) -> None:
 
 def _with_podman(jobs: int) -> None:
     from tests.rig.images import rig_image
-    from tests.rig.needs import why_no_rig
+    from tests.rig.needs import missing_for_rig
     from tests.rig.rig import Rig
     from tests.stories.portal import StoryPortal
 
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
-        say("jobs_through_one_podman_node", skipped=reason)
+        print_figure("jobs_through_one_podman_node", skipped=reason)
         return
     image = rig_image("tiny")
     with (
@@ -106,7 +106,7 @@ def _with_podman(jobs: int) -> None:
     ):
         _ours(client, 2)
         ours = _ours(client, jobs)
-    say(
+    print_figure(
         "jobs_through_one_podman_node",
         ours=round(ours, 2),
         unit="jobs a second",
@@ -117,7 +117,7 @@ def _with_podman(jobs: int) -> None:
 
 def _ours(client: Any, jobs: int) -> float:
     from portal.models import Job
-    from portal.words.states import JOB_ENDS
+    from portal.words.states import TERMINAL_JOB_STATES
 
     request = {
         "name": "bench",
@@ -132,19 +132,19 @@ def _ours(client: Any, jobs: int) -> float:
         answer = client.post("/jobs/", json=request)
         assert answer.status_code == 201, answer.text
 
-    return _through(submit, Job.objects.exclude(state__in=JOB_ENDS).count, jobs)
+    return _throughput(submit, Job.objects.exclude(state__in=TERMINAL_JOB_STATES).count, jobs)
 
 
-def _through(submit: Callable[[], None], unfinished: Callable[[], int], jobs: int) -> float:
+def _throughput(submit: Callable[[], None], unfinished: Callable[[], int], jobs: int) -> float:
     """Jobs a second, from the first submission until none is unfinished."""
     began = time.perf_counter()
-    with ThreadPoolExecutor(PEOPLE) as people:
+    with ThreadPoolExecutor(CLIENTS) as people:
         for done in [people.submit(submit) for _ in range(jobs)]:
             done.result()
     while unfinished():
         if time.perf_counter() - began > LIMIT_S:
             raise SystemExit(f"{unfinished()} of {jobs} jobs have not ended after {LIMIT_S:.0f} s")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
     return jobs / (time.perf_counter() - began)
 
 

@@ -11,18 +11,18 @@ from bench.calibration import calibration_ms
 COLUMNS = ("ours", "reference", "ratio", "unit", "target", "met")
 
 
-def say(row: str, **values: Any) -> None:
+def print_figure(name: str, **values: Any) -> None:
     """Prints a row of DESIGN section 9; ``skipped=`` says why it could not be measured here."""
     if "skipped" in values:
-        line: dict[str, Any] = {"row": row, **values}
+        line: dict[str, Any] = {"row": name, **values}
     else:
-        line = {"row": row, **{column: values.pop(column, None) for column in COLUMNS}, **values}
+        line = {"row": name, **{column: values.pop(column, None) for column in COLUMNS}, **values}
     line["calibration_s"] = round(calibration_ms() / 1000, 3)
     line.setdefault("load_average", round(os.getloadavg()[0], 1))
     print(json.dumps(line), flush=True)
 
 
-def percentile(values: list[float], part: float) -> float:
+def percentile(values: list[float], fraction: float) -> float:
     """The value that this part of all stays at or below."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, round(part * len(ordered)) - 1))]
+    return ordered[min(len(ordered) - 1, max(0, round(fraction * len(ordered)) - 1))]

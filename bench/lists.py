@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from bench.line import percentile, say
-from bench.own_database import own_database
+from bench.line import percentile, print_figure
+from bench.own_database import scratch_database
 
 FEW_JOBS = 2_000
 GPUS = 400
@@ -32,24 +32,24 @@ HOST = "localhost"
 """A host that settings allow. Django's test environment is not set up: it copies each template's context."""
 
 _T = TypeVar("_T")
-Look = tuple[str, str, Callable[[], Any]]
+RequestCase = tuple[str, str, Callable[[], Any]]
 """Who asks, for what, and the request itself."""
 
 
 def main(arguments: list[str]) -> int:
     """Prints a line for each list and kind of person."""
-    run_looks("lists", arguments, rest_looks)
+    run_requests("lists", arguments, rest_requests)
     return 0
 
 
-def run_looks(bench: str, arguments: list[str], *makers: Callable[[dict[str, Any]], list[Look]]) -> None:
+def run_requests(bench: str, arguments: list[str], *makers: Callable[[dict[str, Any]], list[RequestCase]]) -> None:
     """Measures what the makers give for the people of the record, by one line each."""
     parser = argparse.ArgumentParser(prog=f"bench {bench}")
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--only", default="", help="a part of the path")
     wanted = parser.parse_args(arguments)
-    with record_of_its_own() as scene:
+    with bench_dataset() as scene:
         scene.add_jobs(FEW_JOBS, running=GPUS // 2)
         looks = [look for make in makers for look in make(scene.people) if wanted.only in look[1]]
         few = [_or_problem(look, count_queries) for look in looks]
@@ -61,10 +61,10 @@ def run_looks(bench: str, arguments: list[str], *makers: Callable[[dict[str, Any
             if not isinstance(queries, str):
                 problem = _or_problem(look, partial(measure, queries, wanted.jobs, wanted.rounds))
             if problem is not None:
-                say(f"{look[1]} as {look[0]}", skipped=problem)
+                print_figure(f"{look[1]} as {look[0]}", skipped=problem)
 
 
-def _or_problem(look: Look, act: Callable[[Look], _T]) -> _T | str:
+def _or_problem(look: RequestCase, act: Callable[[RequestCase], _T]) -> _T | str:
     """What it gives, or why it could not be had: one page that breaks must not hide the others."""
     try:
         return act(look)
@@ -73,13 +73,13 @@ def _or_problem(look: Look, act: Callable[[Look], _T]) -> _T | str:
 
 
 @contextmanager
-def record_of_its_own() -> Iterator[Scene]:
+def bench_dataset() -> Iterator[BenchDataset]:
     """A fresh database with people, projects and nodes; dropped at the end."""
-    with own_database():
-        yield Scene()
+    with scratch_database():
+        yield BenchDataset()
 
 
-def count_queries(look: Look) -> int:
+def count_queries(look: RequestCase) -> int:
     """Database queries of one answer, once caches are warm."""
     from django.db import connection
     from django.test.utils import CaptureQueriesContext
@@ -93,7 +93,7 @@ def count_queries(look: Look) -> int:
     return len(queries)
 
 
-def measure(queries_with_few: int, jobs: int, rounds: int, look: Look) -> None:
+def measure(queries_with_few: int, jobs: int, rounds: int, look: RequestCase) -> None:
     """Prints the line of one request."""
     from portal import throttle
 
@@ -106,7 +106,7 @@ def measure(queries_with_few: int, jobs: int, rounds: int, look: Look) -> None:
         size = len(ask().content)
         took_ms.append((time.perf_counter() - began_s) * 1000)
     p95_ms = percentile(took_ms, 0.95)
-    say(
+    print_figure(
         f"{path} as {person}",
         ours=round(p95_ms, 1),
         unit="ms p95",
@@ -120,13 +120,13 @@ def measure(queries_with_few: int, jobs: int, rounds: int, look: Look) -> None:
     )
 
 
-def rest_looks(people: dict[str, Any]) -> list[Look]:
+def rest_requests(people: dict[str, Any]) -> list[RequestCase]:
     """The lists of the API, asked with a token."""
     from django.test import Client
 
     from portal.services.tokens import Scope, do_create_token
 
-    looks: list[Look] = []
+    looks: list[RequestCase] = []
     for name, person in people.items():
         token = do_create_token(person, name="bench", scopes=[Scope.READ])[1]
         client = Client(headers={"Authorization": f"Bearer {token}"}, SERVER_NAME=HOST)
@@ -154,7 +154,7 @@ def _paths() -> list[str]:
     ]
 
 
-class Scene:
+class BenchDataset:
     """100 projects with quotas, 200 people, 50 nodes of 8 GPUs; jobs come by ``add_jobs``."""
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ class Scene:
         from django.db import connection
         from django.utils import timezone
 
-        from portal.models import Allocation, Attempt, Job, JobEvent, Standing, Task, UsageLedger
+        from portal.models import Allocation, Attempt, Job, JobEvent, JobVerdict, Task, UsageInterval
         from portal.models.public_id import new_public_id
 
         dice = random.Random(jobs)
@@ -239,16 +239,16 @@ class Scene:
                 )
             )
         rows = Job.objects.bulk_create(rows, batch_size=5000)
-        Standing.objects.bulk_create(
+        JobVerdict.objects.bulk_create(
             (
-                Standing(job=job, code="share_used_up", sentence="It waits.", decided_at=now, since=now)
+                JobVerdict(job=job, code="share_used_up", message="It waits.", decided_at=now, code_since=now)
                 for job in rows
                 if job.state == "PENDING"
             ),
             batch_size=5000,
         )
         JobEvent.objects.bulk_create(
-            (JobEvent(job=job, kind="submitted", sentence="Submitted.") for job in rows), batch_size=10_000
+            (JobEvent(job=job, kind="submitted", message="Submitted.") for job in rows), batch_size=10_000
         )
         ended = [job for job in rows if job.state in {"COMPLETED", "FAILED"}]
         attempts = Attempt.objects.bulk_create(
@@ -282,9 +282,9 @@ class Scene:
                 )
             )
         allocations = Allocation.objects.bulk_create(allocations, batch_size=5000)
-        UsageLedger.objects.bulk_create(
+        UsageInterval.objects.bulk_create(
             (
-                UsageLedger(
+                UsageInterval(
                     allocation=held,
                     project_id=held.task.attempt.job.project_id,
                     user_id=held.task.attempt.job.owner_id,

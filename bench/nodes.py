@@ -26,7 +26,7 @@ from typing import Any
 
 from bench.crowd import GPUS, PROGRAM
 from bench.fanout import _cpu_s
-from bench.line import percentile, say
+from bench.line import percentile, print_figure
 from bench.start import enter_portal
 
 CORE_TARGET_PERCENT, MEMORY_TARGET_MIB, AGE_TARGET_MS = 100.0, 1024.0, 1000.0
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     wanted = parser.parse_args(arguments)
     from tests.stories.portal import StoryPortal
 
-    with StoryPortal("--no-local-node") as portal, _crowd() as crowd:
+    with StoryPortal("--no-local-node") as portal, _simulated_nodes() as crowd:
         admin = enter_portal(portal)
         data = portal.folder / "data"
         (data / "agent" / "agent.pyz").write_bytes(_program())
@@ -80,7 +80,7 @@ def _measure(
     for name in ("collector", "worker-nodes"):
         percent = (_cpu_s(pids[name]) - before[name]) / took_s * 100
         memory = _resident_mib(pids[name])
-        say(
+        print_figure(
             f"{wanted.nodes}_nodes_{name.replace('-', '_')}",
             ours=round(percent, 1),
             unit="percent of a core",
@@ -90,7 +90,7 @@ def _measure(
             over_ssh=len(far),
             load_average=load,
         )
-    say(
+    print_figure(
         f"{wanted.nodes}_nodes_to_the_browser",
         ours=round(percentile(ages, 0.95)),
         unit="ms from sample to browser, p95 of all nodes and ticks",
@@ -108,7 +108,7 @@ def _measure(
         for name, pid in pids.items()
         if name not in {"collector", "worker-nodes"}
     }
-    say(
+    print_figure(
         f"{wanted.nodes}_nodes_others",
         ours=others,
         unit="percent of a core",
@@ -122,7 +122,7 @@ def _measure(
 
 
 @contextlib.contextmanager
-def _crowd() -> Iterator[str]:
+def _simulated_nodes() -> Iterator[str]:
     """The process that speaks for all nodes; gives the address at which it takes streams."""
     with tempfile.TemporaryDirectory(prefix="fairway-crowd-") as folder:
         Path(folder).chmod(0o755)
@@ -147,10 +147,10 @@ def _program() -> bytes:
 @contextlib.contextmanager
 def _sshd(data: Path, crowd: str) -> Iterator[tuple[int, str]]:
     """One sshd, reached at an address for each node, whose forced commands hand their streams over."""
-    from agents.keys import PURPOSES, key_path, public_line
+    from agents.keys import PURPOSES, key_path, read_public_key
     from tests.rig.loopback import loopback_sshd
 
-    keys: dict[str, str] = {role: public_line(key_path(data / "keys", role)) for role in PURPOSES}
+    keys: dict[str, str] = {role: read_public_key(key_path(data / "keys", role)) for role in PURPOSES}
     with (
         tempfile.TemporaryDirectory(prefix="fairway-crowd-sshd-") as folder,
         loopback_sshd(
@@ -164,28 +164,28 @@ def _sshd(data: Path, crowd: str) -> Iterator[tuple[int, str]]:
 def _add_nodes(admin: Any, near: int, crowd: str, far: list[str], port: int, host_key: str) -> None:
     import getpass
 
-    from portal.services.nodes import do_add_node, do_add_pool
-    from portal.words.states import LinkKind, RuntimeKind
+    from portal.services.nodes import do_create_node, do_create_pool
+    from portal.words.states import NodeTransport, RuntimeKind
 
-    pool = do_add_pool(admin, "crowd")
+    pool = do_create_pool(admin, "crowd")
     for number in range(near):
         name = f"near-{number}"
-        do_add_node(
+        do_create_node(
             admin,
             name=name,
             pool=pool,
-            link=LinkKind.LOCAL,
+            link=NodeTransport.LOCAL,
             runtime=RuntimeKind.PROCESS,
             settings={"crowd": crowd, "node": name},
         )
     for number, address in enumerate(far):
-        do_add_node(
+        do_create_node(
             admin,
             name=f"far-{number}",
             pool=pool,
             host=address,
             port=port,
-            account=getpass.getuser(),
+            ssh_user=getpass.getuser(),
             host_key=host_key,
             runtime=RuntimeKind.PROCESS,
         )
@@ -211,7 +211,7 @@ def _submit(admin: Any, count: int) -> None:
                 command=["sleep", "86400"],
                 gpus_per_task=GPUS,
             )
-            lifecycle.note_submitted(job, actor=admin.username)
+            lifecycle.record_submitted(job, actor=admin.username)
 
 
 def _until(portal: Any, count: Callable[[], int], wanted: int, began: float) -> float:

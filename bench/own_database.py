@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def own_database() -> Iterator[str]:
+def scratch_database() -> Iterator[str]:
     """Sets Django up on a fresh database, gives its address for other processes, and drops it at the end."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
     os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))

@@ -11,24 +11,24 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from bench.lists import HOST, Look, rest_looks, run_looks
+from bench.lists import HOST, RequestCase, rest_requests, run_requests
 
 
 def main(arguments: list[str]) -> int:
     """Prints a line for each page and kind of person."""
     both = "--lists" in arguments
     rest = [word for word in arguments if word != "--lists"]
-    run_looks("pages", rest, page_looks, *([rest_looks] if both else []))
+    run_requests("pages", rest, page_requests, *([rest_requests] if both else []))
     return 0
 
 
-def page_looks(people: dict[str, Any]) -> list[Look]:
+def page_requests(people: dict[str, Any]) -> list[RequestCase]:
     """The pages, asked with a session."""
     from django.test import Client
 
     from portal.models import Job
 
-    looks: list[Look] = []
+    looks: list[RequestCase] = []
     for name, person in people.items():
         client = Client(SERVER_NAME=HOST)
         client.force_login(person)

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 
-from bench.line import say
+from bench.line import print_figure
 
 STOP_WITHIN_S = 6
 
 
-def run_parts(
-    group: str, known: dict[str, tuple[list[str], float]], arguments: list[str], *, within_s: float
+def run_suite(
+    group: str, known: dict[str, tuple[list[str], float]], arguments: list[str], *, limit_s: float
 ) -> int:
     """Runs the parts named, or all, and tells how long they took; 1 when a part did not finish."""
     parser = argparse.ArgumentParser(prog=f"bench {group}")
@@ -26,12 +26,12 @@ def run_parts(
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
     began = time.monotonic()
     failed = [part for part in parts if not _run(part, *known[part])]
-    say(
+    print_figure(
         group,
         ours=round(time.monotonic() - began),
         unit="s",
-        target=f"every part to its end, at most {within_s:.0f} s",
-        met=not failed and time.monotonic() - began <= within_s,
+        target=f"every part to its end, at most {limit_s:.0f} s",
+        met=not failed and time.monotonic() - began <= limit_s,
         parts=parts,
         failed=failed,
     )
@@ -44,12 +44,12 @@ def _run(part: str, words: list[str], limit_s: float) -> bool:
     try:
         code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        say(part, skipped=f"not ended within {limit_s:.0f} s; its lines above stand")
+        print_figure(part, skipped=f"not ended within {limit_s:.0f} s; its lines above stand")
         return False
     finally:
         _end(process)
     if code != 0:
-        say(part, skipped=f"it failed with exit code {code}; its lines above stand, its messages say why")
+        print_figure(part, skipped=f"it failed with exit code {code}; its lines above stand, its messages say why")
     return code == 0
 
 

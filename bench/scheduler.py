@@ -7,7 +7,7 @@ Each part is a process of its own with a limit on its time, as in ``bench spine`
 
 from __future__ import annotations
 
-from bench.parts import run_parts
+from bench.parts import run_suite
 
 PARTS: dict[str, tuple[list[str], float]] = {
     "decide": (["decide"], 120),
@@ -21,4 +21,4 @@ PARTS: dict[str, tuple[list[str], float]] = {
 
 def main(arguments: list[str]) -> int:
     """Runs the parts named, or all; 1 when a part did not finish."""
-    return run_parts("scheduler", PARTS, arguments, within_s=600)
+    return run_suite("scheduler", PARTS, arguments, limit_s=600)

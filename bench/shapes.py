@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from bench.line import say
+from bench.line import print_figure
 from scheduler.core import cluster as c
 from scheduler.core.check import check_plan
 from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
-from scheduler.recall import Recall
+from scheduler.recall import IncrementalDecider
 
 GPUS_PER_NODE = 8
 NOW_S = 1_000_000.0
@@ -30,12 +30,12 @@ POOL = c.PoolRow(c.PoolId("pool"), "main")
 OWNER, BORROWER = c.ProjectId("owner"), c.ProjectId("borrower")
 
 
-class Row(NamedTuple):
+class KaiScenario(NamedTuple):
     """One benchmark: how its photograph is made, what the plan must do, and the figures it stands against."""
 
     name: str
-    photograph: Callable[[], c.Snapshot]
-    right: Callable[[Plan], bool]
+    build_snapshot: Callable[[], c.Snapshot]
+    is_correct: Callable[[Plan], bool]
     reference_s: float
     target_s: float
     source: str
@@ -46,32 +46,32 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench shapes")
     parser.add_argument("--rounds", type=int, default=3, help="decisions for each; the median counts")
     rounds = parser.parse_args(arguments).rounds
-    met = [_measured(row, rounds) for row in rows()]
+    met = [_measure(row, rounds) for row in scenarios()]
     return 0 if all(met) else 1
 
 
-def rows() -> list[Row]:
+def scenarios() -> list[KaiScenario]:
     """The three shapes."""
     return [
-        Row(
+        KaiScenario(
             "reclaim of 4,000 one-GPU jobs on 500 nodes",
-            lambda: full_cluster(500, {OWNER: 4_000, BORROWER: 0}, [_waits(i, 1, 1) for i in range(4_000)]),
+            lambda: full_cluster(500, {OWNER: 4_000, BORROWER: 0}, [_pending(i, 1, 1) for i in range(4_000)]),
             lambda plan: len(plan.evictions) == len(plan.keeps) == 4_000,
             59.0,
             1.0,
             "ManySingleGPUJobs, 59 to 197 s told",
         ),
-        Row(
+        KaiScenario(
             "reclaim for one gang of 800 GPUs on 1,000 nodes",
-            lambda: full_cluster(1_000, {OWNER: 800, BORROWER: 0}, [_waits(0, 100, 8)]),
+            lambda: full_cluster(1_000, {OWNER: 800, BORROWER: 0}, [_pending(0, 100, 8)]),
             lambda plan: len(plan.evictions) == 800 and [len(s.tasks) for s in plan.keeps] == [100],
             6.066 - SETUP_S,
             0.5,
             "ReclaimLargeJobs_1000Node, less 0.103 s of set-up",
         ),
-        Row(
+        KaiScenario(
             "gang one GPU larger than its project may get, on 100 nodes",
-            lambda: full_cluster(100, {OWNER: 400, BORROWER: 400}, [_waits(0, 401, 1)]),
+            lambda: full_cluster(100, {OWNER: 400, BORROWER: 400}, [_pending(0, 401, 1)]),
             lambda plan: not plan.evictions and not plan.keeps and len(plan.verdicts) == 1,
             50.052 - SETUP_S,
             0.5,
@@ -112,30 +112,30 @@ def full_cluster(nodes: int, guaranteed: dict[c.ProjectId, int], pending: list[c
     )
 
 
-def _waits(i: int, tasks: int, gpus: int) -> c.PendingRow:
+def _pending(i: int, tasks: int, gpus: int) -> c.PendingRow:
     return c.PendingRow(
         c.JobId(f"q{i:05}"), f"q{i}", OWNER, c.UserId("v"), (POOL.id,), NOW_S - 100 - i / 1_000, 50, True,
         tasks, gpus, c.WHOLE_MILLI, None, None, 1_000, 1_024, None,
     )  # fmt: skip
 
 
-def _measured(row: Row, rounds: int) -> bool:
+def _measure(row: KaiScenario, rounds: int) -> bool:
     took_s = []
     for _ in range(rounds):
-        snapshot = row.photograph()
-        recall = Recall()  # as a live cycle decides, knowing nothing yet
+        snapshot = row.build_snapshot()
+        recall = IncrementalDecider()  # as a live cycle decides, knowing nothing yet
         gc.collect()
         began_s = time.perf_counter()
         plan = recall.decide(snapshot, Policy())
         verdicts = list(plan.verdicts)
-        while more := recall.tell():  # and says why the others wait
+        while more := recall.explain_next():  # and says why the others wait
             verdicts += more
         took_s.append(time.perf_counter() - began_s)
         check_plan(snapshot, replace(plan, verdicts=tuple(verdicts)))
-        if not row.right(plan):
-            raise AssertionError(f"{row.name}: {len(plan.evictions)} leave, {len(plan.keeps)} keep places")
+        if not row.is_correct(plan):
+            raise AssertionError(f"{row.name}: {len(plan.evictions)} leave, {len(plan.nominations)} keep places")
     ours = sorted(took_s)[rounds // 2]
-    say(
+    print_figure(
         row.name,
         ours=round(ours, 3),
         reference=round(row.reference_s, 3),
@@ -145,7 +145,7 @@ def _measured(row: Row, rounds: int) -> bool:
         met=ours < row.target_s,
         best=round(min(took_s), 3),
         evictions=len(plan.evictions),
-        places_kept=sum(len(start.tasks) for start in plan.keeps),
+        places_kept=sum(len(start.tasks) for start in plan.nominations),
         steps=plan.steps_used,
         source=row.source,
     )

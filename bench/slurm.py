@@ -49,7 +49,7 @@ PartitionName=bench Nodes=ALL Default=YES State=UP MaxTime=INFINITE
 """
 
 
-def why_no_slurm() -> str | None:
+def missing_slurm() -> str | None:
     """Why it cannot run here, as a sentence; None when it can."""
     lacking = [program for program in PROGRAMS if shutil.which(program) is None]
     if lacking:

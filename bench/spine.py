@@ -8,7 +8,7 @@ and the others go on. All together take less than eight minutes.
 
 from __future__ import annotations
 
-from bench.parts import run_parts
+from bench.parts import run_suite
 
 PARTS: dict[str, tuple[list[str], float]] = {
     "start": (["start", "--jobs", "30", "--within", "155"], 165),
@@ -22,4 +22,4 @@ PARTS: dict[str, tuple[list[str], float]] = {
 
 def main(arguments: list[str]) -> int:
     """Runs the parts named, or all; 1 when a part did not finish."""
-    return run_parts("spine", PARTS, arguments, within_s=480)
+    return run_suite("spine", PARTS, arguments, limit_s=480)

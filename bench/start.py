@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.line import percentile, say
+from bench.line import percentile, print_figure
 
-LOOK_EVERY_S = 0.01
+POLL_INTERVAL_S = 0.01
 MEDIAN_TARGET_MS, P95_TARGET_MS = 200.0, 500.0
-HAND = "/var/lib/hand"
+MANUAL_ROOT = "/var/lib/hand"
 
 
 def main(arguments: list[str]) -> int:
@@ -36,11 +36,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--within", type=float, default=600.0, help="begin no job after so many seconds")
     parser.add_argument("--verbose", action="store_true", help="a line for each job on stderr")
     wanted = parser.parse_args(arguments)
-    from tests.rig.needs import why_no_rig
+    from tests.rig.needs import missing_for_rig
 
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
-        say("submit_to_running", skipped=reason)
+        print_figure("submit_to_running", skipped=reason)
         return 0
     _measure(wanted.jobs, time.monotonic() + wanted.within, wanted.verbose)
     return 0
@@ -65,16 +65,16 @@ def _measure(jobs: int, until_s: float, verbose: bool) -> None:
                 rows.append(row)
                 if verbose:
                     print(json.dumps(row), file=sys.stderr, flush=True)
-    _tell(rows)
+    _print_rows(rows)
 
 
-def _tell(rows: list[dict[str, float]]) -> None:
+def _print_rows(rows: list[dict[str, float]]) -> None:
     load = round(os.getloadavg()[0], 1)
     for name, at, target_ms in (("median", 0.5, MEDIAN_TARGET_MS), ("p95", 0.95, P95_TARGET_MS)):
         ours = percentile([row["ours_ms"] for row in rows], at)
         hand = percentile([row["hand_ms"] for row in rows], at)
         more = percentile([row["ours_ms"] - row["hand_ms"] for row in rows], at)
-        say(
+        print_figure(
             f"submit_to_running_{name}",
             ours=round(ours, 1),
             reference=round(hand, 1),
@@ -87,7 +87,7 @@ def _tell(rows: list[dict[str, float]]) -> None:
             load_average=load,
         )
     steps = [name for name in rows[0] if name not in {"ours_ms", "hand_ms"}]
-    say(
+    print_figure(
         "submit_to_running_steps",
         ours={name: round(statistics.median(row[name] for row in rows), 1) for name in steps},
         unit="ms",
@@ -119,14 +119,14 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
     tries = Attempt.objects.filter(job__public_id=job)
     while not tries.filter(state="RUNNING").exists():  # the job says RUNNING as soon as it holds its GPUs
         if time.perf_counter() - began > 60:
-            raise SystemExit(f"job {job} does not start:\n{_story(job)}")
-        time.sleep(LOOK_EVERY_S)
+            raise SystemExit(f"job {job} does not start:\n{_timeline(job)}")
+        time.sleep(POLL_INTERVAL_S)
     running = time.perf_counter()
     attempt = tries.get()
-    assert attempt.sent_at is not None and attempt.running_at is not None  # it is RUNNING
+    assert attempt.start_sent_at is not None and attempt.running_at is not None  # it is RUNNING
     submitted_at = JobEvent.objects.get(job__public_id=job, kind="submitted").at.timestamp()
     cycle = Cycle.objects.filter(started_at__lte=attempt.created_at).latest("started_at")
-    by_hand_s, network_s = _by_hand(shell, machine, job)
+    by_hand_s, network_s = _start_manually(shell, machine, job)
     client.post(f"/jobs/{job}/cancel/")
     deadline_s = time.monotonic() + 30
     while rows.values_list("state", flat=True).get() != "CANCELLED" and time.monotonic() < deadline_s:
@@ -142,20 +142,20 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
         "cycle_to_attempt": (attempt.created_at.timestamp() - cycle.started_at.timestamp()) * 1000,
         "snapshot": cycle.snapshot_ms,
         "decide": cycle.decide_ms,
-        "attempt_to_sent": (attempt.sent_at - attempt.created_at).total_seconds() * 1000,
+        "attempt_to_sent": (attempt.start_sent_at - attempt.created_at).total_seconds() * 1000,
         "network_by_hand": network_s * 1000,
-        "sent_to_running": (attempt.running_at - attempt.sent_at).total_seconds() * 1000,
+        "sent_to_running": (attempt.running_at - attempt.start_sent_at).total_seconds() * 1000,
     }
 
 
-def _story(job: str) -> str:
+def _timeline(job: str) -> str:
     from portal.models import JobEvent
 
     events = JobEvent.objects.filter(job__public_id=job).order_by("pk")
-    return "\n".join(f"{event.at:%T.%f} {event.before}>{event.after} {event.sentence}" for event in events)
+    return "\n".join(f"{event.at:%T.%f} {event.before}>{event.after} {event.message}" for event in events)
 
 
-def _by_hand(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
+def _start_manually(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
     """Seconds for podman's create and start with the words of this job's container, under names of its own.
 
     The second figure is what a network of its own takes, which every job of ours has and a person would not make.
@@ -164,12 +164,12 @@ def _by_hand(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
         "ps", "--all", "--filter", f"label=fairway.job={job}", "--format", "{{.Names}}"
     ).strip()
     if not name:
-        raise SystemExit(f"job {job} has no container:\n{_story(job)}")
+        raise SystemExit(f"job {job} has no container:\n{_timeline(job)}")
     words = json.loads(machine.podman("inspect", "--format", "{{json .Config.CreateCommand}}", name))
-    folder = f"{HAND}/{job}"  # without the name, which is replaced below
+    folder = f"{MANUAL_ROOT}/{job}"  # without the name, which is replaced below
     pid_file = words[words.index("--pidfile") + 1]
     task_folder = str(Path(pid_file).parent)
-    shell.run(f"mkdir -p {HAND} && cp -a {shlex.quote(task_folder)} {folder}")
+    shell.run(f"mkdir -p {MANUAL_ROOT} && cp -a {shlex.quote(task_folder)} {folder}")
     mine = [
         word.replace(task_folder, folder)
         .replace("fairway.", "hand.", 1 if words[index - 1] == "--label" else 0)
@@ -226,14 +226,14 @@ def prepare_node(portal: Any, machine: Any, image: str) -> str:
     admin = enter_portal(portal)
     from portal.models import Environment, Node
     from portal.services.enrolment import get_script
-    from portal.services.nodes import do_add_node, do_add_pool
+    from portal.services.nodes import do_create_node, do_create_pool
     from portal.services.tokens import Scope, do_create_token
 
     machine.execute("sh", "-s", text_in=get_script(machine.address), timeout_s=120)
-    do_add_node(
+    do_create_node(
         admin,
         name=machine.name,
-        pool=do_add_pool(admin, "bench"),
+        pool=do_create_pool(admin, "bench"),
         host=machine.address,
         port=machine.port,
         host_key=machine.host_key(),

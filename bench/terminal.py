@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.line import percentile, say
+from bench.line import percentile, print_figure
 from bench.start import client_of, prepare_node
 
 TARGET_MS = 50.0
@@ -29,11 +29,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench terminal")
     parser.add_argument("--keys", type=int, default=300)
     wanted = parser.parse_args(arguments)
-    from tests.rig.needs import why_no_rig
+    from tests.rig.needs import missing_for_rig
 
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
-        say("terminal_echo", skipped=reason)
+        print_figure("terminal_echo", skipped=reason)
         return 0
     from tests.rig.images import rig_image
     from tests.rig.rig import Rig
@@ -47,10 +47,10 @@ def main(arguments: list[str]) -> int:
             _web(portal, client) as ours,
             _plain(rig.nodes[0]) as plain,
         ):
-            rows = [(_press(*ours), _press(*plain)) for _ in range(wanted.keys)]
+            rows = [(_echo_time(*ours), _echo_time(*plain)) for _ in range(wanted.keys)]
     for name, at in (("median", 0.5), ("p95", 0.95)):
         here, there = (percentile([row[side] for row in rows], at) for side in (0, 1))
-        say(
+        print_figure(
             f"terminal_echo_{name}",
             ours=round(here, 2),
             reference=round(there, 2),
@@ -68,7 +68,7 @@ Send = Callable[[bytes], Any]
 Receive = Callable[[], bytes]
 
 
-def _press(send: Send, receive: Receive) -> float:
+def _echo_time(send: Send, receive: Receive) -> float:
     """Milliseconds from a key to its echo."""
     time.sleep(BETWEEN_S)
     began = time.perf_counter()

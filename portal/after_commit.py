@@ -10,7 +10,7 @@ from django.db import connection, transaction
 Item = TypeVar("Item")
 
 
-class _Gathered(Generic[Item]):
+class _Batch(Generic[Item]):
     """Items of one kind, in the order they came."""
 
     def __init__(self, send: Callable[[list[Item]], object]) -> None:
@@ -31,9 +31,9 @@ def send_after_commit(send: Callable[[list[Item]], object], items: Sequence[Item
     inside = set(connection.savepoint_ids)
     for hook in connection.run_on_commit:
         savepoints, function = hook[:2]
-        if isinstance(function, _Gathered) and function.send == send and savepoints == inside:
+        if isinstance(function, _Batch) and function.send == send and savepoints == inside:
             function.items += items
             return
-    gathered = _Gathered(send)
+    gathered = _Batch(send)
     gathered.items += items
     transaction.on_commit(gathered)

@@ -16,10 +16,10 @@ class PortalConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        checks.register(own_site, checks.Tags.security)
+        checks.register(check_separate_site, checks.Tags.security)
 
 
-def own_site(app_configs: Sequence[AppConfig] | None, **options: Any) -> list[checks.CheckMessage]:
+def check_separate_site(app_configs: Sequence[AppConfig] | None, **options: Any) -> list[checks.CheckMessage]:
     """Warn where pages of workspaces can set cookies for the portal."""
     found = settings.SAME_SITE_WARNING
     return [checks.Warning(found, id="portal.W001")] if found else []

@@ -10,15 +10,15 @@ from typing import Any
 from django.conf import settings
 
 from portal.api import problems
-from portal.plain_page import MEDIA_TYPE, POLICY, plain_page
+from portal.plain_page import MEDIA_TYPE, CONTENT_SECURITY_POLICY, static_error_page
 
 log = logging.getLogger(__name__)
 
-ANSWER_WITHIN_S = 8.0
+RESPONSE_START_TIMEOUT_S = 8.0
 """Below the gateway's own patience with web, and far enough below 10 s for the way there and back."""
 RETRY_AFTER_S = 5
 TITLE = "Something that is needed does not answer"
-SENTENCE = (
+MESSAGE = (
     "Fairway waits for its database or its message store. Jobs and workspaces keep running. Try again in a moment; "
     "a form that was sent may have been taken, so look before you send it again."
 )
@@ -26,7 +26,7 @@ SENTENCE = (
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-class Deadline:
+class RequestTimeoutApp:
     """Wraps an ASGI application. What has begun to answer may take as long as it likes, as downloads do.
 
     A thread that waits for a frozen database cannot be stopped from here. It is left to end by itself (see
@@ -34,86 +34,86 @@ class Deadline:
     what an Idempotency-Key is for.
     """
 
-    def __init__(self, application: Application, *, within_s: float = ANSWER_WITHIN_S) -> None:
+    def __init__(self, application: Application, *, within_s: float = RESPONSE_START_TIMEOUT_S) -> None:
         self._application, self._within_s = application, within_s
-        self._left_behind: set[asyncio.Task[None]] = set()
+        self._abandoned_tasks: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        exchange = _Exchange(receive, send)
+        exchange = _RequestExchange(receive, send)
         work = asyncio.ensure_future(self._application(scope, exchange.receive, exchange.send))
         try:
-            await exchange.until_whole(work)
-            await asyncio.wait({work, exchange.begun}, timeout=self._within_s, return_when=_FIRST)
-            if exchange.may_still_answer(work):
+            await exchange.wait_until_received(work)
+            await asyncio.wait({work, exchange.response_started}, timeout=self._within_s, return_when=_FIRST_COMPLETED)
+            if exchange.abandon_unless_started(work):
                 await work
                 return
         except asyncio.CancelledError:
             work.cancel()
             raise
-        self._left_behind.add(work)
-        work.add_done_callback(self._ended)
+        self._abandoned_tasks.add(work)
+        work.add_done_callback(self._on_task_done)
         log.error("no answer to %s %s within %g s", scope["method"], scope["path"], self._within_s)
-        await _say_unavailable(scope, send)
+        await _send_unavailable(scope, send)
 
-    def _ended(self, work: asyncio.Task[None]) -> None:
-        self._left_behind.discard(work)
+    def _on_task_done(self, work: asyncio.Task[None]) -> None:
+        self._abandoned_tasks.discard(work)
         if not work.cancelled() and work.exception() is not None:
             log.warning("a request that was given up ended with: %s", work.exception())
 
 
-_FIRST = asyncio.FIRST_COMPLETED
+_FIRST_COMPLETED = asyncio.FIRST_COMPLETED
 
 
-class _Exchange:
+class _RequestExchange:
     """The words of one request between server and application."""
 
     def __init__(self, receive: Any, send: Any) -> None:
         self._receive, self._send = receive, send
         loop = asyncio.get_running_loop()
-        self.begun: asyncio.Future[None] = loop.create_future()
-        self._whole: asyncio.Future[None] = loop.create_future()
-        self._given_up = False
+        self.response_started: asyncio.Future[None] = loop.create_future()
+        self._received: asyncio.Future[None] = loop.create_future()
+        self._abandoned = False
 
-    async def until_whole(self, work: asyncio.Future[None]) -> None:
+    async def wait_until_received(self, work: asyncio.Future[None]) -> None:
         """Returns when the request has come in: a slow sender's time is not the application's."""
-        await asyncio.wait({work, self.begun, self._whole}, return_when=_FIRST)
+        await asyncio.wait({work, self.response_started, self._received}, return_when=_FIRST_COMPLETED)
 
-    def may_still_answer(self, work: asyncio.Future[None]) -> bool:
+    def abandon_unless_started(self, work: asyncio.Future[None]) -> bool:
         """False gives the application up: from here on its words are dropped."""
-        self._given_up = not (work.done() or self.begun.done())
-        return not self._given_up
+        self._abandoned = not (work.done() or self.response_started.done())
+        return not self._abandoned
 
     async def receive(self) -> Any:
         message = await self._receive()
-        if not message.get("more_body", False) and not self._whole.done():
-            self._whole.set_result(None)
+        if not message.get("more_body", False) and not self._received.done():
+            self._received.set_result(None)
         return message
 
     async def send(self, message: Any) -> None:
-        if self._given_up:
+        if self._abandoned:
             return
-        if not self.begun.done():
-            self.begun.set_result(None)
+        if not self.response_started.done():
+            self.response_started.set_result(None)
         await self._send(message)
 
 
-async def _say_unavailable(scope: Any, send: Any) -> None:
+async def _send_unavailable(scope: Any, send: Any) -> None:
     asked = dict(scope["headers"])
     if scope["path"].startswith("/api/"):
         kind = problems.MEDIA_TYPE
-        body: bytes = problems.problem(503, problems.CODES[503], SENTENCE).content
+        body: bytes = problems.problem_response(503, problems.CODES[503], MESSAGE).content
     elif asked.get(b"hx-request"):
-        kind, body = "text/plain; charset=utf-8", f"{TITLE}. {SENTENCE}".encode()
+        kind, body = "text/plain; charset=utf-8", f"{TITLE}. {MESSAGE}".encode()
     else:
         kind = MEDIA_TYPE
         again = ("", "Try again") if scope["method"] == "GET" else ("/", "Back to my work")
-        body = plain_page(TITLE, SENTENCE, link=again, wait=True).encode()
+        body = static_error_page(TITLE, MESSAGE, link=again, is_temporary=True).encode()
     headers = {
         "content-type": kind,
         "content-length": str(len(body)),
         "retry-after": str(RETRY_AFTER_S),
         "cache-control": "no-store",
-        "content-security-policy": POLICY,
+        "content-security-policy": CONTENT_SECURITY_POLICY,
         "x-content-type-options": "nosniff",
         "referrer-policy": "same-origin",
         "x-frame-options": "DENY",

@@ -19,38 +19,38 @@ from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
-from portal.access import Policy, demand
-from portal.errors import NotAllowed, SignInNeeded
+from portal.access import AccessPolicy, enforce
+from portal.errors import Forbidden, Unauthenticated
 from portal.models import User
-from portal.one_look import one_look
+from portal.one_look import request_cache
 from portal.services.audit import request_address
-from portal.services.refused_acts import record_refused_request
-from portal.services.sessions import keep_session
+from portal.services.refused_acts import record_denied_request
+from portal.services.sessions import renew_session
 
 log = logging.getLogger(__name__)
 
-View = Callable[..., Any]
+ViewCallable = Callable[..., Any]
 
-LOOKS = frozenset({"GET", "HEAD"})
+SAFE_METHODS = frozenset({"GET", "HEAD"})
 """Requests that change nothing of what is asked once in a look: projects, and who is in them."""
 
 
-def policy_of(view: View) -> Policy | None:
+def policy_of(view: ViewCallable) -> AccessPolicy | None:
     """The declared policy of a view function or of the class behind it."""
     for holder in (view, getattr(view, "view_class", None), getattr(view, "cls", None)):
         declared = getattr(holder, "access_policy", None)
         if declared is not None:
-            return Policy(declared)
+            return AccessPolicy(declared)
     return None
 
 
-def checks_itself(view: View) -> bool:
+def enforces_policy_itself(view: ViewCallable) -> bool:
     """True for views that ask for the policy themselves, after they have read a token."""
     holders = (view, getattr(view, "view_class", None), getattr(view, "cls", None))
     return any(getattr(holder, "checks_policy_itself", False) for holder in holders)
 
 
-class DoorMiddleware:
+class PolicyMiddleware:
     """Refuses routes without a policy, sends the signed-out to sign in, notes the caller's address."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
@@ -59,10 +59,10 @@ class DoorMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         token = request_address.set(request.META.get("REMOTE_ADDR") or None)
         try:
-            with one_look() if request.method in LOOKS else nullcontext():
+            with request_cache() if request.method in SAFE_METHODS else nullcontext():
                 answer = self.get_response(request)
             if answer.status_code == HTTPStatus.FORBIDDEN:
-                _record_refusal(request)
+                _record_denied_request(request)
                 who = getattr(request.user, "username", "") or "nobody"
                 log.warning(
                     "refused %s %r to %s from %s", request.method, request.path, who, request_address.get()
@@ -71,20 +71,20 @@ class DoorMiddleware:
         finally:
             request_address.reset(token)
 
-    def process_view(self, request: HttpRequest, view: View, args: Any, kwargs: Any) -> HttpResponse | None:
+    def process_view(self, request: HttpRequest, view: ViewCallable, args: Any, kwargs: Any) -> HttpResponse | None:
         """None lets the view run."""
         wanted = policy_of(view)
         if wanted is None:
             raise RuntimeError(f"the route {request.path} declares no policy")
-        if checks_itself(view):
+        if enforces_policy_itself(view):
             return None
         try:
-            demand(request.user, wanted)
+            enforce(request.user, wanted)
             if request.user.is_authenticated:
-                keep_session(request.session)
-        except NotAllowed as refusal:
-            raise PermissionDenied(refusal.sentence) from refusal  # the 403 page
-        except SignInNeeded:
+                renew_session(request.session)
+        except Forbidden as refusal:
+            raise PermissionDenied(refusal.message) from refusal  # the 403 page
+        except Unauthenticated:
             if request.headers.get("HX-Request"):
                 answer = HttpResponse(status=401)
                 answer["HX-Redirect"] = settings.LOGIN_URL
@@ -94,14 +94,14 @@ class DoorMiddleware:
         return None
 
 
-def _record_refusal(request: HttpRequest) -> None:
+def _record_denied_request(request: HttpRequest) -> None:
     """Leave an audit row of a refused change, or of any refused request to a route of administrators."""
     match, user = request.resolver_match, request.user
     if match is None or not isinstance(user, User):
         return
-    if request.method in LOOKS and policy_of(match.func) is not Policy.ADMIN:
+    if request.method in SAFE_METHODS and policy_of(match.func) is not AccessPolicy.ADMIN:
         return
     try:
-        record_refused_request(user, method=request.method or "", path=request.path, route=match.view_name)
+        record_denied_request(user, method=request.method or "", path=request.path, route=match.view_name)
     except DatabaseError as problem:
         log.error("a refused request is not in the audit trail: %s", problem)

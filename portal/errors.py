@@ -18,51 +18,51 @@ class FairwayError(Exception):
     """Sent as Retry-After."""
 
     def __init__(
-        self, sentence: str, *, code: str | None = None, facts: Mapping[str, Any] | None = None
+        self, message: str, *, code: str | None = None, details: Mapping[str, Any] | None = None
     ) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
+        super().__init__(message)
+        self.message = message
         self.code = code or self.code
-        self.facts: dict[str, Any] = dict(facts or {})
+        self.details: dict[str, Any] = dict(details or {})
 
 
-class Invalid(FairwayError):
+class InvalidRequest(FairwayError):
     """Input that cannot be carried out: 400 on pages, 422 in REST, with a sentence for each field."""
 
     status = 400
     code = "invalid"
 
-    def __init__(self, sentence: str = "", *, fields: Mapping[str, str] | None = None, **more: Any) -> None:
+    def __init__(self, message: str = "", *, fields: Mapping[str, str] | None = None, **more: Any) -> None:
         self.fields: dict[str, str] = dict(fields or {})
-        super().__init__(sentence or " ".join(self.fields.values()) or "The request is not valid.", **more)
+        super().__init__(message or " ".join(self.fields.values()) or "The request is not valid.", **more)
 
 
-class MalformedRequest(Invalid):
+class MalformedRequest(InvalidRequest):
     """A request that does not have the described shape: 400, also in REST, which answers 422 to the others."""
 
 
-class SignInNeeded(FairwayError):
+class Unauthenticated(FairwayError):
     """Nobody is signed in: 401."""
 
     status = 401
     code = "sign_in_needed"
 
 
-class NotAllowed(FairwayError):
+class Forbidden(FairwayError):
     """Known, but not permitted: 403."""
 
     status = 403
     code = "not_allowed"
 
 
-class NotThere(FairwayError):
+class NotFound(FairwayError):
     """Not there, or not for this person to know of: 404."""
 
     status = 404
     code = "not_found"
 
-    def __init__(self, sentence: str = "There is nothing here under that name.", **more: Any) -> None:
-        super().__init__(sentence, **more)
+    def __init__(self, message: str = "There is nothing here under that name.", **more: Any) -> None:
+        super().__init__(message, **more)
 
 
 class Conflict(FairwayError):
@@ -72,28 +72,28 @@ class Conflict(FairwayError):
     code = "conflict"
 
 
-class Stale(FairwayError):
+class PreconditionFailed(FairwayError):
     """Somebody changed it since it was read: 412. ``facts['current']`` holds what stands now."""
 
     status = 412
     code = "stale"
 
 
-class Impossible(FairwayError):
+class Unsatisfiable(FairwayError):
     """A request that this cluster could never serve: 422, with the nearest one that it could."""
 
     status = 422
     code = "impossible"
 
 
-class PreconditionNeeded(FairwayError):
+class PreconditionRequired(FairwayError):
     """A change that must name the version it is based on: 428."""
 
     status = 428
     code = "precondition_needed"
 
 
-class TooBusy(FairwayError):
+class TooManyRequests(FairwayError):
     """As much of this is under way as may be at once: 429, to be tried again after ``retry_after_s``."""
 
     status = 429
@@ -101,7 +101,7 @@ class TooBusy(FairwayError):
     retry_after_s = 1
 
 
-class Unavailable(FairwayError):
+class ServiceUnavailable(FairwayError):
     """Something that is needed does not answer: 503, to be tried again after ``retry_after_s``."""
 
     status = 503

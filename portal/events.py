@@ -19,54 +19,54 @@ from redis.exceptions import RedisError
 
 from portal import told
 from portal.after_commit import send_after_commit
-from portal.own_loop import run_aside
-from portal.valkey import PAUSE, note_trouble
+from portal.own_loop import run_in_background_loop
+from portal.valkey import VALKEY_BREAKER, record_valkey_error
 
 log = logging.getLogger(__name__)
 
-SEND_WITHIN_S = 1.0
+SEND_TIMEOUT_S = 1.0
 """The channel layer itself waits for ever: its sockets may be idle."""
-ALL_WITHIN_S = 3.0
+SEND_ALL_TIMEOUT_S = 3.0
 """So long at most may the news of one transaction take."""
 
-News = tuple[str, dict[str, Any]]
+TopicEvent = tuple[str, dict[str, Any]]
 """A topic, and what is told to those who watch it."""
 
 
-def group_of(topic: str) -> str:
+def channel_group(topic: str) -> str:
     """The Channels group of a topic."""
     return f"fw.{topic}"
 
 
-def announce(topic: str, data: dict[str, Any]) -> None:
+def publish_on_commit(topic: str, data: dict[str, Any]) -> None:
     """Sends ``data`` to everyone who watches ``topic`` once the current transaction has committed."""
-    announce_all([(topic, data)])
+    publish_all_on_commit([(topic, data)])
 
 
-def announce_all(news: Sequence[News]) -> None:
+def publish_all_on_commit(events: Sequence[TopicEvent]) -> None:
     """The same for several news; all of a transaction share a connection and a round trip for their notes."""
-    send_after_commit(announce_now, news)
+    send_after_commit(publish, events)
 
 
-def announce_now(news: Sequence[News]) -> None:
+def publish(events: Sequence[TopicEvent]) -> None:
     """Sends at once. Valkey may be away or silent: pages poll as well, so this only leaves a log line."""
     if get_channel_layer() is None:
         return
-    topics = list(dict.fromkeys(topic for topic, _ in news))
-    if not PAUSE:
-        told.note(topics)  # before it is sent: who joined too late to hear it finds the note
-    if PAUSE:
+    topics = list(dict.fromkeys(topic for topic, _ in events))
+    if not VALKEY_BREAKER:
+        told.mark_announced(topics)  # before it is sent: who joined too late to hear it finds the note
+    if VALKEY_BREAKER:
         log.debug("open pages were not told of %s: Valkey was silent a moment ago", topics)
         return
     try:
-        run_aside(_send(news))
+        run_in_background_loop(_send(events))
     except (OSError, RedisError, RuntimeError, ValueError) as problem:
-        note_trouble(problem)
+        record_valkey_error(problem)
         log.warning("open pages were not told of %s: %s", ", ".join(topics[:5]), problem or "no answer")
 
 
-async def _send(news: Sequence[News]) -> None:
-    async with asyncio.timeout(ALL_WITHIN_S):
+async def _send(news: Sequence[TopicEvent]) -> None:
+    async with asyncio.timeout(SEND_ALL_TIMEOUT_S):
         for topic, data in news:
             await send_frame(topic, {"data": data})
 
@@ -74,5 +74,5 @@ async def _send(news: Sequence[News]) -> None:
 async def send_frame(topic: str, frame: dict[str, Any]) -> None:
     """Sends ``frame`` to everyone who watches ``topic``. Raises TimeoutError, OSError or RedisError."""
     layer: Any = get_channel_layer()
-    async with asyncio.timeout(SEND_WITHIN_S):
-        await layer.group_send(group_of(topic), {"type": "fairway.frame", "topic": topic, **frame})
+    async with asyncio.timeout(SEND_TIMEOUT_S):
+        await layer.group_send(channel_group(topic), {"type": "fairway.frame", "topic": topic, **frame})

@@ -10,7 +10,7 @@ import signal
 import threading
 
 
-def killpoint(name: str) -> None:
+def failpoint(name: str) -> None:
     """Ends the process as ``kill -9`` would, or stops it, when this is the point for that."""
     if name == os.environ.get("FAIRWAY_KILL_AT"):
         os.kill(os.getpid(), signal.SIGKILL)

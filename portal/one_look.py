@@ -12,27 +12,27 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-Answer = TypeVar("Answer")
+CachedValue = TypeVar("Answer")
 
-_known: ContextVar[dict[Hashable, Any] | None] = ContextVar("known in this look", default=None)
+_cache: ContextVar[dict[Hashable, Any] | None] = ContextVar("known in this look", default=None)
 
 
 @contextmanager
-def one_look() -> Iterator[None]:
+def request_cache() -> Iterator[None]:
     """Until it ends, whatever is asked by ``asked_once`` is asked once."""
-    token = _known.set({})
+    token = _cache.set({})
     try:
         yield
     finally:
-        _known.reset(token)
+        _cache.reset(token)
 
 
-def asked_once(what: Hashable, ask: Callable[[], Answer]) -> Answer:
+def cached(key: Hashable, compute: Callable[[], CachedValue]) -> CachedValue:
     """The answer of ``ask``, or what it was before in this look. Nobody changes it."""
-    known = _known.get()
+    known = _cache.get()
     if known is None:
-        return ask()
-    if what not in known:
-        known[what] = ask()
-    answer: Answer = known[what]
+        return compute()
+    if key not in known:
+        known[key] = compute()
+    answer: CachedValue = known[key]
     return answer

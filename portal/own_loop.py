@@ -15,12 +15,12 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 """By process: a fork takes the loop along, but not the thread that runs it."""
 
 
-def run_aside(work: Coroutine[Any, Any, Result]) -> Result:
+def run_in_background_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Runs ``work`` in the loop and waits for it; raises what it raises. Not for code that is in a loop already."""
-    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
+    return asyncio.run_coroutine_threadsafe(coroutine, _background_loop()).result()
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def _background_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         loop = _loops.get(os.getpid())
         if loop is None:

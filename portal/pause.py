@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 
 
-class Pause:
+class CircuitBreaker:
     """The pause after a server gave no answer; one for each server, in each process. ``lasts_s``: how long."""
 
     def __init__(self, lasts_s: float) -> None:
-        self.lasts_s = lasts_s
+        self.open_for_s = lasts_s
         self._until_s = 0.0
 
-    def begin(self) -> None:
+    def trip(self) -> None:
         """The server was silent just now."""
-        self._until_s = time.monotonic() + self.lasts_s
+        self._until_s = time.monotonic() + self.open_for_s
 
     def __bool__(self) -> bool:
         """True while the server is to be left alone."""

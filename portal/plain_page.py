@@ -7,7 +7,7 @@ from hashlib import sha256
 from html import escape
 
 MEDIA_TYPE = "text/html; charset=utf-8"
-PERMISSIONS = ", ".join(
+PERMISSIONS_POLICY = ", ".join(
     f"{name}=()"
     for name in (
         "accelerometer",
@@ -47,9 +47,9 @@ section p{margin-top:6px;color:var(--ink-2)}
 a{display:inline-block;margin-top:16px;padding:7px 14px;border-radius:5px;color:var(--on);background:var(--accent);
 font-weight:500;text-decoration:none}
 a:focus-visible{outline:2px solid var(--accent);outline-offset:2px}"""
-_OWN = f"'sha256-{b64encode(sha256(_STYLE.encode()).digest()).decode()}'"
+_STYLE_HASH = f"'sha256-{b64encode(sha256(_STYLE.encode()).digest()).decode()}'"
 
-POLICY = f"default-src 'none'; style-src {_OWN}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+CONTENT_SECURITY_POLICY = f"default-src 'none'; style-src {_STYLE_HASH}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """Its one style sheet stands in the page, and is known by its hash."""
 
 _PAGE = """<!doctype html>
@@ -58,25 +58,25 @@ _PAGE = """<!doctype html>
 <body><main><p class="brand">{mark}Fairway</p>
 <section{wait}>{sign}<div><h1>{title}</h1><p>{sentence}</p>{link}</div></section></main></body></html>
 """
-_MARK = (
+_LOGO_SVG = (
     '<svg viewBox="0 0 22 22" aria-hidden="true"><rect width="22" height="22" rx="5" fill="var(--accent)"/>'
     '<path d="M7.500 17.500V5l8 3.200-8 3.300" fill="none" stroke="var(--on)" stroke-width="1.900"/></svg>'
 )
-_SIGN = (
+_WARNING_SVG = (
     '<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M8 2.2 14.3 13.4H1.7z"/>'
     '<path d="M8 6.6v3M8 11.4v.1"/></svg>'
 )
 
 
-def plain_page(title: str, sentence: str, *, link: tuple[str, str] | None = None, wait: bool = False) -> str:
+def static_error_page(title: str, message: str, *, link: tuple[str, str] | None = None, is_temporary: bool = False) -> str:
     """The HTML. ``link`` is (address, words), an empty address is this page again; ``wait``: it will pass."""
     button = f'<a href="{escape(link[0])}">{escape(link[1])}</a>' if link else ""
     return _PAGE.format(
         title=escape(title),
-        sentence=escape(sentence),
+        sentence=escape(message),
         link=button,
-        wait=' class="wait"' if wait else "",
+        wait=' class="wait"' if is_temporary else "",
         style=_STYLE,
-        mark=_MARK,
-        sign=_SIGN,
+        mark=_LOGO_SVG,
+        sign=_WARNING_SVG,
     )

@@ -11,25 +11,25 @@ from redis.exceptions import ConnectionError as Broken
 from redis.exceptions import TimeoutError as NoAnswer
 from redis.retry import Retry
 
-from portal.pause import Pause
+from portal.pause import CircuitBreaker
 
-PAUSE = Pause(5.0)
+VALKEY_BREAKER = CircuitBreaker(5.0)
 """Valkey was silent just now: those who would ask it at every step (news, notes, rates) do without."""
 
 
 @cache
-def valkey(within_s: float) -> redis.Redis:
+def valkey_client(timeout_s: float) -> redis.Redis:
     """A client, shared by all threads, that gives up after ``within_s`` without an answer.
 
     A connection that broke meanwhile is opened anew once, without waiting.
     """
     again = Retry(NoBackoff(), 1, supported_errors=(Broken,))
     return redis.Redis.from_url(
-        settings.REDIS_URL, socket_timeout=within_s, socket_connect_timeout=within_s, retry=again
+        settings.REDIS_URL, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=again
     )
 
 
-def note_trouble(problem: BaseException) -> None:
+def record_valkey_error(error: BaseException) -> None:
     """Begins the pause when nothing was answered in time. Who is refused knows at once, and may ask again."""
-    if isinstance(problem, NoAnswer | TimeoutError):
-        PAUSE.begin()
+    if isinstance(error, NoAnswer | TimeoutError):
+        VALKEY_BREAKER.trip()

@@ -10,50 +10,50 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from portal.access import Person, Verb, can, project_ids, signed_in
+from portal.access import Requester, Permission, can, project_ids, require_user
 from portal.models import Job, Project, User
 
-ANOTHER_PROJECT = "another project"
+HIDDEN_PROJECT_NAME = "another project"
 """In place of the name of a project that the reader may not see."""
 
 
 @dataclass(frozen=True)
-class Visibility:
+class NameVisibility:
     """Whose names a person may read: None as ``projects`` is everybody's."""
 
     user: User
     projects: frozenset[int] | None
 
-    def sees(self, job: Job) -> bool:
+    def can_name_job(self, job: Job) -> bool:
         """True when the job may be named."""
-        return self.sees_project(job.project_id)
+        return self.can_name_project(job.project_id)
 
-    def sees_project(self, row: int) -> bool:
+    def can_name_project(self, row: int) -> bool:
         """True when the project with this row number may be named."""
         return self.projects is None or row in self.projects
 
-    def name_of(self, project: Project) -> str:
+    def project_name(self, project: Project) -> str:
         """The project's name, or what stands in its place."""
-        return project.name if self.sees_project(project.pk) else ANOTHER_PROJECT
+        return project.name if self.can_name_project(project.pk) else HIDDEN_PROJECT_NAME
 
 
-def visibility_of(person: Person) -> Visibility:
+def visibility_of(requester: Requester) -> NameVisibility:
     """Two queries, none for administrators."""
-    user = signed_in(person)
-    return Visibility(user, None if user.is_admin else frozenset(project_ids(user)))
+    user = require_user(requester)
+    return NameVisibility(user, None if user.is_admin else frozenset(project_ids(user)))
 
 
 class PrivateFields(NamedTuple):
     """What a job holds for those who may control it; None for others."""
 
-    environ: Mapping[str, str] | None
+    env: Mapping[str, str] | None
     secrets: list[dict[str, Any]] | None
 
 
-def private_fields(person: Person, job: Job) -> PrivateFields:
+def private_fields(requester: Requester, job: Job) -> PrivateFields:
     """The variables of a job, whose values may be secret, and which secrets it gets."""
     return (
-        PrivateFields(job.environ, job.secrets)
-        if can(person, Verb.CONTROL, job)
+        PrivateFields(job.env, job.secrets)
+        if can(requester, Permission.CONTROL, job)
         else PrivateFields(None, None)
     )

@@ -16,58 +16,58 @@ from redis.exceptions import RedisError
 
 from portal.after_commit import send_after_commit
 from portal.config.celery import app
-from portal.killpoints import killpoint
-from portal.models import Outbox
-from portal.valkey import PAUSE, note_trouble, valkey
+from portal.killpoints import failpoint
+from portal.models import OutboxMessage
+from portal.valkey import VALKEY_BREAKER, record_valkey_error, valkey_client
 
 log = logging.getLogger(__name__)
 
-ASKED_WITHIN_S = 1.0
+BROKER_TIMEOUT_S = 1.0
 """How long an answer of the broker is waited for."""
 
 
-def wake(cause: str) -> None:
+def trigger_cycle(trigger: str) -> None:
     """Asks for a scheduling cycle after the current transaction; ``cause`` is a word for the cycle's row."""
-    leave_hint("scheduler.cycle", [cause], "cycle")
+    enqueue_task("scheduler.cycle", [trigger], "cycle")
 
 
-def hint_node(node: str, verb: str, what: str = "") -> None:
+def notify_node(node: str, verb: str, subject: str = "") -> None:
     """Asks the actor of a node (public id) to look at its work; ``verb`` says at what first."""
-    hint_nodes({node: (verb, what)})
+    notify_nodes({node: (verb, subject)})
 
 
-def hint_nodes(hints: Mapping[str, tuple[str, str]]) -> None:
+def notify_nodes(messages: Mapping[str, tuple[str, str]]) -> None:
     """The same for several nodes at once: verb and what for each."""
     rows = [
-        Outbox(name="scheduler.node_hint", arguments=[node, *hint], queue="nodes")
-        for node, hint in hints.items()
+        OutboxMessage(name="scheduler.node_hint", arguments=[node, *hint], queue="nodes")
+        for node, hint in messages.items()
     ]
-    _leave(rows)
+    _enqueue(rows)
 
 
-def leave_hint(task: str, arguments: list[str], queue: str) -> None:
+def enqueue_task(task: str, arguments: list[str], queue: str) -> None:
     """Writes an outbox row with the transaction and sends its message after commit."""
-    _leave([Outbox(name=task, arguments=arguments, queue=queue)])
+    _enqueue([OutboxMessage(name=task, arguments=arguments, queue=queue)])
 
 
-def _leave(rows: list[Outbox]) -> None:
+def _enqueue(rows: list[OutboxMessage]) -> None:
     if rows:
-        Outbox.objects.bulk_create(rows)
-        send_after_commit(send_hints, rows)
+        OutboxMessage.objects.bulk_create(rows)
+        send_after_commit(send_outbox_rows, rows)
 
 
-def send_hints(rows: Sequence[Outbox]) -> int:
+def send_outbox_rows(rows: Sequence[OutboxMessage]) -> int:
     """Sends outbox rows in order until one does not go (the sweep tries again); gives how many went."""
     sent = list(itertools.takewhile(_send, rows))
     if sent:
-        Outbox.objects.filter(pk__in=[row.pk for row in sent]).update(sent_at=timezone.now())
+        OutboxMessage.objects.filter(pk__in=[row.pk for row in sent]).update(sent_at=timezone.now())
     return len(sent)
 
 
-def _send(row: Outbox) -> bool:
+def _send(row: OutboxMessage) -> bool:
     """Sends one message; False when the broker is away, or was silent just now: the row stays in the outbox."""
-    killpoint("hint.before_send")
-    if PAUSE:
+    failpoint("hint.before_send")
+    if VALKEY_BREAKER:
         return False
     try:
         app.send_task(
@@ -81,16 +81,16 @@ def _send(row: Outbox) -> bool:
     except (BrokerAway, RedisError, OSError) as problem:
         log.warning("the hint %s was not sent: %s", row.name, problem)
         return False
-    killpoint("hint.sent")
+    failpoint("hint.sent")
     return True
 
 
-def hints_wait(queue: str) -> bool:
+def has_queued_messages(queue: str) -> bool:
     """True when messages of a queue wait to be read; False when the broker does not say."""
-    if PAUSE:
+    if VALKEY_BREAKER:
         return False
     try:
-        return bool(valkey(ASKED_WITHIN_S).llen(queue))
+        return bool(valkey_client(BROKER_TIMEOUT_S).llen(queue))
     except (RedisError, OSError) as problem:
-        note_trouble(problem)
+        record_valkey_error(problem)
         return False

@@ -20,62 +20,62 @@ from django.db import connection
 from django.utils import timezone
 
 from agents.engines.contract import (
-    Engine,
+    NodeEngine,
     EngineEvent,
-    GpuFaultTold,
+    GpuFaultReported,
     GpuHealthChanged,
-    MalformedFrames,
-    Refused,
+    InvalidEventsReceived,
+    AgentError,
     TaskExited,
     TaskKey,
     Unknown,
-    Unreadable,
+    InvalidReplyError,
 )
 from agents.link import TokenBucket
 from agents.node.refusals import DISK_FULL
-from agents.openings import Openings
-from portal.database.turns import give_back
+from agents.openings import ConnectLimiter
+from portal.database.turns import release_connection
 from portal.models import Gpu, Node, Task
 from portal.services import nodes, trust
 from portal.services.alarms import record_xid
-from portal.services.bringing import BRING
+from portal.services.bringing import PULL_IMAGE
 from portal.services.gpus import record_gpu_health
-from portal.services.node_acts import ORDERS
-from portal.services.restored import COMPARE
+from portal.services.node_acts import OPERATIONS
+from portal.services.restored import RECONCILE
 from portal.words.states import GpuHealth
-from portal.words.trust import Trouble
+from portal.words.trust import IncidentKind
 from scheduler import dispatch
-from scheduler.dispatch import Door
-from scheduler.hands import Hands
-from scheduler.images import ImageBringer, note_images
-from scheduler.leases import Deposed, Held
-from scheduler.node_acts import carry_out
-from scheduler.node_work import NodeWork
-from scheduler.opening import CannotOpen, open_engine
-from scheduler.reconcile import collect_and_remove, reconcile, welcome
+from scheduler.dispatch import NodeConnection
+from scheduler.hands import KeyedPool
+from scheduler.images import ImagePuller, record_images
+from scheduler.leases import LeaseLostError, HeldLease
+from scheduler.node_acts import run_due_operations
+from scheduler.node_work import NodeQueue
+from scheduler.opening import EngineConnectError, open_engine
+from scheduler.reconcile import collect_and_remove, reconcile, on_connected
 
 log = logging.getLogger(__name__)
 
 INBOX_SIZE = 200
 RECONCILE_EVERY_S = 10.0
-COMPARE_PAUSE_S = 1.0
-HEALTH_CHANGES_PER_S, HEALTH_CHANGES_AT_ONCE = 1.0, 200.0
+MIN_RECONCILE_INTERVAL_S = 1.0
+HEALTH_CHANGES_PER_S, HEALTH_CHANGES_BURST = 1.0, 200.0
 UNREACHABLE_AFTER_S = 15.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 15.0
-STEADY_AFTER_S = 10.0
+STABLE_AFTER_S = 10.0
 """A link that has lived this long is tried again at once when it breaks."""
-AGAIN_S = 5.0
-IDLE_S = 1.0
-TROUBLES_KEPT = 8
+RETRY_S = 5.0
+MAX_WAIT_S = 1.0
+MAX_UNRECORDED_INCIDENTS = 8
 """Of what befell the link while the database was away."""
-CERTAIN = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "not_allowed"})
+PERMANENT_ERRORS = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "not_allowed"})
 """Refusals to connect that will not pass by themselves: the page says so at once."""
 
 IMAGES = "images"
 """The hint that an environment was changed: which nodes have its image is asked anew."""
 
 
-_OPENINGS = Openings()
+_CONNECT_LIMIT = ConnectLimiter()
 
 
 class NodeActor:
@@ -84,37 +84,37 @@ class NodeActor:
     def __init__(
         self,
         node: Node,
-        lease: Held,
-        denied_now: Callable[[], list[str]],
-        opener: Callable[[Node], Engine] = open_engine,
+        lease: HeldLease,
+        denied_addresses: Callable[[], list[str]],
+        connect: Callable[[Node], NodeEngine] = open_engine,
     ) -> None:
         self._thread = threading.Thread(target=self._run, name=f"node-{node.name}", daemon=True)
         self.node_id = node.pk
         self.node_name = node.name
         self.lease = lease
-        self._opener = opener
+        self._open_engine = connect
         self._inbox: queue.Queue[str | EngineEvent] = queue.Queue(INBOX_SIZE)
         self._stopping = threading.Event()
-        self._door: Door | None = None
-        self._images_asked = False
-        self._bring_asked = False
-        self._orders_asked = False
-        self._reopening: Engine | None = None
-        self._faults: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-        self._images = ImageBringer(lambda: self.hint(BRING))
-        self._hands = Hands(f"hand-{node.name}", self._faults.put, lambda: self.hint("done"))
-        self._work = NodeWork(self._hands, self._images, self._compare_soon)
+        self._connection: NodeConnection | None = None
+        self._images_requested = False
+        self._prefetch_requested = False
+        self._operations_requested = False
+        self._reconnecting: NodeEngine | None = None
+        self._errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self._images = ImagePuller(lambda: self.notify(PULL_IMAGE))
+        self._pool = KeyedPool(f"hand-{node.name}", self._errors.put, lambda: self.notify("done"))
+        self._queue = NodeQueue(self._pool, self._images, self._reconcile_soon)
         self._backoff_s = FIRST_BACKOFF_S
         self._connect_at_s = 0.0
         self._reconcile_at_s = 0.0
-        self._look_at_s = 0.0
-        self._heard_s: float | None = None
-        self._compared_s = 0.0
-        self._health_changes = TokenBucket(HEALTH_CHANGES_PER_S, HEALTH_CHANGES_AT_ONCE)
-        self._linked_s = 0.0
-        self._denied: list[str] = []
-        self._denied_now = denied_now
-        self._befell: list[tuple[Trouble, str]] = []
+        self._next_poll_s = 0.0
+        self._last_contact_s: float | None = None
+        self._reconciled_s = 0.0
+        self._health_changes = TokenBucket(HEALTH_CHANGES_PER_S, HEALTH_CHANGES_BURST)
+        self._connected_s = 0.0
+        self._denied_addresses: list[str] = []
+        self._read_denied_addresses = denied_addresses
+        self._unrecorded_incidents: list[tuple[IncidentKind, str]] = []
 
     def start(self) -> None:
         """Begins."""
@@ -128,15 +128,15 @@ class NodeActor:
         """Waits for the end."""
         self._thread.join(within_s)
 
-    def hint(self, what: str) -> None:
+    def notify(self, message: str) -> None:
         """Asks the actor to look at its work now; dropped when the inbox is full."""
         with contextlib.suppress(queue.Full):
-            self._inbox.put_nowait(what)
+            self._inbox.put_nowait(message)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Asks the thread to end; the link is closed, no task is touched."""
         self._stopping.set()
-        self.hint("end")
+        self.notify("end")
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -145,89 +145,89 @@ class NodeActor:
         try:
             while not self._stopping.is_set():
                 try:
-                    self._turn()
-                except Deposed as moved:
+                    self._run_once()
+                except LeaseLostError as moved:
                     log.info("%s: %s", self.node_name, moved)
                     return
-                except Unreadable as answer:
-                    self._lose_link(f"{answer}", Trouble.MALFORMED)
+                except InvalidReplyError as answer:
+                    self._drop_connection(f"{answer}", IncidentKind.MALFORMED)
                 except Unknown as silence:
-                    open_still = self._door is not None and self._door.engine.is_open
-                    self._lose_link(f"{silence}", Trouble.NO_ANSWER if open_still else Trouble.LINK_LOST)
-                except Refused as refusal:
+                    open_still = self._connection is not None and self._connection.engine.is_open
+                    self._drop_connection(f"{silence}", IncidentKind.COMMAND_TIMEOUTS if open_still else IncidentKind.LINK_LOST)
+                except AgentError as refusal:
                     log.warning("%s refused: %s", self.node_name, refusal)
-                    self._look_at_s = self._reconcile_at_s = time.monotonic() + AGAIN_S
+                    self._next_poll_s = self._reconcile_at_s = time.monotonic() + RETRY_S
                     if refusal.code == "stale_epoch":
-                        self._lose_link("The node has heard a higher epoch.")
+                        self._drop_connection("The node has heard a higher epoch.")
                 except DatabaseError as trouble:
                     log.warning("%s: the database does not answer: %s", self.node_name, trouble)
                     connection.close()
                     self._stopping.wait(random.uniform(0.5, 2.0))  # noqa: S311 - not for secrets
                 except Exception:
                     log.exception("%s: the turn failed", self.node_name)
-                    self._lose_link("An error on our side; see the log of worker-nodes.")
+                    self._drop_connection("An error on our side; see the log of worker-nodes.")
                 finally:
                     connection.close_if_unusable_or_obsolete()
         finally:
-            if self._door is not None:
-                self._door.engine.close()
-            self._hands.end()
-            self._images.end()
+            if self._connection is not None:
+                self._connection.engine.close()
+            self._pool.shut_down()
+            self._images.stop()
             connection.close()
 
-    def _turn(self) -> None:
-        self._tell_troubles()
-        if not self._faults.empty():
-            raise self._faults.get()
-        if self._door is not None and not self._door.engine.is_open:
-            self._lose_link("The node closed the link.", Trouble.LINK_LOST)
-        if self._door is None:
+    def _run_once(self) -> None:
+        self._record_incidents()
+        if not self._errors.empty():
+            raise self._errors.get()
+        if self._connection is not None and not self._connection.engine.is_open:
+            self._drop_connection("The node closed the link.", IncidentKind.LINK_LOST)
+        if self._connection is None:
             self._connect()
-        looked = self._take_inbox()
-        if self._door is None:
+        looked = self._process_inbox()
+        if self._connection is None:
             return
         now_s = time.monotonic()
         if now_s >= self._reconcile_at_s:
-            self._deny(self._door)
-            reconcile(self._door)
-            self._heard_s = self._compared_s = time.monotonic()
-            self._reconcile_at_s = self._heard_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
+            self._update_denied_addresses(self._connection)
+            reconcile(self._connection)
+            self._last_contact_s = self._reconciled_s = time.monotonic()
+            self._reconcile_at_s = self._last_contact_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
             looked = True
-        if self._images_asked:
-            self._images_asked = False
-            note_images(self._door.node, self._door.engine.images(), self._images.on_their_way())
-        if self._bring_asked:
-            self._bring_asked = False
-            self._images.bring_wanted(self._door.node)
-        if self._orders_asked:
-            self._orders_asked = False
-            self._hands.take("orders", partial(carry_out, self._door, partial(self._reopen, self._door)))
-        if looked or now_s >= self._look_at_s:
-            self._look_at_s = time.monotonic() + self._work.look(self._door)
+        if self._images_requested:
+            self._images_requested = False
+            record_images(self._connection.node, self._connection.engine.images(), self._images.in_progress())
+        if self._prefetch_requested:
+            self._prefetch_requested = False
+            self._images.prefetch(self._connection.node)
+        if self._operations_requested:
+            self._operations_requested = False
+            self._pool.submit("orders", partial(run_due_operations, self._connection, partial(self._reconnect, self._connection)))
+        if looked or now_s >= self._next_poll_s:
+            self._next_poll_s = time.monotonic() + self._queue.run_due(self._connection)
 
-    def _take_inbox(self) -> bool:
+    def _process_inbox(self) -> bool:
         """Waits until something comes or something is due; handles events; True when there was a hint."""
-        due_s = self._connect_at_s if self._door is None else min(self._look_at_s, self._reconcile_at_s)
-        wait_s = min(IDLE_S, max(0.0, due_s - time.monotonic()))
+        due_s = self._connect_at_s if self._connection is None else min(self._next_poll_s, self._reconcile_at_s)
+        wait_s = min(MAX_WAIT_S, max(0.0, due_s - time.monotonic()))
         looked = False
         try:
-            give_back()
+            release_connection()
             item = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
             while True:
                 if isinstance(item, str):
                     looked = True
-                    self._images_asked |= item == IMAGES
-                    self._orders_asked |= item == ORDERS
-                    self._bring_asked |= item == BRING
-                    if item == COMPARE:
-                        self._compare_soon()
+                    self._images_requested |= item == IMAGES
+                    self._operations_requested |= item == OPERATIONS
+                    self._prefetch_requested |= item == PULL_IMAGE
+                    if item == RECONCILE:
+                        self._reconcile_soon()
                 else:
                     self._on_event(item)
                 item = self._inbox.get_nowait()
         except queue.Empty:
             return looked
 
-    def _compare_soon(self) -> None:
+    def _reconcile_soon(self) -> None:
         self._reconcile_at_s = 0.0
 
     # -- the link ----------------------------------------------------------------------------------
@@ -236,87 +236,87 @@ class NodeActor:
         if time.monotonic() < self._connect_at_s:
             return
         node = Node.objects.select_related("pool").get(pk=self.node_id)
-        give_back()
+        release_connection()
         try:
-            with _OPENINGS.turn(doubtful=self._backoff_s > FIRST_BACKOFF_S):
-                engine = self._opener(node)
-        except CannotOpen as problem:
-            self._note_unreachable(node, str(problem), certain=problem.code in CERTAIN)
+            with _CONNECT_LIMIT.acquire(doubtful=self._backoff_s > FIRST_BACKOFF_S):
+                engine = self._open_engine(node)
+        except EngineConnectError as problem:
+            self._record_unreachable(node, str(problem), permanent=problem.code in PERMANENT_ERRORS)
             return
         try:
-            door = Door(engine, self.lease, node)
-            welcome(door, time.time())
-            self._denied = []
-            self._deny(door)
+            door = NodeConnection(engine, self.lease, node)
+            on_connected(door, time.time())
+            self._denied_addresses = []
+            self._update_denied_addresses(door)
             node.refresh_from_db()
-            note_images(node, engine.hello["images"], self._images.on_their_way())
-            engine.watch(self._keep_event)
-        except CannotOpen as problem:
+            record_images(node, engine.hello["images"], self._images.in_progress())
+            engine.watch(self._enqueue_event)
+        except EngineConnectError as problem:
             engine.close()
-            self._note_unreachable(node, str(problem), certain=True)
+            self._record_unreachable(node, str(problem), permanent=True)
             return
         except BaseException:
             engine.close()
             raise
-        self._door, self._orders_asked, self._bring_asked = door, True, True
-        self._heard_s = time.monotonic()
-        self._linked_s, self._reconcile_at_s = self._heard_s, 0.0
+        self._connection, self._operations_requested, self._prefetch_requested = door, True, True
+        self._last_contact_s = time.monotonic()
+        self._connected_s, self._reconcile_at_s = self._last_contact_s, 0.0
         log.info("connected to %s", node.name)
 
-    def _deny(self, door: Door) -> None:
+    def _update_denied_addresses(self, node_connection: NodeConnection) -> None:
         """Tells the node to which addresses no container may connect, before any start and when they changed."""
-        if not door.engine.denies:
+        if not node_connection.engine.supports_deny_egress:
             return
-        addresses = self._denied_now()
-        if addresses == self._denied:
+        addresses = self._read_denied_addresses()
+        if addresses == self._denied_addresses:
             return
         try:
-            door.engine.deny(addresses)
-            self._denied = addresses
-        except Refused as refusal:
+            node_connection.engine.deny_egress(addresses)
+            self._denied_addresses = addresses
+        except AgentError as refusal:
             if refusal.code != DISK_FULL:  # with a full disk it starts nothing, and the comparison records it
                 raise
 
-    def _keep_event(self, event: EngineEvent) -> None:
+    def _enqueue_event(self, event: EngineEvent) -> None:
         """Called in the link's reading thread; a lost event is found by the next comparison."""
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait(event)
 
-    def _note_unreachable(self, node: Node, sentence: str, *, certain: bool) -> None:
+    def _record_unreachable(self, node: Node, message: str, *, permanent: bool) -> None:
         self._back_off()
         silent_s = self._silent_for_s(node)
-        if certain or silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
-            nodes.record_unreachable(node.pk, sentence)
+        if permanent or silent_s is None or silent_s >= UNREACHABLE_AFTER_S:
+            nodes.record_unreachable(node.pk, message)
 
     def _silent_for_s(self, node: Node) -> float | None:
         """How long nobody has heard from the node; None when nobody ever has."""
-        if self._heard_s is not None:
-            return time.monotonic() - self._heard_s
+        if self._last_contact_s is not None:
+            return time.monotonic() - self._last_contact_s
         if node.last_seen_at is None:
             return None
         return (timezone.now() - node.last_seen_at).total_seconds()
 
-    def _tell_troubles(self) -> None:
+    def _record_incidents(self) -> None:
         """Writes down what befell the link; what the database does not take now is told in a later turn."""
-        while self._befell:
-            trouble, why = self._befell[0]
-            trust.record_trouble(self.node_id, trouble, sentence=why)
-            del self._befell[0]
+        while self._unrecorded_incidents:
+            trouble, why = self._unrecorded_incidents[0]
+            trust.record_incident(self.node_id, trouble, message=why)
+            del self._unrecorded_incidents[0]
 
-    def _reopen(self, door: Door) -> None:
+    def _reconnect(self, door: NodeConnection) -> None:
         """Called in a hand: another agent is to answer, so the link to this one goes. The node is not to blame."""
-        self._reopening = door.engine
+        self._reconnecting = door.engine
         door.engine.close()
 
-    def _lose_link(self, why: str, trouble: Trouble | None = None) -> None:
+    def _drop_connection(self, reason: str, incident: IncidentKind | None = None) -> None:
         """``trouble`` where the node, or the way to it, is the cause."""
-        log.warning("lost the link to %s: %s", self.node_name, why)
-        if self._door is not None:
-            if trouble is not None and self._door.engine is not self._reopening:
-                self._befell = [*self._befell, (trouble, why)][-TROUBLES_KEPT:]
-            self._door.engine.close()
-            self._door = None
-            if time.monotonic() - self._linked_s >= STEADY_AFTER_S:
+        log.warning("lost the link to %s: %s", self.node_name, reason)
+        if self._connection is not None:
+            if incident is not None and self._connection.engine is not self._reconnecting:
+                self._unrecorded_incidents = [*self._unrecorded_incidents, (incident, reason)][-MAX_UNRECORDED_INCIDENTS:]
+            self._connection.engine.close()
+            self._connection = None
+            if time.monotonic() - self._connected_s >= STABLE_AFTER_S:
                 self._backoff_s = FIRST_BACKOFF_S
                 self._connect_at_s = 0.0  # once at once, then with growing pauses
                 return
@@ -336,13 +336,13 @@ class NodeActor:
                 gpu = Gpu.objects.filter(uuid=uuid, node_id=self.node_id).first()
                 if gpu is None or not record_gpu_health(gpu.pk, GpuHealth(health), sentence, fatal=fatal):
                     return
-                if self._health_changes.spend(1.0) > 0:  # each leaves an audit row, and wakes the scheduler
-                    raise Unreadable("The health of its GPUs changes again and again.")
-            case GpuFaultTold(uuid, xid, times):
+                if self._health_changes.take(1.0) > 0:  # each leaves an audit row, and wakes the scheduler
+                    raise InvalidReplyError("The health of its GPUs changes again and again.")
+            case GpuFaultReported(uuid, xid, times):
                 record_xid(self.node_id, uuid, xid, times)
-            case MalformedFrames(times, problem):
+            case InvalidEventsReceived(times, problem):
                 sentence = f"{times} events that cannot be read. The last: {problem}."
-                trust.record_trouble(self.node_id, Trouble.MALFORMED, sentence=sentence)
+                trust.record_incident(self.node_id, IncidentKind.MALFORMED, message=sentence)
 
     def _on_exit(self, key: TaskKey, event: TaskExited) -> None:
         task = Task.objects.filter(
@@ -354,9 +354,9 @@ class NodeActor:
         if task is None:
             # a container that the record does not know has ended: that is settled by a comparison, and however
             # often the node says so there is not one after the other
-            soon_s = self._compared_s + COMPARE_PAUSE_S
+            soon_s = self._reconciled_s + MIN_RECONCILE_INTERVAL_S
             self._reconcile_at_s = min(self._reconcile_at_s, soon_s)
             return
-        dispatch.record_end(task.pk, event.container)
-        if self._door is not None:
-            collect_and_remove(self._door, key.job, key.attempt)
+        dispatch.record_task_end(task.pk, event.container)
+        if self._connection is not None:
+            collect_and_remove(self._connection, key.job, key.attempt)

@@ -14,7 +14,7 @@ from django.db import connection
 
 Source = TypeVar("Source")
 Value = TypeVar("Value")
-BLOCK = 256
+BLOCK_SIZE = 256
 """Row numbers to a block of marks."""
 
 Fetch = Callable[[Sequence[int] | None], Iterable[tuple[int, Value]]]
@@ -23,36 +23,36 @@ INVALID_DATA = (ArithmeticError, AttributeError, LookupError, TypeError, ValueEr
 """What code raises that meets a value which cannot be, such as a list where a JSON column should hold an object."""
 
 
-class Known(Generic[Value]):
+class RowCache(Generic[Value]):
     """Rows as they were last read, by their number, each with its mark; they come in no order."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[object, Value]] = {}
         self._blocks: dict[int, str] = {}
-        self._noted: set[int] = set()  # since blocks were read, which do not know of them
+        self._written: set[int] = set()  # since blocks were read, which do not know of them
 
-    def read(self, marks: Iterable[tuple[int, object]], fetch: Fetch[Value]) -> dict[int, Value]:
+    def refresh(self, versions: Iterable[tuple[int, object]], fetch: Fetch[Value]) -> dict[int, Value]:
         """The rows of ``marks``; ``fetch`` reads those with these numbers, all for None."""
-        now = dict(marks)
-        return self._renewed(now, self._rows.keys() - now.keys(), fetch)
+        now = dict(versions)
+        return self._update(now, self._rows.keys() - now.keys(), fetch)
 
-    def read_blocks(self, blocks: Iterable[tuple[int, str]], fetch: Fetch[Value]) -> dict[int, Value]:
+    def refresh_blocks(self, blocks: Iterable[tuple[int, str]], fetch: Fetch[Value]) -> dict[int, Value]:
         """The same where marks come in blocks, as of ``blocks_of``: one that says the same is not looked into."""
         before, now = self._blocks, dict(blocks)
-        came = _marks_in(text for block, text in now.items() if before.get(block) != text)
-        left = _marks_in(text for block, text in before.items() if now.get(block) != text)
-        found = self._renewed(came, (left.keys() | self._noted) - came.keys(), fetch)
-        self._blocks, self._noted = now, set()
+        came = _parse_versions(text for block, text in now.items() if before.get(block) != text)
+        left = _parse_versions(text for block, text in before.items() if now.get(block) != text)
+        found = self._update(came, (left.keys() | self._written) - came.keys(), fetch)
+        self._blocks, self._written = now, set()
         return found
 
-    def _renewed(
-        self, marks: Mapping[int, object], gone: Iterable[int], fetch: Fetch[Value]
+    def _update(
+        self, versions: Mapping[int, object], gone: Iterable[int], fetch: Fetch[Value]
     ) -> dict[int, Value]:
         """All rows, those of ``marks`` read anew where they bear another one, without those that are ``gone``."""
         rows = dict(self._rows)
         for id_ in gone:
             rows.pop(id_, None)
-        wanted = {id_: mark for id_, mark in marks.items() if id_ not in rows or rows[id_][0] != mark}
+        wanted = {id_: mark for id_, mark in versions.items() if id_ not in rows or rows[id_][0] != mark}
         for id_ in wanted:
             rows.pop(id_, None)
         if wanted:
@@ -67,35 +67,35 @@ class Known(Generic[Value]):
         """As they were last read, and noted since."""
         return {id_: value for id_, (_, value) in self._rows.items()}
 
-    def note(self, marks: Iterable[tuple[int, object]], values: Mapping[int, Value]) -> None:
+    def put(self, versions: Iterable[tuple[int, object]], values: Mapping[int, Value]) -> None:
         """Rows that this process wrote itself, with the marks they got; call once they are committed."""
-        noted = {id_: (mark, values[id_]) for id_, mark in marks}
+        noted = {id_: (mark, values[id_]) for id_, mark in versions}
         self._rows.update(noted)
-        self._noted.update(noted)
+        self._written.update(noted)
 
 
-class Built(Generic[Source, Value]):
+class DerivedCache(Generic[Source, Value]):
     """What was made of rows: made anew only where they say something else."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Source, Value]] = {}
+        self._built: dict[int, tuple[Source, Value]] = {}
         self._context: object = None
         self.invalid: dict[int, str] = {}
         """What is wrong with the rows that ``make`` could not read, by number."""
 
-    def of(
+    def map(
         self,
         rows: Mapping[int, Source],
         context: object,
         make: Callable[[int, Source], Value],
-        without: Callable[[int, Source], Value] | None = None,
+        fallback: Callable[[int, Source], Value] | None = None,
     ) -> tuple[Value, ...]:
         """``make`` of each row, which follows from the row and ``context`` alone; equal ones are those of before.
 
         ``without`` makes the value of a row that ``make`` cannot read, from the columns that are typed.
         """
-        make = make if without is None else self._guarded(make, without)
-        before, same = self._made, context == self._context
+        make = make if fallback is None else self._guarded(make, fallback)
+        before, same = self._built, context == self._context
         made: dict[int, tuple[Source, Value]] = {}
         for id_, source in rows.items():
             known = before.get(id_)
@@ -105,18 +105,18 @@ class Built(Generic[Source, Value]):
                 value = make(id_, source)
                 known = (source, known[1] if known[1] == value else value)
             made[id_] = known
-        self._made, self._context = made, context
+        self._built, self._context = made, context
         if self.invalid:
             self.invalid = {id_: fault for id_, fault in self.invalid.items() if id_ in made}
         return tuple(value for _, value in made.values())
 
     @property
-    def numbers(self) -> Collection[int]:
+    def row_ids(self) -> Collection[int]:
         """The numbers of the rows that were made last, in the order of their values."""
-        return self._made.keys()
+        return self._built.keys()
 
     def _guarded(
-        self, make: Callable[[int, Source], Value], without: Callable[[int, Source], Value]
+        self, make: Callable[[int, Source], Value], fallback: Callable[[int, Source], Value]
     ) -> Callable[[int, Source], Value]:
         def guarded(id_: int, source: Source) -> Value:
             self.invalid.pop(id_, None)
@@ -126,19 +126,19 @@ class Built(Generic[Source, Value]):
                 self.invalid[id_] = (
                     f"{wrong}" if type(wrong) is ValueError else f"{type(wrong).__name__}: {wrong}"
                 )
-                return without(id_, source)
+                return fallback(id_, source)
 
         return guarded
 
 
-def _marks_in(blocks: Iterable[str]) -> dict[int, object]:
+def _parse_versions(blocks: Iterable[str]) -> dict[int, object]:
     """The marks by row number that blocks tell."""
     pairs = (pair.split(":", 1) for text in blocks for pair in text.split())
     return {int(id_): mark for id_, mark in pairs}
 
 
-def blocks_of(
-    table: LiteralString, number: LiteralString, where: LiteralString = "TRUE", parameters: Sequence[Any] = ()
+def row_version_blocks(
+    table: LiteralString, key: LiteralString, where: LiteralString = "TRUE", parameters: Sequence[Any] = ()
 ) -> list[tuple[int, str]]:
     """The marks of many rows of a table, some hundred to a text such as ``7:901 8:933``; ``number`` is their key.
 
@@ -146,7 +146,7 @@ def blocks_of(
     no order, which would take longer still: where only that differs, a block is looked into for nothing.
     """
     query = (  # every word of it stands in our own code
-        f"SELECT {number} / {BLOCK}, string_agg({number}::text || ':' || xmin::text, ' ')"  # noqa: S608
+        f"SELECT {key} / {BLOCK_SIZE}, string_agg({key}::text || ':' || xmin::text, ' ')"  # noqa: S608
         f" FROM {table} WHERE {where} GROUP BY 1"
     )
     with connection.cursor() as cursor:
@@ -155,7 +155,7 @@ def blocks_of(
     return blocks
 
 
-def marks_of(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, object]]:
+def row_versions(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, object]]:
     """Row numbers with marks, as a query gives them."""
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
@@ -163,7 +163,7 @@ def marks_of(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, object
     return marks
 
 
-def name_of_record() -> tuple[Any, ...]:
+def database_identity() -> tuple[Any, ...]:
     """Which server and database this is, since when: marks of another one say nothing."""
     with connection.cursor() as cursor:
         cursor.execute(

@@ -12,12 +12,12 @@ from typing import Any
 from django.utils import timezone
 from redis.exceptions import RedisError
 
-from portal.ask import ALIVE_FOR_S, ALIVE_KEY, ANSWER_KEPT_S, answer_key
-from portal.models import ClusterSettings, Environment, Job, Question
-from portal.valkey import valkey
+from portal.ask import HEARTBEAT_TTL_S, HEARTBEAT_KEY, ANSWER_TTL_S, answer_key
+from portal.models import ClusterSettings, Environment, Job, EngineQuery
+from portal.valkey import valkey_client
 from portal.words.states import JobKind
-from scheduler.awaited import still_awaited
-from scheduler.company import side_of_columns, without
+from scheduler.awaited import unfinished_jobs
+from scheduler.company import isolation_side, exclude_nodes
 from scheduler.core.cluster import (
     WHOLE_MILLI,
     JobId,
@@ -28,86 +28,86 @@ from scheduler.core.cluster import (
     Snapshot,
     UserId,
 )
-from scheduler.core.company import closed_to
-from scheduler.core.decide import would_start
-from scheduler.core.delaying import delays
-from scheduler.core.plan import Answer, Eviction, Verdict
-from scheduler.expectations import Expectations
+from scheduler.core.company import isolation_excluded_nodes
+from scheduler.core.decide import preview_request
+from scheduler.core.delaying import estimate_delay_impact
+from scheduler.core.plan import RequestPreview, Eviction, Verdict
+from scheduler.expectations import DurationEstimator
 from scheduler.isolation import use_valid_rows
-from scheduler.read_running import min_tasks_of, near_of
-from scheduler.read_waiting import launcher_of
-from scheduler.snapshot import ASKED, Photo, take_photo
+from scheduler.read_running import elastic_min_tasks, parse_topology_constraint
+from scheduler.read_waiting import gang_launcher
+from scheduler.snapshot import PREVIEW_JOB, DecisionInput, take_snapshot
 from scheduler.standings import change_fields, verdict_fields
 
 log = logging.getLogger(__name__)
 
-PHOTO_KEPT_S = 1.0
-STORE_WITHIN_S = 3.0
+SNAPSHOT_MAX_AGE_S = 1.0
+VALKEY_TIMEOUT_S = 3.0
 """Questions that come within this time share one photograph: a launch form asks at each change."""
 
-_photo: tuple[float, Photo] | None = None
-_expectations = Expectations()
+_cached_inputs: tuple[float, DecisionInput] | None = None
+_duration_estimator = DurationEstimator()
 
 
-def answer_question(public_id: str) -> None:
+def answer_query(public_id: str) -> None:
     """Writes the answer into the question's row and tells who waits. Answered before: only tells again."""
-    question = Question.objects.filter(public_id=public_id).first()
+    question = EngineQuery.objects.filter(public_id=public_id).first()
     if question is None:
         return
     if question.answer is None:
         question.answer = _answer(question.kind, question.body)
         question.answered_at = timezone.now()
         question.save(update_fields=["answer", "answered_at"])
-    with valkey(STORE_WITHIN_S).pipeline() as pipe:
+    with valkey_client(VALKEY_TIMEOUT_S).pipeline() as pipe:
         pipe.rpush(answer_key(public_id), "1")
-        pipe.expire(answer_key(public_id), ANSWER_KEPT_S)
+        pipe.expire(answer_key(public_id), ANSWER_TTL_S)
         pipe.execute()
 
 
-def say_alive(stopping: threading.Event) -> None:
+def send_heartbeats(stopping: threading.Event) -> None:
     """Says every few seconds that questions are answered here, until told to stop."""
     while not stopping.is_set():
         try:
-            valkey(STORE_WITHIN_S).set(ALIVE_KEY, "1", ex=ALIVE_FOR_S)
+            valkey_client(VALKEY_TIMEOUT_S).set(HEARTBEAT_KEY, "1", ex=HEARTBEAT_TTL_S)
         except RedisError as away:
             log.warning("nobody can hear that questions are answered here: %s", away)
-        stopping.wait(ALIVE_FOR_S / 3)
+        stopping.wait(HEARTBEAT_TTL_S / 3)
 
 
 def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
     if kind not in ("would_start", "delays"):
         return {"error": f"unknown question {kind}"}
-    global _photo
+    global _cached_inputs
     try:
-        photo = _recent_photo()
+        photo = _recent_inputs()
         found, used = use_valid_rows(
-            photo, lambda snapshot: _ask(kind, body, replace(photo, snapshot=snapshot))
+            photo, lambda snapshot: _preview(kind, body, replace(photo, snapshot=snapshot))
         )
-        if used is not photo and _photo is not None:
-            _photo = (_photo[0], replace(used, faults=()))  # the next question finds it so
+        if used is not photo and _cached_inputs is not None:
+            _cached_inputs = (_cached_inputs[0], replace(used, faults=()))  # the next question finds it so
         return found
     except (ValueError, KeyError) as wrong:
         log.warning("no answer to %s: %s", kind, wrong)
         return {"error": str(wrong)}
 
 
-def _ask(kind: str, body: dict[str, Any], photo: Photo) -> dict[str, Any]:
+def _preview(kind: str, body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
     if kind == "delays":
-        return _delays(body, photo)
-    request = _expectations.expect(request_row(body, photo), body.get("template"), photo.policy)
-    return as_json(would_start(photo.snapshot, photo.policy, request), photo)
+        return _delays(body, inputs)
+    request = _duration_estimator.estimate(build_request_row(body, inputs), body.get("template"), inputs.policy)
+    return preview_fields(preview_request(inputs.snapshot, inputs.policy, request), inputs)
 
 
-def _recent_photo() -> Photo:
-    global _photo
-    if _photo is None or time.monotonic() - _photo[0] > PHOTO_KEPT_S:
-        photo = take_photo(ClusterSettings.objects.get_or_create(id=1)[0])
-        expected = _expectations.fill(photo.snapshot, photo.policy)
-        _photo = (time.monotonic(), replace(photo, snapshot=expected))
-    return _photo[1]
+def _recent_inputs() -> DecisionInput:
+    global _cached_inputs
+    if _cached_inputs is None or time.monotonic() - _cached_inputs[0] > SNAPSHOT_MAX_AGE_S:
+        photo = take_snapshot(ClusterSettings.objects.get_or_create(id=1)[0])
+        expected = _duration_estimator.fill(photo.snapshot, photo.policy)
+        _cached_inputs = (time.monotonic(), replace(photo, snapshot=expected))
+    return _cached_inputs[1]
 
 
-def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
+def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow:
     """A request that was not submitted yet, as if it waited last in the queue."""
 
     defaults = Job()
@@ -119,27 +119,27 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
     pool = body.get("pool")
     user = str(body["user"])
     kind = value("kind")
-    launcher = launcher_of(value("tasks"), value("launcher"))
-    cannot = photo.unfit.nodes(
+    launcher = gang_launcher(value("tasks"), value("launcher"))
+    cannot = inputs.ineligible.for_task(
         environment.pk,
         value("gpus_per_task"),
-        shares=value("milli_per_gpu") < WHOLE_MILLI,
-        gang=value("tasks") > 1 and min_tasks_of(value("tasks"), body.get("min_tasks")) is None,
-        meets=bool(launcher),
+        shares_gpu=value("milli_per_gpu") < WHOLE_MILLI,
+        gang=value("tasks") > 1 and elastic_min_tasks(value("tasks"), body.get("min_tasks")) is None,
+        needs_rendezvous=bool(launcher),
         volumes=value("volumes"),
         project=str(body["project"]),
     )
     row = PendingRow(
-        job=ASKED,
+        job=PREVIEW_JOB,
         name=str(body.get("name") or "the request"),
         project=ProjectId(body["project"]),
         user=UserId(user),
-        pools=(PoolId(pool),) if pool else tuple(row.id for row in photo.snapshot.pools),
-        submitted_s=photo.snapshot.now_s,
+        pools=(PoolId(pool),) if pool else tuple(row.id for row in inputs.snapshot.pools),
+        submitted_s=inputs.snapshot.now_s,
         priority=value("priority"),
         preemptible=value("preemptible"),
         tasks=value("tasks"),
-        min_tasks=min_tasks_of(value("tasks"), body.get("min_tasks")),
+        min_tasks=elastic_min_tasks(value("tasks"), body.get("min_tasks")),
         gpus_per_task=value("gpus_per_task"),
         milli_per_gpu=value("milli_per_gpu"),
         gpu_model=body.get("gpu_model") or None,
@@ -147,48 +147,48 @@ def request_row(body: dict[str, Any], photo: Photo) -> PendingRow:
         cpu_milli=value("cpu_milli"),
         memory_mib=value("memory_mib"),
         time_limit_s=body.get("time_limit_s"),
-        near=near_of(body.get("near")),
+        topology_constraint=parse_topology_constraint(body.get("near")),
         mig_profile=body.get("mig_profile") or None,
         min_compute_capability=body.get("min_compute_capability"),
         avoid_nodes=cannot,
-        unfit_nodes=cannot,
-        cuda=photo.unfit.cuda_of(environment.pk, value("gpus_per_task")),
+        ineligible_nodes=cannot,
+        required_cuda=inputs.ineligible.required_cuda(environment.pk, value("gpus_per_task")),
         launcher=launcher,
-        node_affinity=photo.homes.get(user) if kind == JobKind.WORKSPACE.value else None,
-        after=still_awaited(body.get("after") or ()),
+        node_affinity=inputs.home_nodes.get(user) if kind == JobKind.WORKSPACE.value else None,
+        dependencies=unfinished_jobs(body.get("after") or ()),
         after_any=bool(body.get("after_any")),
     )
-    side = side_of_columns(kind, row.tasks, row.min_tasks)
-    return row if side is None else without(row, closed_to(side, row.project, photo.guests))
+    side = isolation_side(kind, row.tasks, row.min_tasks)
+    return row if side is None else exclude_nodes(row, isolation_excluded_nodes(side, row.project, inputs.isolated_workloads))
 
 
-def _delays(body: dict[str, Any], photo: Photo) -> dict[str, Any]:
+def _delays(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
     """Whom a later end of a running job would delay."""
-    found = delays(
-        photo.snapshot,
-        photo.policy,
+    found = estimate_delay_impact(
+        inputs.snapshot,
+        inputs.policy,
         JobId(body["job"]),
         float(body["end_s"]),
         float(body["later_s"]),
-        _expectations.durations,
-        _expectations.template_of,
+        _duration_estimator.durations,
+        _duration_estimator.template_of,
     )
-    late = [{"job": one.job, "by_s": one.by_s if one.by_s < math.inf else None} for one in found.jobs]
-    return {"delays": late, "reservations": list(found.reservations), "whole": found.whole}
+    late = [{"job": one.job, "by_s": one.delay_s if one.delay_s < math.inf else None} for one in found.jobs]
+    return {"delays": late, "reservations": list(found.reservations), "whole": found.is_complete}
 
 
-def as_json(answer: Answer, photo: Photo) -> dict[str, Any]:
+def preview_fields(answer: RequestPreview, inputs: DecisionInput) -> dict[str, Any]:
     """An answer for pages and the API."""
-    names = {node.id: node.name for node in photo.snapshot.nodes}
-    places: list[NodeId] = [task.node for task in answer.start.tasks] if answer.start else []
+    names = {node.id: node.name for node in inputs.snapshot.nodes}
+    places: list[NodeId] = [task.node for task in answer.placement.tasks] if answer.placement else []
     return {
         "starts_now": answer.starts_now,
-        "never": answer.never,
+        "never": answer.is_unsatisfiable,
         "where": sorted({names[place] for place in places}),
         "verdict": verdict_fields(answer.verdict) if answer.verdict else None,
         "alternatives": [change_fields(change) for change in answer.alternatives],
         "interval": interval_fields(answer.verdict),
-        "victims": [victim_fields(eviction, photo.snapshot) for eviction in answer.evictions],
+        "victims": [victim_fields(eviction, inputs.snapshot) for eviction in answer.evictions],
     }
 
 

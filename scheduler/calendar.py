@@ -6,15 +6,15 @@ from collections.abc import Collection
 from functools import cached_property
 
 from portal.errors import Conflict
-from portal.lineage import lineage
+from portal.lineage import path_to_root
 from portal.models import Job
 from scheduler.core.cluster import NodeId, ProjectId
-from scheduler.core.plan import Start
-from scheduler.core.reserved import stands_in_the_way
+from scheduler.core.plan import JobPlacement
+from scheduler.core.reserved import reservation_blocks
 from scheduler.read_cluster import read_now_s, read_projects, read_reservations
 
 
-class Calendar:
+class ReservationCheck:
     """What of some nodes is reserved now or later, in one transaction.
 
     One that is committed after this was read came after the starts: who stands on its nodes then may stay.
@@ -25,16 +25,16 @@ class Calendar:
         self._rows = read_reservations(self._now_s, nodes)
 
     @cached_property
-    def _above(self) -> dict[ProjectId, ProjectId | None]:
+    def _parents(self) -> dict[ProjectId, ProjectId | None]:
         return {row.id: row.parent for row in read_projects()}
 
-    def check(self, job: Job, start: Start) -> None:
+    def check(self, job: Job, start: JobPlacement) -> None:
         """Raises Conflict when nodes of the start are closed to the job, by the rule that decisions obey."""
         nodes = {task.node for task in start.tasks}
         ends_s = None if job.time_limit_s is None else self._now_s + job.time_limit_s
         for row in self._rows:
             if nodes.isdisjoint(row.nodes):
                 continue
-            line = lineage(ProjectId(job.project.public_id), self._above.get)
-            if stands_in_the_way(row, line, self._now_s, ends_s):
+            line = path_to_root(ProjectId(job.project.public_id), self._parents.get)
+            if reservation_blocks(row, line, self._now_s, ends_s):
                 raise Conflict(f"A node of the plan is reserved ({row.name}).", code="reserved")

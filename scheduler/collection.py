@@ -6,12 +6,12 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-COLLECTED_EVERY = 100
+COLLECT_EVERY = 100
 """Circles of objects that a decision left are freed after so many decisions: they leave about a megabyte each."""
 
 
 @contextmanager
-def no_collection(turn: int = 0) -> Iterator[None]:
+def gc_paused(iteration: int = 0) -> Iterator[None]:
     """Nothing is looked through meanwhile, which took a quarter of a decision and half of a first photograph.
 
     What was made is put where the collector does not look; each ``COLLECTED_EVERY``-th ``turn`` it is looked
@@ -24,7 +24,7 @@ def no_collection(turn: int = 0) -> Iterator[None]:
     try:
         yield
     finally:
-        if turn and turn % COLLECTED_EVERY == 0:
+        if iteration and iteration % COLLECT_EVERY == 0:
             gc.unfreeze()
             gc.collect()
         gc.freeze()

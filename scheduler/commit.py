@@ -15,172 +15,172 @@ from typing import TypeVar
 from django.db import DataError, IntegrityError, OperationalError, transaction
 
 from portal.errors import Conflict
-from portal.killpoints import killpoint
+from portal.killpoints import failpoint
 from portal.models import Attempt, Gpu, Job, Node, NodePool, Volume
 from portal.services import elastic, lifecycle, trust
-from portal.services.elastic import Growing, Growth, Leave
-from portal.services.lifecycle import Beginning, Seat, Stop
-from portal.services.volumes import declared
-from portal.services.workspaces import new_attempt_secret
+from portal.services.elastic import ScaleUpSession, ScaleUp, TaskEviction
+from portal.services.lifecycle import AttemptStart, RankPlacement, StopRequest
+from portal.services.volumes import declared_volumes
+from portal.services.workspaces import create_attempt_secret
 from portal.words.reasons import EndReason
-from portal.words.states import ATTEMPT_LIVE, Desired, JobKind, JobState
-from portal.words.trust import Phase
-from portal.words.volumes import Reach, VolumeKind
+from portal.words.states import LIVE_ATTEMPT_STATES, DesiredState, JobKind, JobState
+from portal.words.trust import BreakerState
+from portal.words.volumes import VolumeScope, VolumeKind
 from scheduler import leases
-from scheduler.awaited import held_back
-from scheduler.calendar import Calendar
-from scheduler.company import Company
+from scheduler.awaited import blocked_by_dependencies
+from scheduler.calendar import ReservationCheck
+from scheduler.company import NetworkIsolationCheck
 from scheduler.core.cluster import JobId
-from scheduler.core.plan import Eviction, Start
-from scheduler.leases import Held
-from scheduler.limits import Limits
+from scheduler.core.plan import Eviction, JobPlacement
+from scheduler.leases import HeldLease
+from scheduler.limits import QuotaCheck
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 200
+MAX_BATCH = 200
 """So many starts or evictions share a transaction at most: it holds its locks for about a tenth of a second."""
 
-Order = TypeVar("Order", Start, Eviction)
+PlanItem = TypeVar("Order", JobPlacement, Eviction)
 
 
 @dataclass(frozen=True)
-class Refusal:
+class CommitRefusal:
     """Why the record did not take a start or an eviction; the next cycle plans anew."""
 
     job: str
     code: str
-    sentence: str
+    message: str
 
 
-def commit_starts(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
+def commit_starts(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[CommitRefusal]:
     """Gives jobs their GPUs, and says which did not get them. Raises Deposed when this scheduler was replaced."""
-    return _in_batches(leader, starts, _begin)
+    return _in_batches(leader, starts, _start_jobs)
 
 
-def commit_evictions(leader: Held, evictions: Sequence[Eviction]) -> list[Refusal]:
+def commit_evictions(leader: HeldLease, evictions: Sequence[Eviction]) -> list[CommitRefusal]:
     """Asks running jobs to leave for others; they keep their GPUs until their nodes say that they are gone."""
-    return _in_batches(leader, evictions, _ask_to_leave)
+    return _in_batches(leader, evictions, _request_evictions)
 
 
 def _in_batches(
-    leader: Held, orders: Sequence[Order], write: Callable[[Held, Sequence[Order]], list[Refusal]]
-) -> list[Refusal]:
-    refused: list[Refusal] = []
-    for first in range(0, len(orders), AT_ONCE):
+    leader: HeldLease, items: Sequence[PlanItem], write: Callable[[HeldLease, Sequence[PlanItem]], list[CommitRefusal]]
+) -> list[CommitRefusal]:
+    refused: list[CommitRefusal] = []
+    for first in range(0, len(items), MAX_BATCH):
         if first:  # what takes long is no reason to be replaced
             leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)
-        refused += _together(leader, orders[first : first + AT_ONCE], write)
+        refused += _commit_batch(leader, items[first : first + MAX_BATCH], write)
     return refused
 
 
-def _together(
-    leader: Held, orders: Sequence[Order], write: Callable[[Held, Sequence[Order]], list[Refusal]]
-) -> list[Refusal]:
+def _commit_batch(
+    leader: HeldLease, items: Sequence[PlanItem], write: Callable[[HeldLease, Sequence[PlanItem]], list[CommitRefusal]]
+) -> list[CommitRefusal]:
     """One transaction for all of ``orders``; if the record does not take them together, one for each half."""
     try:
         with transaction.atomic():
             leases.check(leader)
-            refused = write(leader, orders)
+            refused = write(leader, items)
     except (Conflict, DataError, IntegrityError, OperationalError) as trouble:
-        if len(orders) == 1 or _is_away(trouble):
-            return [_refusal(order, trouble) for order in orders]
-        halves = orders[: len(orders) // 2], orders[len(orders) // 2 :]
-        return [refusal for half in halves for refusal in _together(leader, half, write)]
-    killpoint("commit.done")
+        if len(items) == 1 or _is_unreachable(trouble):
+            return [_build_refusal(order, trouble) for order in items]
+        halves = items[: len(items) // 2], items[len(items) // 2 :]
+        return [refusal for half in halves for refusal in _commit_batch(leader, half, write)]
+    failpoint("commit.done")
     return refused
 
 
-def _is_away(trouble: Exception) -> bool:
+def _is_unreachable(trouble: Exception) -> bool:
     """True when the server did not answer: then no part of a batch would fare better."""
     return isinstance(trouble, OperationalError) and getattr(trouble.__cause__, "sqlstate", None) is None
 
 
-def _refusal(order: Start | Eviction, trouble: Exception) -> Refusal:
+def _build_refusal(item: JobPlacement | Eviction, trouble: Exception) -> CommitRefusal:
     match trouble:
         case Conflict():
-            return Refusal(order.job, trouble.code, trouble.sentence)
+            return CommitRefusal(item.job, trouble.code, trouble.message)
         case IntegrityError():
-            return Refusal(order.job, "gpu_taken", f"A GPU of the plan is taken: {_first_line(trouble)}")
-    return Refusal(order.job, "database", f"The database refused for now: {_first_line(trouble)}")
+            return CommitRefusal(item.job, "gpu_taken", f"A GPU of the plan is taken: {_first_line(trouble)}")
+    return CommitRefusal(item.job, "database", f"The database refused for now: {_first_line(trouble)}")
 
 
 # -- starts ----------------------------------------------------------------------------------------
 
 
-def _begin(leader: Held, starts: Sequence[Start]) -> list[Refusal]:
+def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[CommitRefusal]:
     """Begins what still holds, and refuses the rest; the rows are locked in the order jobs, quotas, GPUs."""
     rows = Job.objects.select_for_update(of=("self",), no_key=True).select_related("project", "owner")
     jobs = {job.public_id: job for job in rows.filter(public_id__in=_ids(starts)).order_by("pk")}
-    places = _Places(starts)
-    calendar = Calendar({task.node for start in starts for task in start.tasks})
-    limits = Limits(
+    places = _PlacementRows(starts)
+    calendar = ReservationCheck({task.node for start in starts for task in start.tasks})
+    limits = QuotaCheck(
         (jobs[start.job].project_id, places.pools[start.pool].pk)
         for start in starts
         if start.job in jobs and start.pool in places.pools
     )
-    waits = held_back(job.pk for job in jobs.values() if job.state == JobState.PENDING)
-    growing = Growing(jobs.values())
-    company = Company(jobs.values(), places.pools, {task.node for start in starts for task in start.tasks})
-    refused: list[Refusal] = []
-    beginnings: list[Beginning] = []
-    growths: list[Growth] = []
+    waits = blocked_by_dependencies(job.pk for job in jobs.values() if job.state == JobState.PENDING)
+    growing = ScaleUpSession(jobs.values())
+    company = NetworkIsolationCheck(jobs.values(), places.pools, {task.node for start in starts for task in start.tasks})
+    refused: list[CommitRefusal] = []
+    beginnings: list[AttemptStart] = []
+    growths: list[ScaleUp] = []
     for start in starts:
         try:
-            job = _as_planned(jobs.get(start.job), start)
+            job = _check_unchanged(jobs.get(start.job), start)
             if job.pk in waits:
                 raise Conflict("It is to start after another job that has not ended yet.", code="dependency")
-            pool, seats = places.seats(start)
+            pool, seats = places.resolve(start)
             calendar.check(job, start)
             company.check(job, pool, seats)
-            growth = None if job.state == JobState.PENDING else growing.growth(job, seats)
-            places.try_with(start)
-            limits.take(job, pool, len(seats))
+            growth = None if job.state == JobState.PENDING else growing.scale_up(job, seats)
+            places.claim_probation_nodes(start)
+            limits.check_and_add(job, pool, len(seats))
             company.add(job, seats)
         except Conflict as moved:
-            refused.append(_refusal(start, moved))
+            refused.append(_build_refusal(start, moved))
             continue
         if growth is not None:
             growths.append(growth)
             continue
-        secret = new_attempt_secret(job) if job.kind == JobKind.WORKSPACE.value else ""
-        beginnings.append(Beginning(job, pool, seats, secret))
-    _settle_homes(beginnings)
-    killpoint("commit.in_transaction")
+        secret = create_attempt_secret(job) if job.kind == JobKind.WORKSPACE.value else ""
+        beginnings.append(AttemptStart(job, pool, seats, secret))
+    _assign_home_nodes(beginnings)
+    failpoint("commit.in_transaction")
     if beginnings and growths:  # each locks its own in order; together they would not be
-        seats = [seat for begun in beginnings for seat in begun.seats]
-        seats += [seat for grown in growths for seat in grown.seats]
+        seats = [seat for begun in beginnings for seat in begun.placements]
+        seats += [seat for grown in growths for seat in grown.placements]
         wanted = {gpu for seat in seats for gpu, _ in seat.gpus}
         list(Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").values("pk"))
     if beginnings:
-        attempts = lifecycle.begin_attempts(beginnings, epoch=leader.epoch)
-        trust.begin_trials(
-            (attempt, [seat.node for seat in begun.seats])
+        attempts = lifecycle.start_attempts(beginnings, epoch=leader.epoch)
+        trust.start_probations(
+            (attempt, [seat.node for seat in begun.placements])
             for attempt, begun in zip(attempts, beginnings, strict=True)
         )
     if growths:
-        elastic.grow_attempts(growths)
-        trust.begin_trials((grown.attempt, [seat.node for seat in grown.seats]) for grown in growths)
-    killpoint("commit.before_commit")
+        elastic.scale_up_attempts(growths)
+        trust.start_probations((grown.attempt, [seat.node for seat in grown.placements]) for grown in growths)
+    failpoint("commit.before_commit")
     return refused
 
 
-def _as_planned(job: Job | None, start: Start) -> Job:
+def _check_unchanged(job: Job | None, start: JobPlacement) -> Job:
     """The locked job, waiting or elastic and running; Conflict when it is not as the plan saw it."""
     if (
         job is None
         or job.version != start.version
-        or not (job.state == JobState.PENDING or (job.state == JobState.RUNNING and job.elastic))
-        or job.desired != Desired.RUN
+        or not (job.state == JobState.PENDING or (job.state == JobState.RUNNING and job.is_elastic))
+        or job.desired_state != DesiredState.RUN
         or job.held
     ):
         raise Conflict("The job changed after the plan was made.", code="job_moved_on")
     return job
 
 
-class _Places:
+class _PlacementRows:
     """The pools, nodes and GPUs that starts name, as they stand now."""
 
-    def __init__(self, starts: Sequence[Start]) -> None:
+    def __init__(self, starts: Sequence[JobPlacement]) -> None:
         tasks = [task for start in starts for task in start.tasks]
         self.pools = NodePool.objects.in_bulk({start.pool for start in starts}, field_name="public_id")
         self._nodes = Node.objects.in_bulk({task.node for task in tasks}, field_name="public_id")
@@ -189,17 +189,17 @@ class _Places:
             uuid: (gpu, node)
             for uuid, gpu, node in Gpu.objects.filter(uuid__in=uuids).values_list("uuid", "pk", "node_id")
         }
-        self._tried: dict[int, JobId] = {}
+        self._probation_jobs: dict[int, JobId] = {}
 
-    def try_with(self, start: Start) -> None:
+    def claim_probation_nodes(self, start: JobPlacement) -> None:
         """Lets a start have the nodes that are tried with one job; Conflict when another has them."""
         nodes = {self._nodes[task.node] for task in start.tasks}
-        tried = [node for node in nodes if node.trust == Phase.TRIAL.value]
+        tried = [node for node in nodes if node.breaker_state == BreakerState.PROBATION.value]
         for node in tried:
-            if self._tried.setdefault(node.pk, start.job) != start.job:
+            if self._probation_jobs.setdefault(node.pk, start.job) != start.job:
                 raise Conflict(f"{node.name} is tried with another job.", code="on_trial")
 
-    def seats(self, start: Start) -> tuple[NodePool, list[Seat]]:
+    def resolve(self, start: JobPlacement) -> tuple[NodePool, list[RankPlacement]]:
         """The plan's places as rows, in rank order; Conflict when a node or a GPU is not there any more."""
         pool = self.pools.get(start.pool)
         if pool is None:
@@ -215,21 +215,21 @@ class _Places:
                 if gpu is None or on_node != node.pk:
                     raise Conflict(f"{node.name} has no GPU {share.uuid} any more.", code="node_moved_on")
                 held.append((gpu, share.milli))
-            found.append(Seat(node, held))
+            found.append(RankPlacement(node, held))
         return pool, found
 
 
-def _settle_homes(beginnings: Sequence[Beginning]) -> None:
+def _assign_home_nodes(beginnings: Sequence[AttemptStart]) -> None:
     """A person's home comes to be on the node of their first workspace, unless it is shared."""
     where: dict[int, int] = {}
     for each in beginnings:
         if each.job.kind == JobKind.WORKSPACE.value:
-            where.setdefault(each.job.owner_id, each.seats[0].node.pk)
-    if not where or declared().filter(kind=VolumeKind.HOME.value, reach=Reach.SHARED.value).exists():
+            where.setdefault(each.job.owner_id, each.placements[0].node.pk)
+    if not where or declared_volumes().filter(kind=VolumeKind.HOME.value, scope=VolumeScope.SHARED.value).exists():
         return
     homes = [Volume(owner_id=owner, kind=VolumeKind.HOME.value, name="home") for owner in sorted(where)]
     Volume.objects.bulk_create(homes, ignore_conflicts=True)
-    unsettled = Volume.objects.filter(owner__in=where, kind="home", reach="node", node__isnull=True)
+    unsettled = Volume.objects.filter(owner__in=where, kind="home", scope="node", node__isnull=True)
     settled = list(unsettled.order_by("pk"))
     for home in settled:
         home.node_id = where[home.owner_id] if home.owner_id else None
@@ -239,19 +239,19 @@ def _settle_homes(beginnings: Sequence[Beginning]) -> None:
 # -- evictions -------------------------------------------------------------------------------------
 
 
-def _ask_to_leave(leader: Held, evictions: Sequence[Eviction]) -> list[Refusal]:
+def _request_evictions(leader: HeldLease, evictions: Sequence[Eviction]) -> list[CommitRefusal]:
     """Asks those that still hold something and were not asked yet."""
     rows = Job.objects.select_for_update(of=("self",), no_key=True)
     jobs = {job.pk: job.public_id for job in rows.filter(public_id__in=_ids(evictions)).order_by("pk")}
     live = Attempt.objects.filter(
-        job__in=jobs, state__in=[state.value for state in ATTEMPT_LIVE], stop_wanted_at__isnull=True
+        job__in=jobs, state__in=[state.value for state in LIVE_ATTEMPT_STATES], stop_requested_at__isnull=True
     )
     attempts = {jobs[job]: attempt for job, attempt in live.values_list("job_id", "pk")}
     winners = Job.objects.in_bulk({each.for_job for each in evictions}, field_name="public_id")
     shrink = [each for each in evictions if each.ranks and each.job in attempts]
-    kept = elastic.want_leaves(
+    kept = elastic.request_task_evictions(
         [
-            Leave(
+            TaskEviction(
                 attempts[each.job],
                 frozenset(each.ranks),
                 EndReason(each.reason.value),
@@ -263,26 +263,26 @@ def _ask_to_leave(leader: Held, evictions: Sequence[Eviction]) -> list[Refusal]:
     )
     moved_on = {each.job for each in shrink if attempts[each.job] in kept}
     going = [each for each in evictions if not each.ranks and each.job in attempts]
-    lifecycle.want_stops(
+    lifecycle.request_stops(
         [
-            Stop(attempts[each.job], EndReason(each.reason.value), for_job=winners.get(each.for_job))
+            StopRequest(attempts[each.job], EndReason(each.reason.value), for_job=winners.get(each.for_job))
             for each in going
         ],
         actor="the scheduler",
     )
     return [
-        Refusal(each.job, "job_moved_on", "It holds nothing any more.")
+        CommitRefusal(each.job, "job_moved_on", "It holds nothing any more.")
         for each in evictions
         if each.job not in attempts
     ] + [
-        Refusal(each.job, "job_moved_on", "Its tasks changed after the plan was made.")
+        CommitRefusal(each.job, "job_moved_on", "Its tasks changed after the plan was made.")
         for each in shrink
         if each.job in moved_on
     ]
 
 
-def _ids(orders: Sequence[Start] | Sequence[Eviction]) -> list[str]:
-    return [str(order.job) for order in orders]
+def _ids(items: Sequence[JobPlacement] | Sequence[Eviction]) -> list[str]:
+    return [str(order.job) for order in items]
 
 
 def _first_line(error: Exception) -> str:

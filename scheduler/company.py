@@ -9,73 +9,73 @@ from typing import Any, TypeVar
 
 from portal.errors import Conflict
 from portal.models import Job, NodePool, Task
-from portal.services.lifecycle import Seat
+from portal.services.lifecycle import RankPlacement
 from portal.words.states import JobKind
-from scheduler.album import Built
+from scheduler.album import DerivedCache
 from scheduler.core.cluster import NodeId, PendingRow, PoolRow, ProjectId, RunningRow
-from scheduler.core.company import Guests, Side, closed_to, side_of, strangers
-from scheduler.read_running import Holding, min_tasks_of
+from scheduler.core.company import IsolatedOccupants, IsolationClass, isolation_excluded_nodes, isolation_class_of, must_be_separated
+from scheduler.read_running import LiveAttempt, elastic_min_tasks
 
 Row = TypeVar("Row", PendingRow, RunningRow)
 
 
-def side_of_columns(kind: str, tasks: int, min_tasks: int | None) -> Side | None:
+def isolation_side(kind: str, tasks: int, min_tasks: int | None) -> IsolationClass | None:
     """The side of a job by its columns."""
-    gang = tasks > 1 and min_tasks_of(tasks, min_tasks) is None
-    return side_of(workspace=kind == JobKind.WORKSPACE.value, gang=gang)
+    gang = tasks > 1 and elastic_min_tasks(tasks, min_tasks) is None
+    return isolation_class_of(workspace=kind == JobKind.WORKSPACE.value, gang=gang)
 
 
-def guests_of(pools: Iterable[PoolRow], held: Iterable[Holding]) -> Guests:
+def read_isolated_workloads(pools: Iterable[PoolRow], attempts: Iterable[LiveAttempt]) -> IsolatedOccupants:
     """Who of either side stands on nodes of pools that lend gangs their network; empty where none does."""
-    lending = {pool.id for pool in pools if pool.node_network}
-    found: dict[NodeId, set[tuple[Side, ProjectId]]] = defaultdict(set)
+    lending = {pool.id for pool in pools if pool.allow_host_network}
+    found: dict[NodeId, set[tuple[IsolationClass, ProjectId]]] = defaultdict(set)
     if lending:
-        for attempt in held:
+        for attempt in attempts:
             row = attempt.row
-            side = side_of_columns(row["job__kind"], row["job__tasks"], row["job__min_tasks"])
+            side = isolation_side(row["job__kind"], row["job__tasks"], row["job__min_tasks"])
             if side is not None and row["pool__public_id"] in lending:
                 for task in attempt.tasks:
                     found[task.node].add((side, ProjectId(row["job__project__public_id"])))
     return dict(found)
 
 
-def apart(
-    rows: Sequence[Row], sides: Mapping[int, Side], ids: Sequence[int], guests: Guests, built: Built[Row, Row]
+def exclude_isolated_nodes(
+    rows: Sequence[Row], sides: Mapping[int, IsolationClass], row_ids: Sequence[int], workloads: IsolatedOccupants, cache: DerivedCache[Row, Row]
 ) -> tuple[Row, ...]:
     """The rows, where those that have a side avoid the nodes that are closed to them.
 
     ``ids`` are their numbers in the record, ``sides`` the sides by number.
     """
-    if not guests or not sides:
+    if not workloads or not sides:
         return tuple(rows)
-    of_a_side = {id_: row for id_, row in zip(ids, rows, strict=True) if id_ in sides}
-    known: dict[tuple[Side, ProjectId], tuple[NodeId, ...]] = {}
+    of_a_side = {id_: row for id_, row in zip(row_ids, rows, strict=True) if id_ in sides}
+    known: dict[tuple[IsolationClass, ProjectId], tuple[NodeId, ...]] = {}
 
     def make(id_: int, row: Row) -> Row:
         whose = sides[id_], row.project
         if whose not in known:
-            known[whose] = closed_to(*whose, guests)
-        return without(row, known[whose])
+            known[whose] = isolation_excluded_nodes(*whose, workloads)
+        return exclude_nodes(row, known[whose])
 
-    made = dict(zip(of_a_side, built.of(of_a_side, guests, make), strict=True))
-    return tuple(made.get(id_, row) for id_, row in zip(ids, rows, strict=True))
+    made = dict(zip(of_a_side, cache.map(of_a_side, workloads, make), strict=True))
+    return tuple(made.get(id_, row) for id_, row in zip(row_ids, rows, strict=True))
 
 
-def without(row: Row, closed: tuple[NodeId, ...]) -> Row:
+def exclude_nodes(row: Row, nodes: tuple[NodeId, ...]) -> Row:
     """A row that avoids nodes where strangers stand."""
-    return replace(row, avoid_nodes=(*row.avoid_nodes, *closed), strangers=closed) if closed else row
+    return replace(row, avoid_nodes=(*row.avoid_nodes, *nodes), strangers=nodes) if nodes else row
 
 
-class Company:
+class NetworkIsolationCheck:
     """The same in a transaction that starts jobs: who stands on nodes now, and who was seated since."""
 
     def __init__(self, jobs: Iterable[Job], pools: Mapping[str, NodePool], nodes: Iterable[str]) -> None:
         """No query where no job has a side, or no pool lends gangs the network of its nodes."""
-        self._guests: dict[int, set[tuple[Side, ProjectId]]] = defaultdict(set)
+        self._workloads: dict[int, set[tuple[IsolationClass, ProjectId]]] = defaultdict(set)
         lends = any(pool.allow_node_network for pool in pools.values())
         if not lends or not any(_side(job) for job in jobs):
             return
-        rows = Task.objects.filter(gone=False, node__public_id__in=set(nodes)).values_list(
+        rows = Task.objects.filter(container_removed=False, node__public_id__in=set(nodes)).values_list(
             "node_id",
             "attempt__job__kind",
             "attempt__job__tasks",
@@ -83,34 +83,34 @@ class Company:
             "attempt__job__project__public_id",
         )
         for node, kind, tasks, least, project in rows:
-            if side := side_of_columns(kind, tasks, least):
-                self._guests[node].add((side, ProjectId(project)))
+            if side := isolation_side(kind, tasks, least):
+                self._workloads[node].add((side, ProjectId(project)))
 
-    def check(self, job: Job, pool: NodePool, seats: Sequence[Seat]) -> None:
+    def check(self, job: Job, pool: NodePool, placements: Sequence[RankPlacement]) -> None:
         """Raises Conflict when strangers stand on a node of a start."""
         side, project = _side(job), ProjectId(job.project.public_id)
         if side is None or not pool.allow_node_network:
             return
-        for seat in seats:
-            if strangers(side, project, self._guests[seat.node.pk]):
+        for seat in placements:
+            if must_be_separated(side, project, self._workloads[seat.node.pk]):
                 raise Conflict(f"On {seat.node.name} stands whom it shares no node with.", code="company")
 
-    def add(self, job: Job, seats: Sequence[Seat]) -> None:
+    def add(self, job: Job, placements: Sequence[RankPlacement]) -> None:
         """These were seated in this transaction."""
         if side := _side(job):
-            for seat in seats:
-                self._guests[seat.node.pk].add((side, ProjectId(job.project.public_id)))
+            for seat in placements:
+                self._workloads[seat.node.pk].add((side, ProjectId(job.project.public_id)))
 
 
-def _side(job: Job) -> Side | None:
-    return side_of_columns(job.kind, job.tasks, job.min_tasks)
+def _side(job: Job) -> IsolationClass | None:
+    return isolation_side(job.kind, job.tasks, job.min_tasks)
 
 
-def sides_of(rows: Mapping[int, dict[str, Any]], prefix: str = "") -> dict[int, Side]:
+def isolation_sides(rows: Mapping[int, dict[str, Any]], prefix: str = "") -> dict[int, IsolationClass]:
     """The sides of jobs by number, from columns that were read of them."""
     found = {}
     for id_, row in rows.items():
-        side = side_of_columns(row[f"{prefix}kind"], row[f"{prefix}tasks"], row[f"{prefix}min_tasks"])
+        side = isolation_side(row[f"{prefix}kind"], row[f"{prefix}tasks"], row[f"{prefix}min_tasks"])
         if side is not None:
             found[id_] = side
     return found

@@ -12,50 +12,50 @@ from dataclasses import dataclass
 
 from django.db.models import Count, QuerySet
 
-from agents.engines.contract import Container, Engine, Refused, TaskKey, Unknown
+from agents.engines.contract import Container, NodeEngine, AgentError, TaskKey, Unknown
 from agents.node.egress import OPEN
-from agents.node.spec import DEVICE_PATTERNS, VOLUMES
-from portal.killpoints import killpoint
+from agents.node.spec import CAN_EXPAND_DEVICE_PATTERNS, CAN_MOUNT_VOLUMES
+from portal.killpoints import failpoint
 from portal.models import Attempt, ClusterSettings, Job, Node, Task
-from portal.selectors.egress import egress_of
-from portal.selectors.policy import cluster_knobs, held_by
+from portal.selectors.egress import network_policy
+from portal.selectors.policy import cluster_settings, pool_settings
 from portal.services import elastic, lifecycle, nodes, trust
 from portal.services.image_pins import pin_job
-from portal.services.logs import note_log_progress, write_log_bytes
-from portal.services.rights import denial_of
-from portal.services.secrets import NotGiven, secrets_of
-from portal.services.workspaces import attempt_secret
-from portal.words.amounts import memories, memory
-from portal.words.knobs import TASK_DISK
-from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import ATTEMPT_LIVE, NodeState, RuntimeKind
-from portal.words.trust import STUCK_AFTER_S, Phase, Trouble
+from portal.services.logs import record_log_progress, write_log_bytes
+from portal.services.rights import job_denial
+from portal.services.secrets import SecretMissingError, read_job_secrets
+from portal.services.workspaces import decrypt_attempt_secret
+from portal.words.amounts import format_distinct_memories, format_memory
+from portal.words.knobs import TASK_DISK_LIMIT
+from portal.words.reasons import EndReason, end_message
+from portal.words.states import LIVE_ATTEMPT_STATES, NodeState, RuntimeKind
+from portal.words.trust import STUCK_AFTER_KILL_S, BreakerState, IncidentKind
 from scheduler import leases
 from scheduler.core.cluster import WHOLE_MILLI
-from scheduler.leases import Held
-from scheduler.mounts import NotLent, folders_of, is_plain
-from scheduler.start_spec import NEEDED_WORDS, CannotMeet, Part, image_of, start_spec
+from scheduler.leases import HeldLease
+from scheduler.mounts import VolumeNotAllowedError, read_job_volumes, is_basic_mount
+from scheduler.start_spec import OPTIONAL_CAPABILITIES, RendezvousUnknownError, RankAssignment, image_reference, build_task_spec
 
 log = logging.getLogger(__name__)
 
-LOG_PIECES_A_TURN = 16
+MAX_LOG_CHUNKS = 16
 """At most this many pieces (of 256 KiB) of one log are fetched before others have their turn."""
 
 
-class After(enum.Enum):
+class NextStep(enum.Enum):
     """What a start left to do."""
 
-    NOTHING = "nothing"
-    LATER = "later"  # the same call again, after a while
-    BRING_IMAGE = "bring image"
+    DONE = "nothing"
+    RETRY = "later"  # the same call again, after a while
+    PULL_IMAGE = "bring image"
 
 
 @dataclass(frozen=True)
-class Door:
+class NodeConnection:
     """An open connection to a node, with the right to use it."""
 
-    engine: Engine
-    lease: Held
+    engine: NodeEngine
+    lease: HeldLease
     node: Node
 
     def epoch(self) -> int:
@@ -63,13 +63,13 @@ class Door:
         return leases.command_epoch(self.lease)
 
 
-TRIED_AGAIN = frozenset({"over_milli", "engine_error", "port_in_use"})
+RETRYABLE_REFUSALS = frozenset({"over_milli", "engine_error", "port_in_use"})
 """Refusals that may pass by themselves within seconds."""
 
-BLAMED = frozenset({"over_milli", "engine_error", "port_in_use", "unknown_gpu"})
+NODE_FAULT_REFUSALS = frozenset({"over_milli", "engine_error", "port_in_use", "unknown_gpu"})
 """Refusals of which the node may be the cause; the others are about the job."""
 
-_ENDS = {
+_END_REASONS = {
     "image_missing": EndReason.IMAGE_MISSING,
     "disk_full": EndReason.DISK_FULL,
 }
@@ -78,128 +78,128 @@ _ENDS = {
 # -- start -----------------------------------------------------------------------------------------
 
 
-def start_task(door: Door, task: Task, *, tries_left: int) -> After:
+def start_task(door: NodeConnection, task: Task, *, attempts_left: int) -> NextStep:
     """Starts one task on its node; of a gang it is only prepared there, until all others are, too.
 
     Raises Unknown when no answer came, Deposed when the node is not ours.
     """
     attempt, job = task.attempt, task.attempt.job
-    prepares = lifecycle.is_to_prepare(task, attempt)
-    if prepares and not door.engine.prepares:
+    prepares = lifecycle.should_prepare(task, attempt)
+    if prepares and not door.engine.supports_prepare:
         # its agent knows one step only, and takes it with the second of the others
-        lifecycle.task_prepared(task.pk)
-        return After.NOTHING
+        lifecycle.record_task_prepared(task.pk)
+        return NextStep.DONE
     step = "prepare" if prepares else "start"
     try:
-        if denial := denial_of(job):  # before anything is opened or fetched for it; again when it is marked
-            raise lifecycle.NotPermitted(str(denial))
+        if denial := job_denial(job):  # before anything is opened or fetched for it; again when it is marked
+            raise lifecycle.OwnerNotPermittedError(str(denial))
         spec = _spec(door, task)
-        killpoint(f"{step}.before_mark")
-        if not lifecycle.task_sent(task):
-            return After.NOTHING
-        killpoint(f"{step}.marked")
+        failpoint(f"{step}.before_mark")
+        if not lifecycle.mark_task_sent(task):
+            return NextStep.DONE
+        failpoint(f"{step}.marked")
         epoch = door.epoch()
-        killpoint(f"{step}.before_send")
+        failpoint(f"{step}.before_send")
         started = (door.engine.prepare if prepares else door.engine.start)(epoch, spec)
-    except lifecycle.NotPermitted as denied:
+    except lifecycle.OwnerNotPermittedError as denied:
         log.info("task %s is not started: %s", task.pk, denied)
         reason = EndReason.OWNER_NOT_PERMITTED
-        elastic.end_tasks([task.pk], reason, sentence=end_sentence(reason, detail=denied))
-        return After.NOTHING
-    except Refused as refusal:
-        killpoint(f"{step}.refused")
+        elastic.end_tasks([task.pk], reason, message=end_message(reason, detail=denied))
+        return NextStep.DONE
+    except AgentError as refusal:
+        failpoint(f"{step}.refused")
         if refusal.code == "stale_epoch":
             raise Unknown(refusal.message) from refusal  # a new hello brings a higher one
-        return _start_refused(door.node, task, refusal, tries_left)
-    killpoint(f"{step}.answered")
+        return _handle_refusal(door.node, task, refusal, attempts_left)
+    failpoint(f"{step}.answered")
     if prepares:
-        lifecycle.task_prepared(task.pk)
-        killpoint("prepare.recorded")
+        lifecycle.record_task_prepared(task.pk)
+        failpoint("prepare.recorded")
     if started.state == "created":
-        return After.NOTHING
+        return NextStep.DONE
     if started.state == "exited":
-        return After.LATER  # it has come and gone; the next comparison writes down how
-    lifecycle.task_running(task.pk, container=started.container, ports=started.ports)
-    killpoint("start.recorded")
+        return NextStep.RETRY  # it has come and gone; the next comparison writes down how
+    lifecycle.record_task_running(task.pk, container=started.container, ports=started.ports)
+    failpoint("start.recorded")
     log.info("started %s/%s/%s on %s", job.public_id, attempt.number, task.rank, door.node.name)
-    return After.NOTHING
+    return NextStep.DONE
 
 
-def _spec(door: Door, task: Task) -> dict[str, object]:
+def _spec(door: NodeConnection, task: Task) -> dict[str, object]:
     attempt, job = task.attempt, task.attempt.job
     if task.node.runtime != RuntimeKind.PROCESS.value and not pin_job(task):
-        raise Refused("image_missing", f"Which image {job.environment.image} names is not known yet.")
+        raise AgentError("image_missing", f"Which image {job.environment.image} names is not known yet.")
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
-    secret = attempt_secret(attempt) if attempt.secret else ""
+    secret = decrypt_attempt_secret(attempt) if attempt.secret else ""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
-    part = Part(attempt.number, task.rank, tuple(gpus), getattr(attempt, "rendezvous", None))
+    part = RankAssignment(attempt.number, task.rank, tuple(gpus), getattr(attempt, "rendezvous", None))
     takes = door.engine.hello.get("takes", ())
     try:
-        spec = start_spec(cluster, job, part, task.node, folders_of(job), secret, secrets_of(job))
-    except CannotMeet as wrong:
-        raise Refused("cannot_meet", f"{wrong}; the node of rank 0 tells none. Upgrade its agent.") from wrong
-    except (NotLent, NotGiven) as gone:
-        raise Refused("not_lent", f"{gone}.") from gone
-    if VOLUMES not in takes and not all(map(is_plain, spec["mounts"])):
-        raise Refused("agent_too_old", "its agent does not know volumes. Upgrade it.")
-    needed = {DEVICE_PATTERNS} if any(set("*?[") & set(each) for each in spec.get("devices", ())) else set()
-    if unknown := sorted((NEEDED_WORDS & spec.keys() | needed) - set(takes)):
-        raise Refused("agent_too_old", f"its agent does not know {', '.join(unknown)}. Upgrade it.")
+        spec = build_task_spec(cluster, job, part, task.node, read_job_volumes(job), secret, read_job_secrets(job))
+    except RendezvousUnknownError as wrong:
+        raise AgentError("cannot_meet", f"{wrong}; the node of rank 0 tells none. Upgrade its agent.") from wrong
+    except (VolumeNotAllowedError, SecretMissingError) as gone:
+        raise AgentError("not_lent", f"{gone}.") from gone
+    if CAN_MOUNT_VOLUMES not in takes and not all(map(is_basic_mount, spec["mounts"])):
+        raise AgentError("agent_too_old", "its agent does not know volumes. Upgrade it.")
+    needed = {CAN_EXPAND_DEVICE_PATTERNS} if any(set("*?[") & set(each) for each in spec.get("devices", ())) else set()
+    if unknown := sorted((OPTIONAL_CAPABILITIES & spec.keys() | needed) - set(takes)):
+        raise AgentError("agent_too_old", f"its agent does not know {', '.join(unknown)}. Upgrade it.")
     told: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
-    if task.among is not None:
-        told |= {"tasks": task.among, "tasks_min": job.least_tasks, "tasks_max": job.tasks}
+    if task.world_size_at_start is not None:
+        told |= {"tasks": task.world_size_at_start, "tasks_min": job.least_tasks, "tasks_max": job.tasks}
     # no part of the digest: what was begun before an agent learned them is still the same
-    knobs = held_by(attempt.pool, cluster_knobs())
-    if knobs[TASK_DISK]:
-        told["disk_mib"] = int(knobs[TASK_DISK])
-    policy = egress_of(attempt.pool, job.project)
+    knobs = pool_settings(attempt.pool, cluster_settings())
+    if knobs[TASK_DISK_LIMIT]:
+        told["disk_mib"] = int(knobs[TASK_DISK_LIMIT])
+    policy = network_policy(attempt.pool, job.project)
     if policy["mode"] != OPEN:
         if spec.get("node_network") or spec.get("network"):
-            raise Refused(
+            raise AgentError(
                 "not_lent", "its project's network policy does not hold on the network of the nodes."
             )
         if "egress" not in takes:
-            raise Refused("agent_too_old", "its agent does not know network policies. Upgrade it.")
+            raise AgentError("agent_too_old", "its agent does not know network policies. Upgrade it.")
         told["egress"] = policy
     return spec | {key: value for key, value in told.items() if key in takes}
 
 
-def _start_refused(node: Node, task: Task, refusal: Refused, tries_left: int) -> After:
+def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: int) -> NextStep:
     log.warning("%s refused to start task %s: %s (%s)", node.name, task.pk, refusal.message, refusal.code)
-    lifecycle.task_problem(task.pk, refusal.message)
-    if refusal.code in TRIED_AGAIN and tries_left > 0:
-        return After.LATER
-    if refusal.code == "image_missing" and tries_left > 0:
-        return After.BRING_IMAGE
+    lifecycle.record_task_problem(task.pk, refusal.message)
+    if refusal.code in RETRYABLE_REFUSALS and attempts_left > 0:
+        return NextStep.RETRY
+    if refusal.code == "image_missing" and attempts_left > 0:
+        return NextStep.PULL_IMAGE
     if refusal.code == "disk_full":
-        nodes.record_disk(node.pk, refusal.message)
-    if refusal.code in BLAMED:  # while the attempt still stands as the one that the node is tried with
-        trust.record_trouble(node.pk, Trouble.START_REFUSED, job=task.attempt.job, sentence=refusal.message)
+        nodes.record_disk_full(node.pk, refusal.message)
+    if refusal.code in NODE_FAULT_REFUSALS:  # while the attempt still stands as the one that the node is tried with
+        trust.record_incident(node.pk, IncidentKind.START_REFUSED, job=task.attempt.job, message=refusal.message)
     again_there = refusal.code == "meet_port_in_use"  # the next attempt gets another one
-    give_up(
-        node, task, _ENDS.get(refusal.code, EndReason.START_REFUSED), refusal.message, again_there=again_there
+    fail_task(
+        node, task, _END_REASONS.get(refusal.code, EndReason.START_REFUSED), refusal.message, retry_on_same_node=again_there
     )
-    return After.NOTHING
+    return NextStep.DONE
 
 
-def give_up(node: Node, task: Task, reason: EndReason, detail: str, *, again_there: bool = False) -> None:
+def fail_task(node: Node, task: Task, reason: EndReason, detail: str, *, retry_on_same_node: bool = False) -> None:
     """Ends what a node will not start: the task, or its attempt where that cannot go on without it.
 
     The job goes elsewhere if there is elsewhere, unless it may find what it needs ``again_there``.
     """
     job = task.attempt.job
     replaced = reason is EndReason.IMAGE_MISSING and job.image_attempt is not None  # see pin_job
-    if not again_there and not replaced:
-        avoid(job, node)
-    image = job.image_digest or image_of(job.environment) or "the environment"
-    sentence = end_sentence(reason, node=node.name, detail=detail, image=image)
-    elastic.end_tasks([task.pk], reason, sentence=sentence)
+    if not retry_on_same_node and not replaced:
+        exclude_node(job, node)
+    image = job.image_digest or image_reference(job.environment) or "the environment"
+    sentence = end_message(reason, node=node.name, detail=detail, image=image)
+    elastic.end_tasks([task.pk], reason, message=sentence)
 
 
-def avoid(job: Job, node: Node) -> None:
+def exclude_node(job: Job, node: Node) -> None:
     """Keeps the job's next attempt off a node, unless that would leave it none, or too few for all its tasks."""
     others = Node.objects.filter(state=NodeState.READY.value, runtime=node.runtime).exclude(pk=node.pk)
-    others = others.filter(trust=Phase.TRUSTED.value)
+    others = others.filter(breaker_state=BreakerState.HEALTHY.value)
     if job.pool_id is not None:
         others = others.filter(pool=job.pool_id)
     left = others.exclude(pk__in=job.avoid_nodes.values("pk")).annotate(count=Count("gpus"))
@@ -214,60 +214,60 @@ def avoid(job: Job, node: Node) -> None:
 # -- stop ------------------------------------------------------------------------------------------
 
 
-def stop_attempt(door: Door, attempt: Attempt) -> bool:
+def stop_attempt(door: NodeConnection, attempt: Attempt) -> bool:
     """Asks the node to end an attempt and never to start it again; True when it is gone from there."""
     job = attempt.job
-    killpoint("stop.before_send")
+    failpoint("stop.before_send")
     answer = door.engine.stop(door.epoch(), job.public_id, attempt.number, grace_s=job.stop_grace_s)
-    killpoint("stop.answered")
+    failpoint("stop.answered")
     if not answer.gone:
-        _note_stuck(door, attempt, answer.stuck_s)
+        _record_stuck(door, attempt, answer.stuck_s)
         return False
     ended = {container.key.task: container for container in answer.ended}
-    for task in attempt.task_rows.filter(node=door.node, gone=False).order_by("rank"):
-        record_end(task.pk, ended.get(task.rank))
-        killpoint("stop.recorded")
+    for task in attempt.task_rows.filter(node=door.node, container_removed=False).order_by("rank"):
+        record_task_end(task.pk, ended.get(task.rank))
+        failpoint("stop.recorded")
     return True
 
 
-def stop_task(door: Door, task: Task) -> bool:
+def stop_task(door: NodeConnection, task: Task) -> bool:
     """Asks the node to end one task of an attempt that goes on; True when it is gone from there.
 
     An agent that would stop the others there too is not asked: then the whole attempt ends, and the job waits again.
     """
     attempt, job = task.attempt, task.attempt.job
-    if not door.engine.stops_tasks:
-        reason = EndReason(task.leave_reason or EndReason.STALE_GANG)
-        lifecycle.want_stop(attempt.pk, reason)
+    if not door.engine.supports_stopping_tasks:
+        reason = EndReason(task.leave_reason or EndReason.GANG_INCOMPLETE)
+        lifecycle.request_stop(attempt.pk, reason)
         return False
-    killpoint("leave.before_send")
+    failpoint("leave.before_send")
     answer = door.engine.stop(
         door.epoch(), job.public_id, attempt.number, grace_s=job.stop_grace_s, tasks=[task.rank]
     )
-    killpoint("leave.answered")
+    failpoint("leave.answered")
     if not answer.gone:
-        _note_stuck(door, attempt, answer.stuck_s, task.rank)
+        _record_stuck(door, attempt, answer.stuck_s, task.rank)
         return False
-    record_end(task.pk, next((each for each in answer.ended if each.key.task == task.rank), None))
-    killpoint("leave.recorded")
+    record_task_end(task.pk, next((each for each in answer.ended if each.key.task == task.rank), None))
+    failpoint("leave.recorded")
     return True
 
 
-def _note_stuck(door: Door, attempt: Attempt, stuck_s: float | None, *ranks: int) -> None:
+def _record_stuck(door: NodeConnection, attempt: Attempt, stuck_s: float | None, *ranks: int) -> None:
     """Says of what cannot be ended that it holds its GPUs, and puts its node aside."""
-    if stuck_s is None or stuck_s < STUCK_AFTER_S:
+    if stuck_s is None or stuck_s < STUCK_AFTER_KILL_S:
         return
     sentence = (
         f"It was killed and is still there: {door.node.name} cannot end it. It holds its GPUs until it has "
         "gone, or the node has restarted."
     )
-    tasks = attempt.task_rows.filter(node=door.node, gone=False)
+    tasks = attempt.task_rows.filter(node=door.node, container_removed=False)
     for task in tasks.filter(rank__in=ranks) if ranks else tasks:
-        lifecycle.task_problem(task.pk, sentence)
-    trust.record_stuck(door.node.pk, attempt.job)
+        lifecycle.record_task_problem(task.pk, sentence)
+    trust.record_stuck_job(door.node.pk, attempt.job)
 
 
-def stop_stranger(door: Door, job: str, attempt: int, tasks: list[int] | None = None) -> None:
+def stop_orphan(door: NodeConnection, job: str, attempt: int, tasks: list[int] | None = None) -> None:
     """Ends containers of ours that should not live: their attempt has ended, or was never recorded.
 
     With ``tasks`` these alone: others of the attempt may live.
@@ -278,26 +278,26 @@ def stop_stranger(door: Door, job: str, attempt: int, tasks: list[int] | None = 
 # -- the end ---------------------------------------------------------------------------------------
 
 
-def record_end(task_id: int, container: Container | None) -> None:
+def record_task_end(task_id: int, container: Container | None) -> None:
     """Writes down that a task is gone from its node, and how it ended as far as the node knows."""
-    killpoint("end.before_record")
+    failpoint("end.before_record")
     if container is None:
-        reason = EndReason.CONTAINER_VANISHED
-        if lifecycle.task_ended(task_id, exit_code=None, reason=reason):
-            trust.record_failed(task_id, reason)
+        reason = EndReason.CONTAINER_LOST
+        if lifecycle.record_task_ended(task_id, exit_code=None, reason=reason):
+            trust.record_task_failure(task_id, reason)
         return
-    failed = lifecycle.task_ended(
+    failed = lifecycle.record_task_ended(
         task_id,
         exit_code=container.exit_code,
         reason=end_reason(container),
-        facts=_disk_facts(container),
+        details=_disk_details(container),
         oom=container.oom,
         peak_memory_mib=container.peak_memory_mib,
         proof="rebooted" if container.rebooted else "gone",
     )
-    killpoint("end.recorded")
+    failpoint("end.recorded")
     if failed:
-        trust.record_failed(task_id, end_reason(container))
+        trust.record_task_failure(task_id, end_reason(container))
 
 
 def end_reason(container: Container) -> EndReason:
@@ -305,43 +305,43 @@ def end_reason(container: Container) -> EndReason:
     if container.rebooted:
         return EndReason.NODE_REBOOTED
     if container.fault == "mps_lost":
-        return EndReason.GPU_SHARING_LOST
+        return EndReason.MPS_DAEMON_LOST
     if container.fault == "disk_limit_exceeded":
         return EndReason.DISK_LIMIT_EXCEEDED
     if container.oom:
         return EndReason.OUT_OF_MEMORY
     if container.exit_code is None:
-        return EndReason.CONTAINER_VANISHED
-    return EndReason.FINISHED if container.exit_code == 0 else EndReason.EXIT_CODE
+        return EndReason.CONTAINER_LOST
+    return EndReason.COMPLETED if container.exit_code == 0 else EndReason.EXIT_CODE
 
 
-def _disk_facts(container: Container) -> dict[str, object]:
+def _disk_details(container: Container) -> dict[str, object]:
     """The numbers for the message of a task that wrote more than it may."""
     if container.fault != "disk_limit_exceeded" or container.disk_mib is None:
         return {}
     if container.disk_used_mib is None:
-        return {"used": "more files than can be counted", "limit": memory(container.disk_mib)}
-    used, limit = memories(container.disk_used_mib, container.disk_mib)
+        return {"used": "more files than can be counted", "limit": format_memory(container.disk_mib)}
+    used, limit = format_distinct_memories(container.disk_used_mib, container.disk_mib)
     return {"used": used, "limit": limit}
 
 
 # -- logs ------------------------------------------------------------------------------------------
 
 
-def collect_log(door: Door, task: Task, key: TaskKey) -> bool:
+def collect_log(door: NodeConnection, task: Task, key: TaskKey) -> bool:
     """Mirrors what is left of an ended task's log; True when all of it is here."""
     if task.log_complete:
         return True
     offset = task.log_bytes
-    for _ in range(LOG_PIECES_A_TURN):
+    for _ in range(MAX_LOG_CHUNKS):
         try:
             piece = door.engine.logs(key, offset)
-        except Refused as refusal:
+        except AgentError as refusal:
             if refusal.code != "no_such_container":
                 log.warning("%s does not give the log of %s: %s", door.node.name, key, refusal.message)
                 return False
             # the node has no such task any more: what is here is all there will be
-            note_log_progress(task.pk, offset, complete=True)
+            record_log_progress(task.pk, offset, complete=True)
             return True
         end = piece.offset + len(piece.data)
         try:
@@ -350,7 +350,7 @@ def collect_log(door: Door, task: Task, key: TaskKey) -> bool:
             log.error("the log of %s cannot be kept: %s", key, full)
             return False
         complete = piece.eof and offset == end  # a lower offset asks for bytes that our copy lacks
-        note_log_progress(task.pk, offset, complete=complete)
+        record_log_progress(task.pk, offset, complete=complete)
         if complete:
             return True
         if not piece.data and offset == end:
@@ -358,28 +358,28 @@ def collect_log(door: Door, task: Task, key: TaskKey) -> bool:
     return False
 
 
-def remove_ended(door: Door, job: str, attempt: int) -> None:
+def remove_ended(door: NodeConnection, job: str, attempt: int) -> None:
     """Drops what an ended attempt left on the node, once every task of it there has ended."""
-    killpoint("remove.before_send")
+    failpoint("remove.before_send")
     try:
         door.engine.remove(door.epoch(), job, attempt)
-    except Refused as refusal:
+    except AgentError as refusal:
         log.info("%s keeps %s/%s for now: %s", door.node.name, job, attempt, refusal.message)
-    killpoint("remove.answered")
+    failpoint("remove.answered")
 
 
 # -- what there is to do -----------------------------------------------------------------------------
 
 
-def tasks_held(node: Node) -> list[Task]:
+def active_tasks(node: Node) -> list[Task]:
     """Tasks of live attempts that hold GPUs on a node, oldest first. Each node asks this every ten seconds."""
-    return list(_held(node).select_related("attempt__job", "attempt__progress", "attempt__rendezvous"))
+    return list(_active_tasks(node).select_related("attempt__job", "attempt__progress", "attempt__rendezvous"))
 
 
-def tasks_to_serve(node: Node) -> list[Task]:
+def active_tasks_with_details(node: Node) -> list[Task]:
     """The same with what starts and first answers of servers need."""
     return list(
-        _held(node).select_related(
+        _active_tasks(node).select_related(
             "node",
             "attempt__progress",
             "attempt__rendezvous__node",
@@ -390,7 +390,7 @@ def tasks_to_serve(node: Node) -> list[Task]:
     )
 
 
-def _held(node: Node) -> QuerySet[Task]:
-    return Task.objects.filter(node=node, gone=False, attempt__state__in=ATTEMPT_LIVE).order_by(
+def _active_tasks(node: Node) -> QuerySet[Task]:
+    return Task.objects.filter(node=node, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES).order_by(
         "attempt_id", "rank"
     )

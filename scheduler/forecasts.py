@@ -16,156 +16,156 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from portal.events import announce
-from portal.models import Forecast, Job, Standing
+from portal.events import publish_on_commit
+from portal.models import Forecast, Job, JobVerdict
 from scheduler import leases
 from scheduler.core.calibration import SCORED_FROM_S, interval_score
 from scheduler.core.cluster import JobId
 from scheduler.core.plan import StartInterval
-from scheduler.leases import Held
+from scheduler.leases import HeldLease
 
 log = logging.getLogger(__name__)
 
-MOVED_BY = 0.2
-LEAST_MOVE_S = 60.0
-NEW_AT_ONCE = 2_000
+MIN_RELATIVE_CHANGE = 0.2
+MIN_CHANGE_S = 60.0
+MAX_NEW = 2_000
 """Of jobs that had no interval, or have none any more, so many are written at once."""
-MOVED_AT_ONCE = 500
+MAX_CHANGED = 500
 """Of intervals that moved so many are written at once; each makes a row that is kept."""
-LOCKED_AT_ONCE = 500
+MAX_BATCH = 500
 """So many share a transaction: cycles write the same rows."""
-TOLD_AT_ONCE = 200
+MAX_ANNOUNCED = 200
 """Open pages are told of at most this many new intervals of a transaction; the others poll."""
-FORECASTS_KEPT = dt.timedelta(days=90)
-SCORED_AT_ONCE = 2000
-_INTERVAL = ("foreseen_at", "p10_at", "p50_at", "p90_at")
+RETENTION = dt.timedelta(days=90)
+MAX_SCORED = 2000
+_INTERVAL = ("forecast_at", "p10_at", "p50_at", "p90_at")
 
 
-class NoStart(Enum):
+class NoForecast(Enum):
     """Why nothing is promised of a waiting job."""
 
-    UNASKED = "unasked"
+    NOT_APPLICABLE = "unasked"
     """Its verdict is one after which nobody asks (``NO_FORECAST``)."""
-    UNSEEN = "unseen"
+    NO_START_FOUND = "unseen"
     """It was looked for, and there is none even when everything that runs or goes before has ended."""
-    TOO_FAR = "too far"
+    BEYOND_HORIZON = "too far"
     """So many go before it that the plays did not come to it."""
 
 
-Start = StartInterval | NoStart
+ForecastResult = StartInterval | NoForecast
 """What is foreseen of a waiting job."""
 
 
-def write_intervals(intervals: Mapping[JobId, Start], leader: Held | None = None) -> int:
+def save_intervals(intervals: Mapping[JobId, ForecastResult], leader: HeldLease | None = None) -> int:
     """Writes what is new or moved, for jobs that have a verdict; gives the number of intervals written.
 
     Of more than are written at once those come first that were foreseen longest ago; the others have their turn
     next time, if they still differ then. With ``leader`` it raises Deposed when that scheduler has been replaced.
     """
-    sound = {job: start for job, start in intervals.items() if isinstance(start, NoStart) or is_sound(start)}
+    sound = {job: start for job, start in intervals.items() if isinstance(start, NoForecast) or is_valid(start)}
     if unsound := len(intervals) - len(sound):
         log.warning("%s start intervals make no sense and were dropped", unsound)
-    jobs = _moved_jobs(sound)
+    jobs = _changed_jobs(sound)
     written = 0
-    for first in range(0, len(jobs), LOCKED_AT_ONCE):
-        written += _write({job: sound[job] for job in jobs[first : first + LOCKED_AT_ONCE]}, leader)
+    for first in range(0, len(jobs), MAX_BATCH):
+        written += _write({job: sound[job] for job in jobs[first : first + MAX_BATCH]}, leader)
     return written
 
 
-def _write(intervals: Mapping[JobId, Start], leader: Held | None) -> int:
+def _write(intervals: Mapping[JobId, ForecastResult], leader: HeldLease | None) -> int:
     """One transaction."""
     now = timezone.now()
     with transaction.atomic():
         if leader is not None:
             leases.check(leader)
-        rows = Standing.objects.select_for_update(of=("self",), no_key=True).select_related("job")
+        rows = JobVerdict.objects.select_for_update(of=("self",), no_key=True).select_related("job")
         moved = list(rows.filter(job__public_id__in=intervals).order_by("job_id"))
-        first = _never_foreseen([row.job_id for row in moved if row.p50_at is None])
+        first = _jobs_without_forecast([row.job_id for row in moved if row.p50_at is None])
         made = []
         for row in moved:
             interval = intervals[JobId(row.job.public_id)]
-            row.foreseen_at = None if interval in (NoStart.UNASKED, NoStart.TOO_FAR) else now
-            if isinstance(interval, NoStart):
+            row.foreseen_at = None if interval in (NoForecast.NOT_APPLICABLE, NoForecast.BEYOND_HORIZON) else now
+            if isinstance(interval, NoForecast):
                 row.p10_at = row.p50_at = row.p90_at = None
                 continue
-            row.p10_at, row.p50_at, row.p90_at = map(_at, (interval.p10_s, interval.p50_s, interval.p90_s))
+            row.p10_at, row.p50_at, row.p90_at = map(_to_datetime, (interval.p10_s, interval.p50_s, interval.p90_s))
             made.append(
                 Forecast(
                     job_id=row.job_id,
                     made_at=now,
-                    at_submit=row.job_id in first,
+                    is_first=row.job_id in first,
                     p10_at=row.p10_at,
                     p50_at=row.p50_at,
                     p90_at=row.p90_at,
-                    played_s=interval.played_s,
+                    simulated_s=interval.simulated_s,
                     code=row.code,
-                    ahead=row.ahead,
+                    jobs_ahead=row.jobs_ahead,
                 )
             )
-        for row in moved[:TOLD_AT_ONCE]:
-            announce(f"job.{row.job.public_id}", {"kind": "forecast"})
-        Standing.objects.bulk_update(moved, _INTERVAL)
+        for row in moved[:MAX_ANNOUNCED]:
+            publish_on_commit(f"job.{row.job.public_id}", {"kind": "forecast"})
+        JobVerdict.objects.bulk_update(moved, _INTERVAL)
         Forecast.objects.bulk_create(made)
     return len(made)
 
 
-def is_sound(interval: StartInterval) -> bool:
+def is_valid(interval: StartInterval) -> bool:
     """True when the three times are in order, and times at all: between 2001 and 2286."""
     return 1e9 <= interval.p10_s <= interval.p50_s <= interval.p90_s < 1e10
 
 
-def has_moved(middle: dt.datetime | None, foreseen_at: dt.datetime | None, interval: Start) -> bool:
+def has_changed(median_at: dt.datetime | None, foreseen_at: dt.datetime | None, interval: ForecastResult) -> bool:
     """True when the median is new, or moved by more than a fifth of the wait that was foreseen (1 min at least)."""
-    if isinstance(interval, NoStart):
-        return middle is not None or (foreseen_at is None) is (interval is NoStart.UNSEEN)
-    if middle is None or foreseen_at is None:
+    if isinstance(interval, NoForecast):
+        return median_at is not None or (foreseen_at is None) is (interval is NoForecast.NO_START_FOUND)
+    if median_at is None or foreseen_at is None:
         return True
-    foreseen_s = (middle - foreseen_at).total_seconds()
-    shift_s = abs(interval.p50_s - middle.timestamp())
-    return shift_s > max(LEAST_MOVE_S, MOVED_BY * foreseen_s)
+    foreseen_s = (median_at - foreseen_at).total_seconds()
+    shift_s = abs(interval.p50_s - median_at.timestamp())
+    return shift_s > max(MIN_CHANGE_S, MIN_RELATIVE_CHANGE * foreseen_s)
 
 
-def _moved_jobs(intervals: Mapping[JobId, Start]) -> list[JobId]:
+def _changed_jobs(intervals: Mapping[JobId, ForecastResult]) -> list[JobId]:
     """The jobs (public ids) with a verdict of which something new is to be written now: at most one query."""
     if not intervals:
         return []
-    rows = Standing.objects.filter(job__public_id__in=list(intervals))
+    rows = JobVerdict.objects.filter(job__public_id__in=list(intervals))
     new: list[JobId] = []
     moved: list[JobId] = []
     for public_id, middle, foreseen_at in rows.order_by(
-        F("foreseen_at").asc(nulls_first=True), "job_id"
-    ).values_list("job__public_id", "p50_at", "foreseen_at"):
+        F("forecast_at").asc(nulls_first=True), "job_id"
+    ).values_list("job__public_id", "p50_at", "forecast_at"):
         start = intervals[job := JobId(public_id)]
-        if has_moved(middle, foreseen_at, start):
-            (new if middle is None or isinstance(start, NoStart) else moved).append(job)
-    return new[:NEW_AT_ONCE] + moved[:MOVED_AT_ONCE]
+        if has_changed(middle, foreseen_at, start):
+            (new if middle is None or isinstance(start, NoForecast) else moved).append(job)
+    return new[:MAX_NEW] + moved[:MAX_CHANGED]
 
 
 def score_started() -> int:
     """Scores the first forecast of each job that has started since; gives their number."""
     rows = (
-        Forecast.objects.filter(at_submit=True, started_at__isnull=True, job__started_at__isnull=False)
+        Forecast.objects.filter(is_first=True, started_at__isnull=True, job__started_at__isnull=False)
         .annotate(job_started=F("job__started_at"), job_submitted=F("job__submitted_at"))
-        .order_by("id")[:SCORED_AT_ONCE]
+        .order_by("id")[:MAX_SCORED]
     )
     with transaction.atomic():
         scored = list(rows.select_for_update(of=("self",), no_key=True, skip_locked=True))
         for row in scored:
             row.started_at = row.job_started
             if (row.job_started - row.job_submitted).total_seconds() >= SCORED_FROM_S:
-                row.inside = row.p10_at <= row.job_started <= row.p90_at
+                row.covered = row.p10_at <= row.job_started <= row.p90_at
                 row.score_s = interval_score(
                     row.p10_at.timestamp(), row.p90_at.timestamp(), row.job_started.timestamp()
                 )
-        Forecast.objects.bulk_update(scored, ["started_at", "inside", "score_s"], batch_size=1000)
+        Forecast.objects.bulk_update(scored, ["started_at", "covered", "score_s"], batch_size=1000)
     return len(scored)
 
 
-def _never_foreseen(jobs: list[int]) -> set[int]:
+def _jobs_without_forecast(jobs: list[int]) -> set[int]:
     """Of these jobs (row numbers) those that never started and have no forecast yet."""
-    rows = Job.objects.filter(pk__in=jobs, started_at__isnull=True).exclude(forecasts__at_submit=True)
+    rows = Job.objects.filter(pk__in=jobs, started_at__isnull=True).exclude(forecasts__is_first=True)
     return set(rows.values_list("pk", flat=True))
 
 
-def _at(seconds: float) -> dt.datetime:
+def _to_datetime(seconds: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(seconds, dt.UTC)

@@ -9,34 +9,34 @@ from collections.abc import Callable
 
 from django.db import connection
 
-HANDS = 4
+MAX_THREADS = 4
 
 
-class Hands:
+class KeyedPool:
     """Runs work side by side, so that one slow call on a node delays none of the others there."""
 
-    def __init__(self, name: str, failed: Callable[[BaseException], None], done: Callable[[], None]) -> None:
+    def __init__(self, name: str, on_error: Callable[[BaseException], None], on_done: Callable[[], None]) -> None:
         self._name = name
-        self._failed = failed
-        self._done = done
+        self._on_error = on_error
+        self._on_done = on_done
         self._work: queue.SimpleQueue[tuple[object, Callable[[], None]] | None] = queue.SimpleQueue()
         self._busy: set[object] = set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def take(self, what: object, work: Callable[[], None]) -> None:
+    def submit(self, key: object, work: Callable[[], None]) -> None:
         """Begins ``work`` unless work under the same key is in hand already."""
         with self._lock:
-            if what in self._busy:
+            if key in self._busy:
                 return
-            self._busy.add(what)
-            if len(self._threads) < min(len(self._busy), HANDS):
+            self._busy.add(key)
+            if len(self._threads) < min(len(self._busy), MAX_THREADS):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        self._work.put((what, work))
+        self._work.put((key, work))
 
-    def end(self, within_s: float = 2.0) -> None:
+    def shut_down(self, within_s: float = 2.0) -> None:
         """Takes nothing more; what is in hand is finished, or ends with its link."""
         for _ in self._threads:
             self._work.put(None)
@@ -50,10 +50,10 @@ class Hands:
             try:
                 work()
             except BaseException as problem:  # told to the actor, whose turn it is to decide
-                self._failed(problem)
+                self._on_error(problem)
             finally:
                 connection.close_if_unusable_or_obsolete()
                 with self._lock:
                     self._busy.discard(what)
-                self._done()
+                self._on_done()
         connection.close()

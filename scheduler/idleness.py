@@ -11,71 +11,71 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from portal.models import Activity, Allocation, Excuse, UsageMinute
-from portal.selectors.project_policy import rules_for
+from portal.models import WorkspaceActivity, Allocation, IdleExemption, NodeMetricsMinute
+from portal.selectors.project_policy import effective_rules
 from portal.services import idle
-from portal.words.knobs import KnobValue
+from portal.words.knobs import SettingValue
 from portal.words.states import AttemptState, JobKind
-from scheduler.core.idle import GpuUse, Minute, Quiet, Rule, Step, ToolUse, Watched, quiet_since_s, step
+from scheduler.core.idle import GpuActivity, GpuUsageMinute, InactivePeriod, IdlePolicy, IdleStep, ToolActivity, WorkspaceIdleState, inactive_since_s, next_step
 from scheduler.read_cluster import read_now_s
 
-LOOK_BACK_S = 900.0
+LOOKBACK_S = 900.0
 """Minutes older than this are not read any more: with a gap as long the count has begun anew."""
-STEPS_AT_ONCE = 500
+MAX_STEPS = 500
 """At most so many countdowns begin, end or run out in one pass; the next goes on."""
 
-Held = dict[int, list[tuple[int, str]]]
+GpusByAttempt = dict[int, list[tuple[int, str]]]
 """By attempt: the node (row number) and UUID of each GPU that it holds."""
 
 
 @dataclass(frozen=True)
-class Found:
+class IdleCandidate:
     """One workspace as the pass found it."""
 
-    row: Activity
-    watched: Watched
-    knobs: dict[str, KnobValue]
+    activity: WorkspaceActivity
+    observed: WorkspaceIdleState
+    settings: dict[str, SettingValue]
 
 
-def look_for_idle() -> None:
+def run_idle_pass() -> None:
     """One pass."""
-    held = _held()
+    held = _read_held_gpus()
     if not held:
         return
     now_s = read_now_s()
-    found = _found(held, now_s)
+    found = _read_candidates(held, now_s)
     done = 0
     for one in found:
-        if done >= STEPS_AT_ONCE:
+        if done >= MAX_STEPS:
             return
-        done += _do(one, now_s)
+        done += _take_step(one, now_s)
 
 
-def _do(one: Found, now_s: float) -> bool:
+def _take_step(candidate: IdleCandidate, now_s: float) -> bool:
     """Takes the step that follows for a workspace; True when there was one."""
-    rule = Rule(str(one.knobs["idle_action"]), float(one.knobs["idle_after_s"]))
-    match step(one.watched, rule, now_s):
-        case Step.BEGIN:
-            since_s = quiet_since_s(one.watched, now_s)
-            grace_s = float(one.knobs["idle_grace_s"]) if rule.action == "suspend" else None
-            return since_s is not None and idle.begin_countdown(one.row, _moment(since_s), grace_s)
-        case Step.END:
-            return idle.end_countdown(one.row, _why(one, rule, now_s))
-        case Step.SUSPEND:
-            return idle.suspend_idle(one.row)
+    rule = IdlePolicy(str(candidate.settings["idle_action"]), float(candidate.settings["idle_after_s"]))
+    match next_step(candidate.observed, rule, now_s):
+        case IdleStep.START_COUNTDOWN:
+            since_s = inactive_since_s(candidate.observed, now_s)
+            grace_s = float(candidate.settings["idle_grace_s"]) if rule.action == "suspend" else None
+            return since_s is not None and idle.start_countdown(candidate.activity, _to_datetime(since_s), grace_s)
+        case IdleStep.CANCEL_COUNTDOWN:
+            return idle.end_countdown(candidate.activity, _end_reason(candidate, rule, now_s))
+        case IdleStep.SUSPEND:
+            return idle.suspend_idle(candidate.activity)
     return False
 
 
-def _why(one: Found, rule: Rule, now_s: float) -> str:
+def _end_reason(candidate: IdleCandidate, rule: IdlePolicy, now_s: float) -> str:
     """Why a countdown ends."""
     if rule.action == "off":
         return "The policy lets idle workspaces be."
-    if one.watched.kept_until_s is not None and one.watched.kept_until_s > now_s:
+    if candidate.observed.exempt_until_s is not None and candidate.observed.exempt_until_s > now_s:
         return "It is kept."
-    used_at, told = one.row.used_at, one.row.quiet_since
+    used_at, told = candidate.activity.last_active_at, candidate.activity.quiet_since
     if used_at is not None and told is not None and used_at > told:
         return "It is used again."
-    if quiet_since_s(one.watched, now_s) is not None:
+    if inactive_since_s(candidate.observed, now_s) is not None:
         return "It has not been quiet for long enough."
     return "Whether it is used is not known at the moment, so it is not taken for idle."
 
@@ -83,13 +83,13 @@ def _why(one: Found, rule: Rule, now_s: float) -> str:
 # -- what is known ---------------------------------------------------------------------------------
 
 
-def _held() -> Held:
+def _read_held_gpus() -> GpusByAttempt:
     """The running workspaces that hold GPUs and whose server answers."""
-    held: Held = defaultdict(list)
+    held: GpusByAttempt = defaultdict(list)
     for attempt, node, uuid in Allocation.objects.filter(
         ended_at__isnull=True,
         task__attempt__state=AttemptState.RUNNING.value,
-        task__attempt__stop_wanted_at__isnull=True,
+        task__attempt__stop_requested_at__isnull=True,
         task__attempt__ready_at__isnull=False,
         task__attempt__job__kind=JobKind.WORKSPACE.value,
     ).values_list("task__attempt_id", "task__node_id", "gpu__uuid"):
@@ -97,37 +97,37 @@ def _held() -> Held:
     return held
 
 
-def _found(held: Held, now_s: float) -> list[Found]:
+def _read_candidates(gpus_by_attempt: GpusByAttempt, now_s: float) -> list[IdleCandidate]:
     """What is known of each, written down where minutes were added: a fixed number of queries."""
-    Activity.objects.bulk_create([Activity(attempt_id=attempt) for attempt in held], ignore_conflicts=True)
+    WorkspaceActivity.objects.bulk_create([WorkspaceActivity(attempt_id=attempt) for attempt in gpus_by_attempt], ignore_conflicts=True)
     rows = list(
-        Activity.objects.filter(pk__in=held).select_related("attempt__pool", "attempt__job").order_by("pk")
+        WorkspaceActivity.objects.filter(pk__in=gpus_by_attempt).select_related("attempt__pool", "attempt__job").order_by("pk")
     )
-    rules = rules_for((row.attempt.pool, row.attempt.job.project_id) for row in rows)
-    minutes = _minutes({node for gpus in held.values() for node, _ in gpus}, now_s)
+    rules = effective_rules((row.attempt.pool, row.attempt.job.project_id) for row in rows)
+    minutes = _minutes({node for gpus in gpus_by_attempt.values() for node, _ in gpus}, now_s)
     kept = dict(
-        Excuse.objects.filter(
-            job__in=[row.attempt.job_id for row in rows], cut_at__isnull=True, until__gt=_moment(now_s)
-        ).values_list("job_id", "until")
+        IdleExemption.objects.filter(
+            job__in=[row.attempt.job_id for row in rows], revoked_at__isnull=True, expires_at__gt=_to_datetime(now_s)
+        ).values_list("job_id", "expires_at")
     )
     moved, found = [], []
     for row in rows:
-        mine = rules[row.attempt.pool_id, row.attempt.job.project_id].knobs
-        gpu = _gpu_use(row).after(_of(held[row.pk], minutes), float(mine["idle_gpu_percent"]))
+        mine = rules[row.attempt.pool_id, row.attempt.job.project_id].values
+        gpu = _gpu_use(row).extended_by(_gpu_minutes(gpus_by_attempt[row.pk], minutes), float(mine["idle_gpu_percent"]))
         if gpu != _gpu_use(row):
-            row.gpu_quiet_since = _moment(gpu.quiet.since_s) if gpu.quiet else None
-            row.gpu_quiet_until = _moment(gpu.quiet.until_s) if gpu.quiet else None
-            row.gpu_used_at = _moment(gpu.used_s) if gpu.used_s is not None else None
+            row.gpu_quiet_since = _to_datetime(gpu.inactive.since_s) if gpu.inactive else None
+            row.gpu_quiet_until = _to_datetime(gpu.inactive.until_s) if gpu.inactive else None
+            row.gpu_used_at = _to_datetime(gpu.last_active_s) if gpu.last_active_s is not None else None
             moved.append(row)
-        found.append(Found(row, _watched(row, gpu, kept.get(row.attempt.job_id)), mine))
-    Activity.objects.bulk_update(moved, ["gpu_quiet_since", "gpu_quiet_until", "gpu_used_at"])
+        found.append(IdleCandidate(row, _observe(row, gpu, kept.get(row.attempt.job_id)), mine))
+    WorkspaceActivity.objects.bulk_update(moved, ["gpu_inactive_since", "gpu_inactive_until", "gpu_active_at"])
     return found
 
 
-def _minutes(nodes: Iterable[int], now_s: float) -> dict[int, list[UsageMinute]]:
+def _minutes(nodes: Iterable[int], now_s: float) -> dict[int, list[NodeMetricsMinute]]:
     """The newest minutes of nodes, ascending."""
-    found: dict[int, list[UsageMinute]] = defaultdict(list)
-    rows = UsageMinute.objects.filter(node__in=list(nodes), minute__gte=_moment(now_s - LOOK_BACK_S))
+    found: dict[int, list[NodeMetricsMinute]] = defaultdict(list)
+    rows = NodeMetricsMinute.objects.filter(node__in=list(nodes), minute__gte=_to_datetime(now_s - LOOKBACK_S))
     for row in rows.only("node_id", "minute", "samples", "gpu_uuids", "utilisation_percent").order_by(
         "minute"
     ):
@@ -135,7 +135,7 @@ def _minutes(nodes: Iterable[int], now_s: float) -> dict[int, list[UsageMinute]]
     return found
 
 
-def _of(gpus: Sequence[tuple[int, str]], minutes: dict[int, list[UsageMinute]]) -> list[Minute]:
+def _gpu_minutes(gpus: Sequence[tuple[int, str]], minutes: dict[int, list[NodeMetricsMinute]]) -> list[GpuUsageMinute]:
     """The minutes of a workspace's GPUs: it is one task, so they are on one node."""
     node = gpus[0][0]
     found = []
@@ -144,34 +144,34 @@ def _of(gpus: Sequence[tuple[int, str]], minutes: dict[int, list[UsageMinute]]) 
         told = [use.get(uuid) for _, uuid in gpus]
         known = [each for each in told if each is not None]
         busiest = max(known) if len(known) == len(told) else None
-        found.append(Minute(row.minute.timestamp(), row.samples, busiest))
+        found.append(GpuUsageMinute(row.minute.timestamp(), row.samples, busiest))
     return found
 
 
-def _gpu_use(row: Activity) -> GpuUse:
+def _gpu_use(row: WorkspaceActivity) -> GpuActivity:
     since, until = row.gpu_quiet_since, row.gpu_quiet_until
-    quiet = Quiet(since.timestamp(), until.timestamp()) if since and until else None
-    return GpuUse(quiet, row.gpu_used_at.timestamp() if row.gpu_used_at else None)
+    quiet = InactivePeriod(since.timestamp(), until.timestamp()) if since and until else None
+    return GpuActivity(quiet, row.gpu_used_at.timestamp() if row.gpu_used_at else None)
 
 
-def _watched(row: Activity, gpu: GpuUse, excused_until: dt.datetime | None) -> Watched:
+def _observe(row: WorkspaceActivity, gpu: GpuActivity, exempt_until: dt.datetime | None) -> WorkspaceIdleState:
     attempt = row.attempt
     if attempt.ready_at is None:
         raise ValueError(f"the server of attempt {attempt.pk} has not answered")
     tool = None
     if row.tool_since is not None and row.tool_seen_at is not None:
         used_s = row.tool_used_at.timestamp() if row.tool_used_at else None
-        tool = ToolUse(row.tool_since.timestamp(), row.tool_seen_at.timestamp(), used_s)
-    kept = max(filter(None, (row.snoozed_until, excused_until)), default=None)
-    return Watched(
+        tool = ToolActivity(row.tool_since.timestamp(), row.tool_seen_at.timestamp(), used_s)
+    kept = max(filter(None, (row.snoozed_until, exempt_until)), default=None)
+    return WorkspaceIdleState(
         ready_s=attempt.ready_at.timestamp(),
         gpu=gpu,
         tool=tool,
-        kept_until_s=kept.timestamp() if kept else None,
-        counts_down=row.countdown_at is not None,
-        stops_s=row.stops_at.timestamp() if row.stops_at else None,
+        exempt_until_s=kept.timestamp() if kept else None,
+        countdown_started=row.countdown_at is not None,
+        suspend_at_s=row.stops_at.timestamp() if row.stops_at else None,
     )
 
 
-def _moment(at_s: float) -> dt.datetime:
+def _to_datetime(at_s: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(at_s, dt.UTC)

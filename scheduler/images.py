@@ -15,81 +15,81 @@ from typing import Any
 
 from django.db import connection
 
-from agents.engines.contract import Engine, PullProgress, Refused, Unknown
-from agents.node.image_names import plain_name
-from portal.models import Environment, EnvironmentOnNode, Node, Task
+from agents.engines.contract import NodeEngine, PullProgress, AgentError, Unknown
+from agents.node.image_names import normalize_image_name
+from portal.models import Environment, ImagePresence, Node, Task
 from portal.services import lifecycle
-from portal.services.bringing import wanted_on
+from portal.services.bringing import images_to_pull
 from portal.services.catalogue import record_image_cuda
 from portal.services.image_pins import has_pin, pin_of, record_claim, tagged_images
-from portal.services.node_acts import tidy_if_full
-from portal.services.registries import login_for
-from portal.services.sealing import CannotOpen as SealedElsewhere
-from portal.words.states import CONTAINERS
-from scheduler.opening import CannotOpen, open_engine
-from scheduler.start_spec import image_of
+from portal.services.node_acts import request_gc_if_full
+from portal.services.registries import login_for_image
+from portal.services.sealing import DecryptionError as SealedElsewhere
+from portal.words.states import CONTAINER_RUNTIMES
+from scheduler.opening import EngineConnectError, open_engine
+from scheduler.start_spec import image_reference
 
 log = logging.getLogger(__name__)
 
-PIECE_BYTES = 512 * 1024
-TELL_EVERY_PERCENT = 2
-AT_ONCE = 2
+CHUNK_BYTES = 512 * 1024
+PROGRESS_STEP_PERCENT = 2
+MAX_CONCURRENT_PULLS = 2
 """While so many images are on their way to a node, none begins that no job waits for."""
 
 
-class ImageBringer:
+class ImagePuller:
     """The image work of one node: each image at most once at a time, each in a thread with its own stream."""
 
-    def __init__(self, done: Callable[[], None]) -> None:
-        self._done = done
-        self._bringing: set[int] = set()
-        self._awaited: set[int] = set()
+    def __init__(self, on_done: Callable[[], None]) -> None:
+        self._on_done = on_done
+        self._pulling: set[int] = set()
+        self._awaited_by_job: set[int] = set()
         self._failures: dict[int, str] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()
 
-    def is_bringing(self, task: Task) -> bool:
+    def is_pulling(self, task: Task) -> bool:
         """True while the image of this task is on its way."""
-        return task.attempt.job.environment_id in self._bringing
+        return task.attempt.job.environment_id in self._pulling
 
-    def failure(self, task: Task) -> str | None:
+    def take_failure(self, task: Task) -> str | None:
         """Why the image could not be brought, told once."""
         with self._lock:
             return self._failures.pop(task.attempt.job.environment_id, None)
 
-    def bring(self, node: Node, task: Task) -> None:
+    def pull(self, node: Node, task: Task) -> None:
         """Begins to bring the image that a task needs."""
         environment = task.attempt.job.environment
-        if self._begin(node, environment, task.attempt.job.image_digest, awaited=True):
-            lifecycle.task_problem(task.pk, f"Bringing the image of {environment.title} to {node.name}.")
+        if self._start(node, environment, task.attempt.job.image_digest, awaited=True):
+            lifecycle.record_task_problem(task.pk, f"Bringing the image of {environment.title} to {node.name}.")
 
-    def bring_wanted(self, node: Node) -> None:
+    def prefetch(self, node: Node) -> None:
         """Begins what admins want on this node ahead of jobs, in their order, as far as there is room for it."""
-        for environment in wanted_on(node.pk):
-            if len(self._bringing) >= AT_ONCE:
+        for environment in images_to_pull(node.pk):
+            if len(self._pulling) >= MAX_CONCURRENT_PULLS:
                 return
-            self._begin(node, environment)
+            self._start(node, environment)
 
-    def on_their_way(self) -> set[int]:
+    def in_progress(self) -> set[int]:
         """Row numbers of the environments that are being brought now."""
         with self._lock:
-            return set(self._bringing)
+            return set(self._pulling)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Asks uploads to end; what has arrived stays, and the next one goes on from there."""
         self._stopping.set()
 
-    def _begin(self, node: Node, environment: Environment, pin: str = "", *, awaited: bool = False) -> bool:
+    def _start(self, node: Node, environment: Environment, pin: str = "", *, awaited: bool = False) -> bool:
         """Begins to bring one; False when it is on its way. ``awaited``: a job is told when it fails.
 
         ``pin`` is that of the job; blank: that of the environment.
         """
         with self._lock:
-            if environment.pk in self._bringing:
+            if environment.pk in self._pulling:
                 return False
-            self._bringing.add(environment.pk)
+            self._pulling.add(environment.pk)
             if awaited:
-                self._awaited.add(environment.pk)
+                self._awaited_by_job.add(environment.pk)
         threading.Thread(
             target=self._run, args=(node, environment, pin), name=f"image-{node.name}", daemon=True
         ).start()
@@ -97,29 +97,29 @@ class ImageBringer:
 
     def _run(self, node: Node, environment: Environment, pin: str) -> None:
         try:
-            problem = self._bring(node, environment, pin)
+            problem = self._pull(node, environment, pin)
             if problem is not None and not self._stopping.is_set():  # else the next worker goes on
-                note_environment(environment, node, "failed", problem)
+                record_image_state(environment, node, "failed", problem)
                 with self._lock:
-                    if environment.pk in self._awaited:
+                    if environment.pk in self._awaited_by_job:
                         self._failures[environment.pk] = problem
         finally:
             with self._lock:
-                self._bringing.discard(environment.pk)
-                self._awaited.discard(environment.pk)
+                self._pulling.discard(environment.pk)
+                self._awaited_by_job.discard(environment.pk)
             connection.close()
-            self._done()
+            self._on_done()
 
-    def _bring(self, node: Node, environment: Environment, pin: str) -> str | None:
+    def _pull(self, node: Node, environment: Environment, pin: str) -> str | None:
         """Brings it; None on success, else the reason as a sentence."""
-        note_environment(environment, node, "loading", "Waiting for the node.")
+        record_image_state(environment, node, "loading", "Waiting for the node.")
         environment.refresh_from_db()
-        check_wanted = EnvironmentOnNode.objects.filter(environment=environment, node=node, check_tag=True)
+        check_wanted = ImagePresence.objects.filter(environment=environment, node=node, check_tag=True)
         checks = not pin and check_wanted.exists()
         pin = pin or environment.image_digest
         try:
             engine = open_engine(node, role="bulk")
-        except CannotOpen as problem:
+        except EngineConnectError as problem:
             return str(problem)
         try:
             if environment.archive:
@@ -129,14 +129,14 @@ class ImageBringer:
             elif pin or checks or not tagged_images(environment, engine.images()):
                 # what was resolved is pulled by its digest; only its tag can be pulled where that is no registry's
                 wanted = environment.image if checks or "@" not in pin else pin
-                engine.watch(lambda event: _note_pull(environment, node, event))
-                engine.pull(wanted, login_for(wanted))
+                engine.watch(lambda event: _record_pull_progress(environment, node, event))
+                engine.pull(wanted, login_for_image(wanted))
             if checks:
                 check_wanted.update(check_tag=False)
-            if missing := _afterwards(engine, node, environment, pin):
+            if missing := _verify(engine, node, environment, pin):
                 return missing
-        except Refused as refusal:
-            with contextlib.suppress(Refused, Unknown):  # what its tag named there may have gone
+        except AgentError as refusal:
+            with contextlib.suppress(AgentError, Unknown):  # what its tag named there may have gone
                 record_claim(environment, node, engine.images())
             return refusal.message
         except Unknown as silence:
@@ -147,10 +147,10 @@ class ImageBringer:
             return f"The archive cannot be read: {problem}"
         finally:
             engine.close()
-        note_environment(environment, node, "present", "")
+        record_image_state(environment, node, "present", "")
         return None
 
-    def _load(self, engine: Engine, node: Node, environment: Environment) -> None:
+    def _load(self, engine: NodeEngine, node: Node, environment: Environment) -> None:
         """Sends the archive in pieces, from where an earlier upload ended."""
         path = Path(environment.archive)
         size = path.stat().st_size
@@ -161,30 +161,30 @@ class ImageBringer:
             upload = digest.hexdigest()[:32]
             offset = min(engine.load(upload, 0, b""), size)
             stream.seek(offset)
-            told = -TELL_EVERY_PERCENT
-            while piece := stream.read(PIECE_BYTES):
+            told = -PROGRESS_STEP_PERCENT
+            while piece := stream.read(CHUNK_BYTES):
                 if self._stopping.is_set():
                     raise Unknown("This worker is ending.")
                 offset = engine.load(upload, offset, piece)
                 percent = offset * 100 // max(size, 1)
-                if percent >= told + TELL_EVERY_PERCENT:
+                if percent >= told + PROGRESS_STEP_PERCENT:
                     told = percent
-                    note_environment(environment, node, "loading", "Sending the image.", percent)
-        note_environment(environment, node, "loading", "The node unpacks the image.", 100)
+                    record_image_state(environment, node, "loading", "Sending the image.", percent)
+        record_image_state(environment, node, "loading", "The node unpacks the image.", 100)
         engine.load(upload, offset, b"", sha256=digest.hexdigest())
 
 
-def _afterwards(engine: Engine, node: Node, environment: Environment, pin: str) -> str | None:
+def _verify(engine: NodeEngine, node: Node, environment: Environment, pin: str) -> str | None:
     """What the image is, what images ask of drivers, and whether they take too much room on the disk.
 
     Gives why the node has not the image of ``pin``; None when it has, and for none.
     """
-    with contextlib.suppress(Refused, Unknown):
+    with contextlib.suppress(AgentError, Unknown):
         images = engine.images()
         environment.refresh_from_db()  # its image may have been changed meanwhile
         record_claim(environment, node, images)
-        note_cuda(node, images)
-        tidy_if_full(node, engine.store_used_percent())
+        record_images_cuda(node, images)
+        request_gc_if_full(node, engine.store_used_percent())
         if pin and not has_pin(pin, images):
             tagged = tagged_images(environment, images)
             found = f"names {pin_of(environment, tagged[0])}" if tagged else "names no image there"
@@ -192,52 +192,52 @@ def _afterwards(engine: Engine, node: Node, environment: Environment, pin: str) 
     return None
 
 
-def note_environment(
+def record_image_state(
     environment: Environment, node: Node, state: str, detail: str, percent: int | None = None
 ) -> None:
     """Writes down how far an environment has come on a node, for the pages; the end of it ends an admin's wish."""
     defaults: dict[str, object] = {"state": state, "detail": detail[:500], "progress_percent": percent}
     if state in ("present", "failed"):
         defaults["wanted_at"] = None
-    EnvironmentOnNode.objects.update_or_create(environment=environment, node=node, defaults=defaults)
+    ImagePresence.objects.update_or_create(environment=environment, node=node, defaults=defaults)
 
 
-def note_images(node: Node, images: list[dict[str, Any]], on_their_way: Container[int] = ()) -> None:
+def record_images(node: Node, images: list[dict[str, Any]], in_progress: Container[int] = ()) -> None:
     """Writes down which environments a node has, from what it told of its images.
 
     What a worker that is gone was bringing is not on its way any more.
     """
     told = _by_name(images)
-    for environment in Environment.objects.filter(runtime__in=CONTAINERS):
+    for environment in Environment.objects.filter(runtime__in=CONTAINER_RUNTIMES):
         row = record_claim(environment, node, images)
-        present = _image_of(environment, told) is not None
-        broken_off = row.state == "loading" and environment.pk not in on_their_way
+        present = _find_image(environment, told) is not None
+        broken_off = row.state == "loading" and environment.pk not in in_progress
         if broken_off or (row.state == "present") != present:
-            note_environment(environment, node, "present" if present else "missing", "")
-    note_cuda(node, images)
+            record_image_state(environment, node, "present" if present else "missing", "")
+    record_images_cuda(node, images)
 
 
-def note_cuda(node: Node, images: list[dict[str, Any]]) -> None:
+def record_images_cuda(node: Node, images: list[dict[str, Any]]) -> None:
     """Writes down which CUDA each environment's image asks of the driver, as a node that has it tells."""
     told = _by_name(images)
-    for environment in Environment.objects.filter(runtime__in=CONTAINERS):
-        image = _image_of(environment, told)
+    for environment in Environment.objects.filter(runtime__in=CONTAINER_RUNTIMES):
+        image = _find_image(environment, told)
         if image is not None and "cuda" in image:  # earlier agents do not look
             record_image_cuda(environment, node, image["cuda"] or "")
 
 
 def _by_name(images: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {
-        plain_name(name): row for row in images for name in (row["image_id"], *row["refs"], *row["digests"])
+        normalize_image_name(name): row for row in images for name in (row["image_id"], *row["refs"], *row["digests"])
     }
 
 
-def _image_of(environment: Environment, told: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+def _find_image(environment: Environment, reported: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
     """The row of an environment's image among those that a node told, by name."""
-    wanted = image_of(environment)
-    return None if wanted is None else told.get(plain_name(wanted))
+    wanted = image_reference(environment)
+    return None if wanted is None else reported.get(normalize_image_name(wanted))
 
 
-def _note_pull(environment: Environment, node: Node, event: object) -> None:
+def _record_pull_progress(environment: Environment, node: Node, event: object) -> None:
     if isinstance(event, PullProgress):
-        note_environment(environment, node, "loading", event.sentence)
+        record_image_state(environment, node, "loading", event.message)

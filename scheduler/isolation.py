@@ -13,43 +13,43 @@ from scheduler import leases
 from scheduler.core.check import Fault, SnapshotError
 from scheduler.core.cluster import Snapshot
 from scheduler.core.fault_messages import message_for_admins, names_of
-from scheduler.core.isolate import isolate
-from scheduler.leases import Held
-from scheduler.snapshot import Photo
+from scheduler.core.isolate import isolate_faults
+from scheduler.leases import HeldLease
+from scheduler.snapshot import DecisionInput
 
-Answer = TypeVar("Answer")
+UseResult = TypeVar("Answer")
 
 
-def without_invalid_rows(photo: Photo) -> Photo:
+def without_invalid_rows(inputs: DecisionInput) -> DecisionInput:
     """Return the photograph without its invalid rows. Raise ``SnapshotError`` where that is not enough."""
-    found = isolate(photo.snapshot, photo.faults)
+    found = isolate_faults(inputs.snapshot, inputs.faults)
     return replace(
-        photo,
+        inputs,
         snapshot=found.snapshot,
         faults=found.faults,
-        left_out=(*photo.left_out, *found.verdicts),
+        left_out=(*inputs.excluded, *found.verdicts),
     )
 
 
 def use_valid_rows(
-    photo: Photo, use: Callable[[Snapshot], Answer], *, had_faults: bool = False
-) -> tuple[Answer, Photo]:
+    inputs: DecisionInput, use: Callable[[Snapshot], UseResult], *, had_faults: bool = False
+) -> tuple[UseResult, DecisionInput]:
     """Return what ``use`` makes of the snapshot, and the photograph that it used.
 
     A snapshot is checked where it is decided on, so one without faults costs nothing here. ``had_faults``: the last
     photograph had some, and it is cheaper to look for them first.
     """
-    if photo.faults or had_faults:
-        photo = without_invalid_rows(photo)
-        return use(photo.snapshot), photo
+    if inputs.faults or had_faults:
+        inputs = without_invalid_rows(inputs)
+        return use(inputs.snapshot), inputs
     try:
-        return use(photo.snapshot), photo
+        return use(inputs.snapshot), inputs
     except SnapshotError:
-        photo = without_invalid_rows(photo)
-        return use(photo.snapshot), photo
+        inputs = without_invalid_rows(inputs)
+        return use(inputs.snapshot), inputs
 
 
-def report_faults(leader: Held, before: Snapshot, faults: tuple[Fault, ...]) -> None:
+def report_faults(leader: HeldLease, before: Snapshot, faults: tuple[Fault, ...]) -> None:
     """Write the alarms about ``faults`` of ``before``, and end those of rows that are valid again. Raise Deposed."""
     names = names_of(before)
     with transaction.atomic():

@@ -10,18 +10,18 @@ from django.db import connection, transaction
 
 from scheduler import leases
 from scheduler.core.cluster import GpuShare, GpuUuid, NodeId, RunningTask
-from scheduler.core.plan import Plan, Start
-from scheduler.leases import Held
+from scheduler.core.plan import Plan, JobPlacement
+from scheduler.leases import HeldLease
 
 log = logging.getLogger(__name__)
 
-Kept = list[list[Any]]
+NominatedPlacement = list[list[Any]]
 """``[rank, node, [[GPU uuid, milli], ...]]`` for each task."""
 
 
-def write_keeps(leader: Held, before: dict[str, Kept], plan: Plan) -> int:
+def save_nominations(leader: HeldLease, before: dict[str, NominatedPlacement], plan: Plan) -> int:
     """Writes the kept places that changed since the photograph and gives their number. Raises Deposed."""
-    wanted = {str(start.job): _as_json(start) for start in plan.keeps}
+    wanted = {str(start.job): _as_json(start) for start in plan.nominations}
     changed = {job: wanted.get(job) for job in {*before, *wanted} if before.get(job) != wanted.get(job)}
     if changed:
         with transaction.atomic(), connection.cursor() as cursor:
@@ -38,7 +38,7 @@ def write_keeps(leader: Held, before: dict[str, Kept], plan: Plan) -> int:
     return len(changed)
 
 
-def kept_tasks(kept: Kept | None, cpu_milli: int, memory_mib: int) -> tuple[RunningTask, ...]:
+def parse_nomination(placement: NominatedPlacement | None, cpu_milli: int, memory_mib: int) -> tuple[RunningTask, ...]:
     """Kept places of the record as a decision reads them; none of a value that cannot be read.
 
     The next plan writes over such a value: it belongs to the scheduler alone.
@@ -52,12 +52,12 @@ def kept_tasks(kept: Kept | None, cpu_milli: int, memory_mib: int) -> tuple[Runn
                 memory_mib,
                 rank=int(rank),
             )
-            for rank, node, gpus in kept or ()
+            for rank, node, gpus in placement or ()
         )
     except (TypeError, ValueError):
-        log.warning("kept places that cannot be read are dropped: %.200r", kept)
+        log.warning("kept places that cannot be read are dropped: %.200r", placement)
         return ()
 
 
-def _as_json(start: Start) -> Kept:
+def _as_json(start: JobPlacement) -> NominatedPlacement:
     return [[task.rank, task.node, [list(share) for share in task.gpus]] for task in start.tasks]

@@ -22,12 +22,12 @@ LEADER_TTL_S = 8.0
 NODE_TTL_S = 15.0
 
 
-class Deposed(Exception):
+class LeaseLostError(Exception):
     """Another holder has the lease: this process must not write any more."""
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldLease:
     """A lease that was ours when the database last said so."""
 
     name: str
@@ -45,13 +45,13 @@ def node_lease(node: str) -> str:
     return f"node:{node}"
 
 
-def claim(name: str, holder: str, ttl_s: float) -> Held | None:
+def acquire(name: str, holder: str, ttl_s: float) -> HeldLease | None:
     """Takes or renews a lease; None while another holder has it."""
     kept = renew([name], holder, ttl_s)
     if kept:
         return kept[0]
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.TURN])
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.EPOCH_LOCK])
         cursor.execute(
             """
             INSERT INTO portal_lease AS lease (name, holder, epoch, expires_at)
@@ -65,10 +65,10 @@ def claim(name: str, holder: str, ttl_s: float) -> Held | None:
             {"name": name, "holder": holder, "ttl": ttl_s},
         )
         row = cursor.fetchone()
-    return Held(name, holder, row[0]) if row else None
+    return HeldLease(name, holder, row[0]) if row else None
 
 
-def renew(names: Sequence[str], holder: str, ttl_s: float) -> list[Held]:
+def renew(names: Sequence[str], holder: str, ttl_s: float) -> list[HeldLease]:
     """Prolongs those of the leases that are still ours, and gives them.
 
     One that ran out but was taken by nobody is still ours: nobody else has acted under its name.
@@ -79,10 +79,10 @@ def renew(names: Sequence[str], holder: str, ttl_s: float) -> list[Held]:
             " WHERE name = ANY(%s) AND holder = %s RETURNING name, epoch",
             [ttl_s, list(names), holder],
         )
-        return [Held(name, holder, epoch) for name, epoch in cursor.fetchall()]
+        return [HeldLease(name, holder, epoch) for name, epoch in cursor.fetchall()]
 
 
-def let_go(names: Sequence[str], holder: str) -> None:
+def release(names: Sequence[str], holder: str) -> None:
     """Ends leases of ours at once, so that the next holder need not wait. The epochs stay."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -91,25 +91,25 @@ def let_go(names: Sequence[str], holder: str) -> None:
         )
 
 
-def check(held: Held) -> None:
+def check(lease: HeldLease) -> None:
     """Raises Deposed unless the lease is still ours; nobody can take it before this transaction ends (I8)."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT holder, epoch FROM portal_lease WHERE name = %s FOR SHARE", [held.name])
+        cursor.execute("SELECT holder, epoch FROM portal_lease WHERE name = %s FOR SHARE", [lease.name])
         row = cursor.fetchone()
-    if row != (held.holder, held.epoch):
-        raise Deposed(f"The lease {held.name} has moved on to {row[0] if row else 'nobody'}.")
+    if row != (lease.holder, lease.epoch):
+        raise LeaseLostError(f"The lease {lease.name} has moved on to {row[0] if row else 'nobody'}.")
 
 
-def command_epoch(held: Held) -> int:
+def command_epoch(lease: HeldLease) -> int:
     """The epoch for a command to the node of this lease: the newest of the leader's and its own.
 
     Raises Deposed when the lease is not ours any more.
     """
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT name, holder, epoch FROM portal_lease WHERE name = ANY(%s)", [[LEADER, held.name]]
+            "SELECT name, holder, epoch FROM portal_lease WHERE name = ANY(%s)", [[LEADER, lease.name]]
         )
         rows = {name: (holder, epoch) for name, holder, epoch in cursor.fetchall()}
-    if rows.get(held.name) != (held.holder, held.epoch):
-        raise Deposed(f"The lease {held.name} is another worker's now.")
+    if rows.get(lease.name) != (lease.holder, lease.epoch):
+        raise LeaseLostError(f"The lease {lease.name} is another worker's now.")
     return max(int(epoch) for _, epoch in rows.values())

@@ -6,50 +6,50 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from portal.models import Job, Node, Volume
-from portal.services.volumes import declared, usable
+from portal.services.volumes import declared_volumes, usable_volumes
 from portal.words.states import RuntimeKind
-from portal.words.volumes import FIRST_PROJECT_GID, Reach, VolumeKind
+from portal.words.volumes import FIRST_PROJECT_GID, VolumeScope, VolumeKind
 
 
-class NotLent(Exception):
+class VolumeNotAllowedError(Exception):
     """A volume that the job names is gone, or its project may not use it any more."""
 
 
-class Folders(NamedTuple):
+class JobVolumes(NamedTuple):
     """What the record knows of the folders of one job."""
 
     home: Volume | None = None
-    homes: Volume | None = None  # where all homes are, as declared
+    shared_homes: Volume | None = None  # where all homes are, as declared
     volumes: Mapping[str, Volume] = {}  # those it names
 
 
-def is_plain(mount: Mapping[str, Any]) -> bool:
+def is_basic_mount(mount: Mapping[str, Any]) -> bool:
     """Whether the first agents know such a mount, too."""
     return mount["kind"] in ("home", "path") and mount.keys() <= {"kind", "source", "target", "read_only"}
 
 
-def folders_of(job: Job) -> Folders:
+def read_job_volumes(job: Job) -> JobVolumes:
     """The folders of a job, in as few queries as it has kinds of them. Raises NotLent."""
     home = Volume.objects.filter(owner_id=job.owner_id, kind=VolumeKind.HOME.value).first()
-    homes = declared().filter(kind=VolumeKind.HOME.value).first()
+    homes = declared_volumes().filter(kind=VolumeKind.HOME.value).first()
     names = {each["volume"] for each in job.volumes}
-    rows = {row.name: row for row in usable(job.project).filter(name__in=names)} if names else {}
+    rows = {row.name: row for row in usable_volumes(job.project).filter(name__in=names)} if names else {}
     for name in sorted(names - rows.keys()):
-        raise NotLent(f"The volume {name} is not there any more, or {job.project.name} may not use it")
-    return Folders(home, homes, rows)
+        raise VolumeNotAllowedError(f"The volume {name} is not there any more, or {job.project.name} may not use it")
+    return JobVolumes(home, homes, rows)
 
 
-def mounts_of(job: Job, folders: Folders, node: Node) -> tuple[list[dict[str, Any]], str | None]:
+def build_mounts(job: Job, volumes: JobVolumes, node: Node) -> tuple[list[dict[str, Any]], str | None]:
     """The mounts of a task, and where it begins."""
-    home, workdir = _home(job, folders, node)
-    return [home, *(_mount(job, each, folders.volumes[each["volume"]]) for each in job.volumes)], workdir
+    home, workdir = _build_home_mount(job, volumes, node)
+    return [home, *(_build_volume_mount(job, each, volumes.volumes[each["volume"]]) for each in job.volumes)], workdir
 
 
-def _home(job: Job, folders: Folders, node: Node) -> tuple[dict[str, Any], str | None]:
+def _build_home_mount(job: Job, volumes: JobVolumes, node: Node) -> tuple[dict[str, Any], str | None]:
     target = f"/home/{job.owner.username[:32]}"
-    own, homes = folders.home, folders.homes
+    own, homes = volumes.home, volumes.shared_homes
     mount: dict[str, Any] = {"target": target, "read_only": False}
-    shared = next((row for row in (own or homes,) if row and row.reach == Reach.SHARED.value), None)
+    shared = next((row for row in (own or homes,) if row and row.scope == VolumeScope.SHARED.value), None)
     if shared is not None and shared.path:
         source = f"{shared.path.rstrip('/')}/{job.owner.username}"
         return {"kind": "path", "source": source, **mount}, target
@@ -60,13 +60,13 @@ def _home(job: Job, folders: Folders, node: Node) -> tuple[dict[str, Any], str |
     return mount, None if node.runtime == RuntimeKind.PROCESS.value else target
 
 
-def _mount(job: Job, wanted: Mapping[str, Any], row: Volume) -> dict[str, Any]:
+def _build_volume_mount(job: Job, requested: Mapping[str, Any], row: Volume) -> dict[str, Any]:
     """One volume that a job names, as its node must know it."""
     mount: dict[str, Any] = {
         "kind": "path",
         "source": row.path,
-        "target": wanted["target"],
-        "read_only": row.read_only or wanted["read_only"],
+        "target": requested["target"],
+        "read_only": row.read_only or requested["read_only"],
     }
     if row.kind == VolumeKind.SCRATCH.value:
         mount |= {"kind": "scratch", "source": row.name}

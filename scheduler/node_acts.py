@@ -10,141 +10,141 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agents.engines.contract import Refused
+from agents.engines.contract import AgentError
 from portal.errors import FairwayError
-from portal.killpoints import killpoint
-from portal.models import NodeCheck, NodePool
-from portal.selectors.agent_program import our_agent
-from portal.selectors.policy import knobs_of
+from portal.killpoints import failpoint
+from portal.models import NodeOperation, NodePool
+from portal.selectors.agent_program import bundled_agent
+from portal.selectors.policy import effective_pool_settings
 from portal.services import nodes
-from portal.services.bringing import images_kept_on
+from portal.services.bringing import protected_images
 from portal.services.node_acts import (
-    due_orders,
-    record_check_step,
+    due_operations,
+    record_operation_step,
     record_images_removed,
-    record_order_finished,
-    record_sent,
+    record_operation_finished,
+    record_program_sent,
 )
-from portal.services.node_return import record_checked
-from portal.services.sent_signals import record_signal, take_signals
-from portal.words.fabric import Fabric
-from portal.words.knobs import KnobValue
-from portal.words.node_acts import FREED, IMAGES, SENT, STORE, TRIAL_S, WARNS, NodeAct, images_sentence
-from portal.words.states import LinkKind
-from scheduler.dispatch import Door
+from portal.services.node_return import record_preflight_finished
+from portal.services.sent_signals import record_signal_delivery, claim_signals
+from portal.words.fabric import GangFabric
+from portal.words.knobs import SettingValue
+from portal.words.node_acts import GC_COUNTER_LABELS, IMAGES_STEP, PROGRAM_SENT_STEP, IMAGE_STORE_STEP, UPGRADE_CONFIRM_TIMEOUT_S, WARNING_ONLY_CHECKS, OperationKind, images_removed_message
+from portal.words.states import NodeTransport
+from scheduler.dispatch import NodeConnection
 
 
-def carry_out(door: Door, reopen: Callable[[], None]) -> None:
+def run_due_operations(door: NodeConnection, reconnect: Callable[[], None]) -> None:
     """Everything that is due on a node: signals, then one act after the other.
 
     ``reopen`` drops the link, so that a new one meets another agent. Raises Unknown when the node does not answer:
     what was not finished is due again.
     """
     _send_signals(door)
-    for check in due_orders(door.node.pk):
+    for check in due_operations(door.node.pk):
         if not door.engine.is_open:
             return  # what this link said of the node's agent may be out of date
-        act = _Act(door, check)
+        act = _Operation(door, check)
         try:
-            match NodeAct(check.kind):
-                case NodeAct.UPGRADE:
+            match OperationKind(check.kind):
+                case OperationKind.UPGRADE:
                     if not _upgrade(act):
-                        reopen()
+                        reconnect()
                         return
-                case NodeAct.PREFLIGHT:
+                case OperationKind.PREFLIGHT:
                     _preflight(act)
-                case NodeAct.GC:
-                    _tidy(act)
-        except Refused as refusal:
+                case OperationKind.GC:
+                    _collect_garbage(act)
+        except AgentError as refusal:
             act.step(check.title, False, refusal.message)
             act.finish(False)
         except FairwayError as problem:
-            act.step(check.title, False, problem.sentence)
+            act.step(check.title, False, problem.message)
             act.finish(False)
 
 
-def _send_signals(door: Door) -> None:
-    for row in take_signals(door.node.pk):
+def _send_signals(door: NodeConnection) -> None:
+    for row in claim_signals(door.node.pk):
         attempt = row.attempt
-        killpoint("signal.taken")
+        failpoint("signal.taken")
         try:
             signal = row.signal.removeprefix("SIG")
             door.engine.signal(door.epoch(), attempt.job.public_id, attempt.number, signal)
-        except Refused as refusal:
-            record_signal(row, refusal.message)
+        except AgentError as refusal:
+            record_signal_delivery(row, refusal.message)
         else:
-            record_signal(row)
+            record_signal_delivery(row)
 
 
-class _Act:
+class _Operation:
     """One act under way: where its steps go, and how long each took."""
 
-    def __init__(self, door: Door, check: NodeCheck) -> None:
+    def __init__(self, door: NodeConnection, operation: NodeOperation) -> None:
         self.door = door
-        self.check = check
+        self.operation = operation
         self._since_s = time.monotonic()
 
-    def step(self, name: str, ok: bool, sentence: str) -> None:
+    def step(self, name: str, ok: bool, message: str) -> None:
         """One more step, which took the time since the one before."""
         now_s = time.monotonic()
         seconds, self._since_s = now_s - self._since_s, now_s
-        record_check_step(self.check.public_id, name=name, ok=ok, sentence=sentence, seconds=seconds)
+        record_operation_step(self.operation.public_id, name=name, ok=ok, message=message, seconds=seconds)
 
     def finish(self, ok: bool) -> None:
         """The act is over."""
-        record_order_finished(self.check.pk, ok)
+        record_operation_finished(self.operation.pk, ok)
 
 
 # -- upgrade ---------------------------------------------------------------------------------------
 
 
-def _upgrade(act: _Act) -> bool:
+def _upgrade(operation: _Operation) -> bool:
     """One visit of an upgrade; False when the link is to be opened anew to meet the new program."""
-    door, check, ours = act.door, act.check, our_agent()
+    door, check, ours = operation.door, operation.operation, bundled_agent()
     running = door.engine.hello.get("program")
     if running == ours.digest:
-        if door.node.link == LinkKind.SSH.value:
+        if door.node.transport == NodeTransport.SSH.value:
             door.engine.confirm_upgrade(ours.digest)
-        act.step(
+        operation.step(
             "New agent",
             True,
             f"It answers: version {door.engine.hello['agent_version']}, {ours.digest[:12]}.",
         )
-        act.finish(True)
+        operation.finish(True)
         return True
-    if check.program == ours.digest:
-        act.step(
+    if check.program_sha256 == ours.digest:
+        operation.step(
             "New agent",
             False,
-            f"It did not answer within {TRIAL_S:.0f} s; the node runs the one before again.",
+            f"It did not answer within {UPGRADE_CONFIRM_TIMEOUT_S:.0f} s; the node runs the one before again.",
         )
-        act.finish(False)
+        operation.finish(False)
         return True
-    if door.node.link == LinkKind.SSH.value:
-        door.engine.upgrade(ours.signed.program, ours.signed.signature, trial_s=TRIAL_S)
+    if door.node.transport == NodeTransport.SSH.value:
+        door.engine.upgrade(ours.signed.program, ours.signed.signature, confirm_within_s=UPGRADE_CONFIRM_TIMEOUT_S)
         sentence = f"{len(ours.signed.program) // 1024} KiB are in place and their signature is good."
     else:
         sentence = "This machine reads it from the portal's own folder."
-    record_sent(check.pk, ours.digest)
-    act.step(SENT, True, sentence)
+    record_program_sent(check.pk, ours.digest)
+    operation.step(PROGRAM_SENT_STEP, True, sentence)
     return False
 
 
 # -- the machine -----------------------------------------------------------------------------------
 
 
-def _preflight(act: _Act) -> None:
-    pool = NodePool.objects.get(pk=act.door.node.pool_id)
-    checks = act.door.engine.preflight(_named(pool.fabric, act.door.node.runtime))
-    nodes.record_network_facts(act.door.node.pk, act.door.engine.network_facts())
+def _preflight(operation: _Operation) -> None:
+    pool = NodePool.objects.get(pk=operation.door.node.pool_id)
+    checks = operation.door.engine.preflight(_fabric_request(pool.fabric, operation.door.node.runtime))
+    nodes.record_network_info(operation.door.node.pk, operation.door.engine.network_info())
     for check in checks:
-        act.step(check.name.capitalize(), check.ok, check.sentence)
-    record_checked(act.check.pk, all(check.ok or check.name in WARNS for check in checks))
+        operation.step(check.name.capitalize(), check.ok, check.message)
+    record_preflight_finished(operation.operation.pk, all(check.ok or check.name in WARNING_ONLY_CHECKS for check in checks))
 
 
-def _named(fabric: Fabric, runtime: str) -> dict[str, Any] | None:
+def _fabric_request(fabric: GangFabric, runtime: str) -> dict[str, Any] | None:
     """What a pool names, as a node is asked for it; None for nothing."""
-    if fabric in (Fabric(), Fabric(adapters=fabric.adapters)):
+    if fabric in (GangFabric(), GangFabric(adapters=fabric.adapters)):
         return None
     devices = list(fabric.devices)
     return {
@@ -155,29 +155,29 @@ def _named(fabric: Fabric, runtime: str) -> dict[str, Any] | None:
     }
 
 
-def _tidy(act: _Act) -> None:
-    node = act.door.node
-    knobs = knobs_of([node.pool])[node.pool_id]
-    freed = act.door.engine.gc(keep_s=int(knobs["tidy_keep_s"]), images=_images_wish(knobs, node.pk))
-    for key, (name, words) in FREED.items():
+def _collect_garbage(operation: _Operation) -> None:
+    node = operation.door.node
+    knobs = effective_pool_settings([node.pool])[node.pool_id]
+    freed = operation.door.engine.gc(keep_s=int(knobs["tidy_keep_s"]), images=_image_gc_options(knobs, node.pk))
+    for key, (name, words) in GC_COUNTER_LABELS.items():
         if freed.get(key) is not None:  # an agent of an earlier version does not look at all of these
-            act.step(name, True, f"{freed[key]} {words}.")
+            operation.step(name, True, f"{freed[key]} {words}.")
     if freed.get("images") is not None:
-        act.step(IMAGES, True, images_sentence(freed["images"]))
-        record_images_removed(act.check, freed["images"])
+        operation.step(IMAGES_STEP, True, images_removed_message(freed["images"]))
+        record_images_removed(operation.operation, freed["images"])
     if freed.get("store_used_percent") is not None:
-        act.step(STORE, True, f"{freed['store_used_percent']:.0f} % of its file system is used.")
-    act.finish(True)
+        operation.step(IMAGE_STORE_STEP, True, f"{freed['store_used_percent']:.0f} % of its file system is used.")
+    operation.finish(True)
 
 
-def _images_wish(knobs: Mapping[str, KnobValue], node_id: int) -> dict[str, Any] | None:
+def _image_gc_options(settings: Mapping[str, SettingValue], node_id: int) -> dict[str, Any] | None:
     """Which images a node may remove, as the verb ``gc`` takes it; None: none."""
-    if knobs["images_removed"] == "none":
+    if settings["images_removed"] == "none":
         return None
     return {
-        "high_percent": knobs["image_high_percent"],
-        "low_percent": knobs["image_low_percent"],
-        "keep_s": knobs["image_keep_s"],
-        "others": knobs["images_removed"] == "all",
-        "keep": images_kept_on(node_id),
+        "high_percent": settings["image_high_percent"],
+        "low_percent": settings["image_low_percent"],
+        "keep_s": settings["image_keep_s"],
+        "others": settings["images_removed"] == "all",
+        "keep": protected_images(node_id),
     }

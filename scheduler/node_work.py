@@ -9,159 +9,159 @@ from functools import partial
 
 from django.db import Error as DatabaseError
 
-from agents.engines.contract import Refused, TaskKey, Unknown
+from agents.engines.contract import AgentError, TaskKey, Unknown
 from portal.models import ClusterSettings, Task
 from portal.services import lifecycle
-from portal.services.reaching import is_to_try
+from portal.services.reaching import should_check_rendezvous
 from portal.services.terminals import terminals_to_open
 from portal.words.reasons import EndReason
 from portal.words.states import AttemptState, JobKind
 from scheduler import dispatch
-from scheduler.dispatch import After, Door
-from scheduler.hands import Hands
-from scheduler.images import ImageBringer
-from scheduler.leases import Deposed
-from scheduler.reaching import try_to_reach
+from scheduler.dispatch import NextStep, NodeConnection
+from scheduler.hands import KeyedPool
+from scheduler.images import ImagePuller
+from scheduler.leases import LeaseLostError
+from scheduler.reaching import check_connectivity
 from scheduler.reconcile import collect_and_remove
 from scheduler.terminals import open_terminal
 
 log = logging.getLogger(__name__)
 
-STOP_AGAIN_S = 5.0
-REACH_AGAIN_S = 1.0
-PROBE_EVERY_S = 0.25
-IMAGE_LOOK_S = 1.0
+STOP_RETRY_S = 5.0
+CONNECTIVITY_RETRY_S = 1.0
+PROBE_INTERVAL_S = 0.25
+IMAGE_POLL_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 8.0
-START_TRIES = 5
-NEVER_S = 3600.0
+MAX_START_ATTEMPTS = 5
+NOTHING_DUE_S = 3600.0
 
 Key = tuple[str, int]
 
 
-class NodeWork:
+class NodeQueue:
     """The work of one node, read from the record at each look and given to the hands."""
 
-    def __init__(self, hands: Hands, images: ImageBringer, compare_soon: Callable[[], None]) -> None:
-        self._hands = hands
+    def __init__(self, pool: KeyedPool, images: ImagePuller, reconcile_soon: Callable[[], None]) -> None:
+        self._pool = pool
         self._images = images
-        self._compare_soon = compare_soon
+        self._reconcile_soon = reconcile_soon
         self._due_s: dict[Key, float] = {}
-        self._tries: dict[int, int] = {}
+        self._start_attempts: dict[int, int] = {}
 
-    def look(self, door: Door) -> float:
+    def run_due(self, door: NodeConnection) -> float:
         """Begins what is due; gives the seconds until something else is."""
-        held = dispatch.tasks_held(door.node)
-        if any(_is_to_serve(task) for task in held):
-            held = dispatch.tasks_to_serve(door.node)
+        held = dispatch.active_tasks(door.node)
+        if any(_needs_details(task) for task in held):
+            held = dispatch.active_tasks_with_details(door.node)
         wanted: dict[Key, Callable[[], None]] = {}
         adopting: bool | None = None  # after a restore nothing starts, also not what the record had begun
         for task in held:
             if task.attempt.stop_wanted_at is not None:
                 wanted[("stop", task.attempt_id)] = partial(self._stop, door, task)
             elif task.leave_wanted_at is not None:
-                wanted[("leave", task.pk)] = partial(self._leave, door, task)
-            elif is_to_try(task, task.attempt):
-                wanted[("reach", task.attempt_id)] = partial(self._reach, door, task)
-            elif lifecycle.is_to_start(task, task.attempt):
+                wanted[("leave", task.pk)] = partial(self._evict, door, task)
+            elif should_check_rendezvous(task, task.attempt):
+                wanted[("reach", task.attempt_id)] = partial(self._check_connectivity, door, task)
+            elif lifecycle.should_start(task, task.attempt):
                 if adopting is None:
                     adopting = ClusterSettings.objects.get(id=1).adopt_only
                 if not adopting:
                     wanted[("start", task.pk)] = partial(self._start, door, task)
-            elif _waits_for_its_server(task):
+            elif _awaits_readiness(task):
                 wanted[("probe", task.pk)] = partial(self._probe, door, task)
         for terminal in terminals_to_open(door.node):
             wanted[("terminal", terminal.pk)] = partial(open_terminal, door, terminal)
         self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in wanted}
         live = {task.pk for task in held}
-        self._tries = {pk: tries for pk, tries in self._tries.items() if pk in live}
-        next_s = NEVER_S
+        self._start_attempts = {pk: tries for pk, tries in self._start_attempts.items() if pk in live}
+        next_s = NOTHING_DUE_S
         for key, work in wanted.items():
             wait_s = self._due_s.get(key, 0.0) - time.monotonic()
             if wait_s > 0:
                 next_s = min(next_s, wait_s)
             else:
-                self._hands.take(key, work)
+                self._pool.submit(key, work)
         return next_s
 
-    def _later(self, kind: str, row: int, after_s: float) -> None:
+    def _schedule(self, kind: str, row: int, after_s: float) -> None:
         self._due_s[(kind, row)] = time.monotonic() + after_s
 
     # -- start -------------------------------------------------------------------------------------
 
-    def _start(self, door: Door, task: Task) -> None:
-        if self._images.is_bringing(task):
-            self._later("start", task.pk, IMAGE_LOOK_S)
+    def _start(self, door: NodeConnection, task: Task) -> None:
+        if self._images.is_pulling(task):
+            self._schedule("start", task.pk, IMAGE_POLL_S)
             return
-        failed = self._images.failure(task)
+        failed = self._images.take_failure(task)
         if failed is not None:
-            dispatch.give_up(door.node, task, EndReason.IMAGE_MISSING, failed)
+            dispatch.fail_task(door.node, task, EndReason.IMAGE_MISSING, failed)
             return
-        tries = self._tries[task.pk] = self._tries.get(task.pk, 0) + 1
+        tries = self._start_attempts[task.pk] = self._start_attempts.get(task.pk, 0) + 1
         try:
-            after = dispatch.start_task(door, task, tries_left=START_TRIES - tries)
-        except (Unknown, Deposed, DatabaseError):
+            after = dispatch.start_task(door, task, attempts_left=MAX_START_ATTEMPTS - tries)
+        except (Unknown, LeaseLostError, DatabaseError):
             raise
         except Exception:  # one task that cannot be told to the node must not keep the others from it
             log.exception("task %s could not be started on %s", task.pk, door.node.name)
-            if tries >= START_TRIES:
+            if tries >= MAX_START_ATTEMPTS:
                 detail = "an error of Fairway's own; its log has the details."
-                dispatch.give_up(door.node, task, EndReason.START_REFUSED, detail)
+                dispatch.fail_task(door.node, task, EndReason.START_REFUSED, detail)
                 return
-            after = After.LATER
+            after = NextStep.RETRY
         match after:
-            case After.NOTHING:
+            case NextStep.DONE:
                 return
-            case After.BRING_IMAGE:
-                self._images.bring(door.node, task)
-                self._later("start", task.pk, IMAGE_LOOK_S)
-            case After.LATER:
-                self._later("start", task.pk, min(FIRST_RETRY_S * 2.0 ** (tries - 1), LAST_RETRY_S))
-                self._compare_soon()  # what it says may be news to the record
+            case NextStep.PULL_IMAGE:
+                self._images.pull(door.node, task)
+                self._schedule("start", task.pk, IMAGE_POLL_S)
+            case NextStep.RETRY:
+                self._schedule("start", task.pk, min(FIRST_RETRY_S * 2.0 ** (tries - 1), LAST_RETRY_S))
+                self._reconcile_soon()  # what it says may be news to the record
 
-    def _reach(self, door: Door, task: Task) -> None:
-        self._later("reach", task.attempt_id, REACH_AGAIN_S)
-        try_to_reach(door, task)
+    def _check_connectivity(self, door: NodeConnection, task: Task) -> None:
+        self._schedule("reach", task.attempt_id, CONNECTIVITY_RETRY_S)
+        check_connectivity(door, task)
 
     # -- stop --------------------------------------------------------------------------------------
 
-    def _stop(self, door: Door, task: Task) -> None:
-        self._later("stop", task.attempt_id, STOP_AGAIN_S)
+    def _stop(self, door: NodeConnection, task: Task) -> None:
+        self._schedule("stop", task.attempt_id, STOP_RETRY_S)
         self._end(door, task, lambda: dispatch.stop_attempt(door, task.attempt))
 
-    def _leave(self, door: Door, task: Task) -> None:
-        self._later("leave", task.pk, STOP_AGAIN_S)
+    def _evict(self, door: NodeConnection, task: Task) -> None:
+        self._schedule("leave", task.pk, STOP_RETRY_S)
         self._end(door, task, lambda: dispatch.stop_task(door, task))
 
-    def _end(self, door: Door, task: Task, stop: Callable[[], bool]) -> None:
+    def _end(self, door: NodeConnection, task: Task, stop: Callable[[], bool]) -> None:
         try:
             if stop():
                 collect_and_remove(door, task.attempt.job.public_id, task.attempt.number)
-        except Refused as refusal:
+        except AgentError as refusal:
             if refusal.code == "stale_epoch":
                 raise Unknown(refusal.message) from refusal  # a new hello brings a higher one
             log.warning("%s does not stop attempt %s: %s", door.node.name, task.attempt_id, refusal)
 
     # -- the server of a workspace -----------------------------------------------------------------
 
-    def _probe(self, door: Door, task: Task) -> None:
-        self._later("probe", task.pk, PROBE_EVERY_S)
+    def _probe(self, door: NodeConnection, task: Task) -> None:
+        self._schedule("probe", task.pk, PROBE_INTERVAL_S)
         port = task.attempt.job.environment.tool_port
         key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
         try:
             answers = port is None or door.engine.probe(key, port, "/") is not None
-        except Refused as refusal:  # it has just ended, and the news is on its way
+        except AgentError as refusal:  # it has just ended, and the news is on its way
             log.info("%s cannot be asked on %s: %s", key, door.node.name, refusal)
             return
         if answers:
-            lifecycle.attempt_ready(task.attempt_id)
+            lifecycle.record_attempt_ready(task.attempt_id)
 
 
-def _is_to_serve(task: Task) -> bool:
+def _needs_details(task: Task) -> bool:
     attempt = task.attempt
-    return lifecycle.is_to_start(task, attempt) or is_to_try(task, attempt) or _waits_for_its_server(task)
+    return lifecycle.should_start(task, attempt) or should_check_rendezvous(task, attempt) or _awaits_readiness(task)
 
 
-def _waits_for_its_server(task: Task) -> bool:
+def _awaits_readiness(task: Task) -> bool:
     attempt = task.attempt
     return (
         attempt.state == AttemptState.RUNNING

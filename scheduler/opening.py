@@ -8,66 +8,66 @@ from pathlib import Path
 
 from django.conf import settings
 
-from agents.engines.contract import Engine, Refused, Unknown
-from agents.engines.ssh import NodeEngine
+from agents.engines.contract import NodeEngine, AgentError, Unknown
+from agents.engines.ssh import AgentEngine
 from agents.ssh import Role, SshError
-from portal.database.turns import give_back
+from portal.database.turns import release_connection
 from portal.models import ClusterSettings, Node
-from portal.words.states import LinkKind
+from portal.words.states import NodeTransport
 
-AGENT = "agent/agent.pyz"
+LOCAL_AGENT_PATH = "agent/agent.pyz"
 
 
-class CannotOpen(Exception):
+class EngineConnectError(Exception):
     """No connection to the node; the message is a sentence for people."""
 
-    def __init__(self, sentence: str, code: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
         self.code = code
 
 
-def open_engine(node: Node, role: Role = "control") -> Engine:
+def open_engine(node: Node, role: Role = "control") -> NodeEngine:
     """An open engine. Raises CannotOpen; every step on the way has a limit of some seconds."""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
-    give_back()  # nobody holds a connection to the database while a node takes its time
+    release_connection()  # nobody holds a connection to the database while a node takes its time
     try:
-        if node.link == LinkKind.LOCAL.value:
-            engine = NodeEngine.local(agent_program(), _local_settings(node), cluster=cluster, role=role)
+        if node.transport == NodeTransport.LOCAL.value:
+            engine = AgentEngine.local(agent_program_path(), _write_local_settings(node), cluster=cluster, role=role)
         else:
-            engine = NodeEngine.ssh(
+            engine = AgentEngine.ssh(
                 node.host,
                 node.port,
-                node.account,
-                control_key(),
+                node.ssh_user,
+                control_key_path(),
                 node.host_key,
                 cluster=cluster,
                 role=role,
             )
     except SshError as problem:
-        raise CannotOpen(str(problem), problem.code) from problem
-    except Refused as refusal:
-        raise CannotOpen(refusal.message, refusal.code) from refusal
+        raise EngineConnectError(str(problem), problem.code) from problem
+    except AgentError as refusal:
+        raise EngineConnectError(refusal.message, refusal.code) from refusal
     except Unknown as problem:
-        raise CannotOpen(f"The agent on {node.name} did not answer: {problem}", "no_answer") from problem
+        raise EngineConnectError(f"The agent on {node.name} did not answer: {problem}", "no_answer") from problem
     except OSError as problem:
-        raise CannotOpen(
+        raise EngineConnectError(
             f"The agent of {node.name} cannot be started: {problem}", "agent_missing"
         ) from problem
-    engine.before_waiting(give_back)
+    engine.on_wait(release_connection)
     return engine
 
 
-def control_key() -> Path:
+def control_key_path() -> Path:
     """The private key that only worker-nodes holds."""
     return Path(settings.KEY_FILES["control"] or settings.KEY_DIR / "control")
 
 
-def agent_program() -> Path:
+def agent_program_path() -> Path:
     """The agent for this machine, as `up` left it in the data folder."""
-    return Path(settings.DATA_DIR) / AGENT
+    return Path(settings.DATA_DIR) / LOCAL_AGENT_PATH
 
 
-def _local_settings(node: Node) -> Path:
+def _write_local_settings(node: Node) -> Path:
     """The settings file of a local agent, made from the node's row."""
     folder = Path(settings.DATA_DIR) / "agent"
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -4,56 +4,56 @@ from __future__ import annotations
 
 import logging
 
-from agents.engines.contract import Refused, TaskKey
-from portal.killpoints import killpoint
+from agents.engines.contract import AgentError, TaskKey
+from portal.killpoints import failpoint
 from portal.models import Job, Node, Task
 from portal.services import lifecycle, reaching, trust
-from portal.words.fabric import place
-from portal.words.reasons import EndReason, end_sentence
-from scheduler.dispatch import Door, avoid
+from portal.words.fabric import format_endpoint
+from portal.words.reasons import EndReason, end_message
+from scheduler.dispatch import NodeConnection, exclude_node
 
 log = logging.getLogger(__name__)
 
-WITHIN_S = 3.0
+CONNECT_TIMEOUT_S = 3.0
 """So long a node may take to reach another; a node near by takes a millisecond."""
 
 
-def try_to_reach(door: Door, task: Task) -> None:
+def check_connectivity(door: NodeConnection, task: Task) -> None:
     """One try, for all tasks of the attempt on this node. Raises Unknown when the node does not answer."""
     attempt, row = task.attempt, task.attempt.rendezvous
     key = TaskKey(attempt.job.public_id, attempt.number, task.rank)
-    killpoint("reach.before_send")
+    failpoint("reach.before_send")
     try:
-        why = door.engine.reach(key, row.address, row.port, within_s=WITHIN_S)
-    except Refused as refusal:  # its agent is another than when the gang was placed: nobody can look
+        why = door.engine.check_rendezvous(key, row.address, row.port, timeout_s=CONNECT_TIMEOUT_S)
+    except AgentError as refusal:  # its agent is another than when the gang was placed: nobody can look
         log.warning("%s cannot try to reach %s: %s", door.node.name, row.node.name, refusal)
         why = None
-    killpoint("reach.answered")
+    failpoint("reach.answered")
     if why is None:
-        reaching.node_reached(task.pk)
-        killpoint("reach.recorded")
+        reaching.record_rendezvous_reached(task.pk)
+        failpoint("reach.recorded")
         return
-    where = place(row.address, row.port)
+    where = format_endpoint(row.address, row.port)
     sentence = f"{door.node.name} cannot reach {row.node.name} ({where}): {why}."
     log.warning("%s (%s)", sentence, key)
-    lifecycle.task_problem(task.pk, sentence)
-    if row.trying_since is None or not reaching.node_failed(task.pk, row.trying_since):
+    lifecycle.record_task_problem(task.pk, sentence)
+    if row.trying_since is None or not reaching.record_rendezvous_failure(task.pk, row.trying_since):
         return
-    cause = trust.record_cut_off(door.node.pk, row.node_id, job=attempt.job, sentence=sentence)
-    killpoint("reach.blamed")
-    go_elsewhere(attempt.job, door.node, row.node, cause)
+    cause = trust.record_peer_unreachable(door.node.pk, row.node_id, job=attempt.job, message=sentence)
+    failpoint("reach.blamed")
+    exclude_faulty_node(attempt.job, door.node, row.node, cause)
     facts = {"node": door.node.name, "first": row.node.name, "place": where, "why": why}
-    reason = EndReason.NODES_APART
-    lifecycle.want_stop(attempt.pk, reason, sentence=end_sentence(reason, **facts))
+    reason = EndReason.RENDEZVOUS_UNREACHABLE
+    lifecycle.request_stop(attempt.pk, reason, message=end_message(reason, **facts))
 
 
-def go_elsewhere(job: Job, node: Node, first: Node, cause: int | None) -> None:
+def exclude_faulty_node(job: Job, node: Node, rendezvous_node: Node, cause: int | None) -> None:
     """Keeps the job's next attempt off the node that is rather the cause; while nobody can say, off who tried.
 
     Once it is the other one, whom it was kept off before for its sake is good again.
     """
-    if cause == first.pk:
-        job.avoid_nodes.remove(*trust.cut_off_from(first.pk))
-        avoid(job, first)
+    if cause == rendezvous_node.pk:
+        job.avoid_nodes.remove(*trust.unreachable_peers(rendezvous_node.pk))
+        exclude_node(job, rendezvous_node)
     else:
-        avoid(job, node)
+        exclude_node(job, node)

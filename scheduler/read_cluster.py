@@ -23,11 +23,11 @@ from portal.models import (
     Reservation,
     Topology,
 )
-from portal.selectors.past_use import past_use
-from portal.words.knobs import decides
+from portal.selectors.past_use import decayed_usage
+from portal.words.knobs import affects_decisions
 from portal.words.states import GpuHealth, NodeState
-from portal.words.trust import takes_another
-from scheduler.album import INVALID_DATA, Built, Known, blocks_of, marks_of
+from portal.words.trust import accepts_another_job
+from scheduler.album import INVALID_DATA, DerivedCache, RowCache, row_version_blocks, row_versions
 from scheduler.core.check import Fault, RowKind
 from scheduler.core.cluster import (
     GpuRow,
@@ -45,22 +45,22 @@ from scheduler.core.cluster import (
     UserId,
 )
 from scheduler.core.policy import Policy
-from scheduler.read_running import Holding, Seconds
-from scheduler.unfit import Machine
+from scheduler.read_running import LiveAttempt, EpochSeconds
+from scheduler.unfit import NodeCapabilities
 
 
-def read_pools(knobs: dict[str, Any], faults: list[Fault]) -> tuple[PoolRow, ...]:
+def read_pools(cluster_settings: dict[str, Any], faults: list[Fault]) -> tuple[PoolRow, ...]:
     """Pools with the knobs that they turn otherwise than the cluster, whose own are ``knobs``.
 
     Notes in ``faults`` the pools whose knobs cannot be read; they come without any.
     """
     found = []
-    rows = NodePool.objects.order_by("name").values_list("public_id", "name", "policy", "allow_node_network")
+    rows = NodePool.objects.order_by("name").values_list("public_id", "name", "policy", "allow_host_network")
     for id_, name, own, lends in rows:
         try:
-            Policy.of({**knobs, **own})
+            Policy.from_settings({**cluster_settings, **own})
             placement = own.get("placement")
-            turned = sorted((knob, value) for knob, value in own.items() if decides(knob))
+            turned = sorted((knob, value) for knob, value in own.items() if affects_decisions(knob))
         except INVALID_DATA as wrong:  # PolicyError is a ValueError
             faults.append(Fault(RowKind.POOL, id_, f"pools[{id_}].policy", f"{wrong}"))
             placement, turned = None, []
@@ -68,27 +68,27 @@ def read_pools(knobs: dict[str, Any], faults: list[Fault]) -> tuple[PoolRow, ...
     return tuple(found)
 
 
-def read_gpus(known: Known[tuple[GpuRow, ...]]) -> dict[int, tuple[GpuRow, ...]]:
+def read_gpus(cache: RowCache[tuple[GpuRow, ...]]) -> dict[int, tuple[GpuRow, ...]]:
     """GPUs by their node's row number; one that its node no longer names stays while it is held.
 
     Who holds a GPU alone is known with its row, which moves with each allocation (law 4).
     """
-    return known.read(
-        marks_of(
+    return cache.refresh(
+        row_versions(
             "SELECT node_id, string_agg(id::text || ':' || xmin::text, ' ')"
             "  FROM portal_gpu WHERE present OR used_milli > 0 GROUP BY node_id"
         ),
-        _gpus_of,
+        _fetch_gpus,
     )
 
 
-def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, ...]]]:
+def _fetch_gpus(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, ...]]]:
     rows = Gpu.objects.filter(Q(present=True) | Q(used_milli__gt=0)).order_by("node_id", "index", "id")
     alone = Exists(Allocation.objects.filter(gpu=OuterRef("pk"), whole=True, ended_at__isnull=True))
     chosen = rows if nodes is None else rows.filter(node__in=nodes)
     columns = chosen.annotate(alone=alone).values_list(
-        "node_id", "present", "health", "foreign_user", "uuid", "index", "model", "memory_mib", "used_milli", "alone",
-        "island", "mig_profile", "compute_capability", named=True,
+        "node_id", "present", "health", "foreign_process_owner", "uuid", "index", "model", "memory_mib", "used_milli", "alone",
+        "nvlink_island", "mig_profile", "compute_capability", named=True,
     )  # fmt: skip
     for node, gpus in groupby(columns, key=attrgetter("node_id")):
         yield (
@@ -100,9 +100,9 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
                     model=gpu.model,
                     memory_mib=gpu.memory_mib,
                     used_milli=gpu.used_milli,
-                    whole=gpu.alone,
+                    exclusive=gpu.alone,
                     healthy=gpu.present and gpu.health == GpuHealth.OK.value and not gpu.foreign_user,
-                    island=gpu.island,
+                    nvlink_island=gpu.island,
                     mig_profile=gpu.mig_profile or None,
                     compute_capability=gpu.compute_capability,
                 )
@@ -113,26 +113,26 @@ def _gpus_of(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, .
 
 def read_nodes(
     gpus: dict[int, tuple[GpuRow, ...]],
-    held: Iterable[Holding],
-    known: Known[Any],
-    built: Built[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow],
-) -> tuple[tuple[NodeRow, ...], dict[str, Machine]]:
+    attempts: Iterable[LiveAttempt],
+    columns_cache: RowCache[Any],
+    rows_cache: DerivedCache[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow],
+) -> tuple[tuple[NodeRow, ...], dict[str, NodeCapabilities]]:
     """Node rows, and by the id of each node what it can run."""
     cpu: dict[int, int] = defaultdict(int)
     memory: dict[int, int] = defaultdict(int)
-    for attempt in held:
-        for node_id in attempt.nodes:
+    for attempt in attempts:
+        for node_id in attempt.node_ids:
             cpu[node_id] += attempt.row["job__cpu_milli"]
             memory[node_id] += attempt.row["job__memory_mib"]
     away = {NodeState.RETIRED.value, NodeState.ENROLLING.value}
-    nodes = known.read_blocks(blocks_of("portal_node", "id"), _nodes)
+    nodes = columns_cache.refresh_blocks(row_version_blocks("portal_node", "id"), _fetch_nodes)
     rows = {
         id_: (node, gpus.get(id_, ()), cpu[id_], memory[id_])
         for id_, node in nodes.items()
         if node.state not in away or id_ in cpu
     }
     machines = {
-        node.public_id: Machine(
+        node.public_id: NodeCapabilities(
             node.runtime,
             node.hello__driver if isinstance(node.hello__driver, str) else None,
             bool(node.hello__shares__enforced),
@@ -143,26 +143,26 @@ def read_nodes(
         )
         for node, *_ in rows.values()
     }
-    return built.of(rows, None, lambda _, row: node_row(*row), lambda _, row: _typed_columns(*row)), machines
+    return rows_cache.map(rows, None, lambda _, row: build_node_row(*row), lambda _, row: _build_row_without_json(*row)), machines
 
 
-def _nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
+def _fetch_nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     chosen = Node.objects.all() if nodes is None else Node.objects.filter(pk__in=nodes)
     for node in chosen.values_list(
         "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
-        "labels", "trust", "on_trial", "hello__driver", "hello__shares__enforced",
-        "hello__cuda_driver", "lacks", "hello__egress", named=True,
+        "labels", "breaker_state", "probation_attempt", "agent_info__driver", "agent_info__shares__enforced",
+        "agent_info__cuda_driver", "missing_requirements", "agent_info__egress", named=True,
     ):  # fmt: skip
         yield node.id, node
 
 
-def _typed_columns(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
+def _build_row_without_json(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
     """The row of a node whose JSON cannot be read; it takes nothing."""
     plain = node._replace(labels={}, hello__driver=None, hello__cuda_driver=None)
-    return replace(node_row(plain, gpus, cpu_used_milli, memory_used_mib), schedulable=False)
+    return replace(build_node_row(plain, gpus, cpu_used_milli, memory_used_mib), schedulable=False)
 
 
-def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
+def build_node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
     """One node as the decision sees it. Raise ValueError for JSON that it cannot be made of."""
     if not isinstance(node.labels, dict):
         raise ValueError("labels are no object")
@@ -173,7 +173,7 @@ def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_us
         id=NodeId(node.public_id),
         name=node.name,
         pool=PoolId(node.pool__public_id),
-        schedulable=node.state == NodeState.READY.value and takes_another(node.trust, node.on_trial),
+        schedulable=node.state == NodeState.READY.value and accepts_another_job(node.trust, node.on_trial),
         reachable=node.reachable,
         cpu_milli=node.cpu_milli,
         cpu_used_milli=cpu_used_milli,
@@ -181,8 +181,8 @@ def node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_us
         memory_used_mib=memory_used_mib,
         gpus=gpus,
         labels=tuple(sorted(node.labels.items())),
-        lacks=node.lacks,
-        cuda=node.hello__cuda_driver,
+        missing_requirements=node.lacks,
+        driver_cuda=node.hello__cuda_driver,
     )
 
 
@@ -207,10 +207,10 @@ def read_now_s() -> float:
 def read_reservations(now_s: float, nodes: Collection[NodeId]) -> tuple[ReservationRow, ...]:
     """What is reserved of ``nodes`` now or later."""
     rows = (
-        Reservation.objects.annotate(from_s=Seconds("during__startswith"), to_s=Seconds("during__endswith"))
+        Reservation.objects.annotate(from_s=EpochSeconds("during__startswith"), to_s=EpochSeconds("during__endswith"))
         .filter(cancelled_at__isnull=True, to_s__gt=now_s)
         .annotate(
-            node_ids=ArrayAgg("reserved__node__public_id", distinct=True),
+            node_ids=ArrayAgg("reservation_nodes__node__public_id", distinct=True),
             project_ids=ArrayAgg(
                 "projects__public_id", distinct=True, filter=Q(projects__isnull=False), default=[]
             ),
@@ -228,7 +228,7 @@ def read_reservations(now_s: float, nodes: Collection[NodeId]) -> tuple[Reservat
 
 def read_projects() -> tuple[ProjectRow, ...]:
     rows = Project.objects.order_by("id").values_list(
-        "public_id", "name", "parent__public_id", Seconds("created_at")
+        "public_id", "name", "parent__public_id", EpochSeconds("created_at")
     )
     return tuple(
         ProjectRow(ProjectId(id_), name, ProjectId(parent) if parent else None, created_s)
@@ -255,5 +255,5 @@ def read_usage(now_s: float, half_life_s: float) -> tuple[UsageRow, ...]:
     """GPU-seconds by project, pool and person, each second halved once for every half-life since it passed."""
     return tuple(
         UsageRow(ProjectId(row.project), PoolId(row.pool), UserId(row.user), row.gpu_seconds)
-        for row in past_use(now_s, half_life_s)
+        for row in decayed_usage(now_s, half_life_s)
     )

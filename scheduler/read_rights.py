@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from portal.models import Job
-from portal.services.rights import RUN_COLUMNS, Denial, Run, read_rights, rights_version, run_of
+from portal.services.rights import USAGE_COLUMNS, Denial, JobUsage, read_rights, rights_version, usage_from_columns
 from portal.words.reasons import VerdictCode
-from scheduler.album import Built
+from scheduler.album import DerivedCache
 from scheduler.core.cluster import JobId, PendingRow
 from scheduler.core.plan import Verdict
 
@@ -17,33 +17,33 @@ class RightsCache:
     """The rights of what was asked about last, kept until a row that decides on rights is written."""
 
     def __init__(self) -> None:
-        self.runs = Built[dict[str, Any], Run]()
+        self.runs = DerivedCache[dict[str, Any], JobUsage]()
         self._version: object = None
-        self._denials: dict[Run, Denial | None] = {}
+        self._denials: dict[JobUsage, Denial | None] = {}
 
-    def denied_among(self, runs: Iterable[Run]) -> dict[Run, Denial]:
+    def find_denials(self, runs: Iterable[JobUsage]) -> dict[JobUsage, Denial]:
         version = rights_version()
         known = self._denials if version == self._version else {}
         alike = set(runs)
         new = alike.difference(known)
         if new:
             rights = read_rights(new)
-            known = {**known, **{run: rights.denial(run) for run in new}}
+            known = {**known, **{run: rights.first_denial(run) for run in new}}
         self._version, self._denials = version, {run: known[run] for run in alike}
         return {run: denial for run, denial in self._denials.items() if denial is not None}
 
 
-def read_denied(
-    rows: Mapping[int, dict[str, Any]], growing: Collection[JobId], cache: RightsCache
+def read_denials(
+    rows: Mapping[int, dict[str, Any]], scale_ups: Collection[JobId], cache: RightsCache
 ) -> dict[JobId, Denial]:
     """Return the denials of waiting jobs, and of running ones that wait for more tasks.
 
     ``rows`` are the columns of waiting jobs. The number of queries does not depend on how many they are.
     """
-    runs = cache.runs.of(rows, None, lambda _, row: run_of(row))
-    more = Job.objects.filter(public_id__in=growing).values("public_id", *RUN_COLUMNS) if growing else ()
-    grow = {JobId(row["public_id"]): run_of(row) for row in more}
-    denied = cache.denied_among([*runs, *grow.values()])
+    runs = cache.runs.map(rows, None, lambda _, row: usage_from_columns(row))
+    more = Job.objects.filter(public_id__in=scale_ups).values("public_id", *USAGE_COLUMNS) if scale_ups else ()
+    grow = {JobId(row["public_id"]): usage_from_columns(row) for row in more}
+    denied = cache.find_denials([*runs, *grow.values()])
     if not denied:
         return {}
     waiting = zip(rows.values(), runs, strict=True)
@@ -51,14 +51,14 @@ def read_denied(
     return found | {job: denied[run] for job, run in grow.items() if run in denied}
 
 
-def permitted(
-    pending: tuple[PendingRow, ...], growing: tuple[PendingRow, ...], denied: Mapping[JobId, Denial]
+def exclude_denied(
+    pending: tuple[PendingRow, ...], scale_ups: tuple[PendingRow, ...], denials: Mapping[JobId, Denial]
 ) -> tuple[PendingRow, ...]:
-    if not denied:
-        return (*pending, *growing)
-    return tuple(row for row in (*pending, *growing) if row.job not in denied)
+    if not denials:
+        return (*pending, *scale_ups)
+    return tuple(row for row in (*pending, *scale_ups) if row.job not in denials)
 
 
-def verdict_of(denied: tuple[JobId, Denial]) -> Verdict:
-    job, denial = denied
-    return Verdict(job, VerdictCode.OWNER_NOT_PERMITTED, str(denial), {"right": denial.right.value})
+def denial_verdict(item: tuple[JobId, Denial]) -> Verdict:
+    job, denial = item
+    return Verdict(job, VerdictCode.OWNER_NOT_PERMITTED, str(denial), {"right": denial.requirement.value})

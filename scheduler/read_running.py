@@ -16,15 +16,15 @@ from portal.models import (
     Task,
     Volume,
 )
-from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobKind, JobState
-from scheduler.album import Built, Known, marks_of
-from scheduler.core.check import MOST_TASKS
+from portal.words.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobKind, JobState
+from scheduler.album import DerivedCache, RowCache, row_versions
+from scheduler.core.check import MAX_TASKS
 from scheduler.core.cluster import (
     WHOLE_MILLI,
     GpuShare,
     GpuUuid,
     JobId,
-    Near,
+    TopologyConstraint,
     NodeId,
     PoolId,
     ProjectId,
@@ -32,19 +32,19 @@ from scheduler.core.cluster import (
     RunningTask,
     UserId,
 )
-from scheduler.keeps import Kept, kept_tasks
-from scheduler.unfit import Unfit
+from scheduler.keeps import NominatedPlacement, parse_nomination
+from scheduler.unfit import IneligibleNodes
 
-_PROMISE_STANDS = Q(
-    stop_for__state=JobState.PENDING.value,
-    stop_for__desired=Desired.RUN.value,
-    stop_for__attempts_made=F("stop_for_after"),
+_PREEMPTOR_STILL_PENDING = Q(
+    preempted_for__state=JobState.PENDING.value,
+    preempted_for__desired_state=DesiredState.RUN.value,
+    preempted_for__attempt_count=F("preempted_for_attempt"),
 )
-_LIVE = tuple(state.value for state in ATTEMPT_LIVE)
-_MAY_KEEP = (JobState.PENDING.value, JobState.RUNNING.value)
+_LIVE = tuple(state.value for state in LIVE_ATTEMPT_STATES)
+_NOMINATABLE_STATES = (JobState.PENDING.value, JobState.RUNNING.value)
 
 
-class Seconds(Func):
+class EpochSeconds(Func):
     """A moment as seconds since the epoch, which is faster to read than a date and may be infinite."""
 
     template = "EXTRACT(EPOCH FROM %(expressions)s)::float8"
@@ -52,26 +52,26 @@ class Seconds(Func):
 
 
 @dataclass(frozen=True, eq=False)
-class Holding:
+class LiveAttempt:
     """An attempt that may hold places: its columns with its job's, and its tasks whose container may live."""
 
     row: dict[str, Any]
     tasks: tuple[RunningTask, ...]
-    nodes: tuple[int, ...]
+    node_ids: tuple[int, ...]
     """Row numbers of the nodes of ``tasks``."""
     min_tasks: int | None = None
     """With how few of its tasks it works on; None: with all, or it is about to end."""
-    waits: tuple[int, ...] = ()
+    missing_ranks: tuple[int, ...] = ()
     """The numbers of the tasks that it waits for while it runs."""
 
 
-def read_holdings(known: Known[Holding]) -> dict[int, Holding]:
+def read_live_attempts(cache: RowCache[LiveAttempt]) -> dict[int, LiveAttempt]:
     """Attempts that may hold places, by row number.
 
     What a task holds begins with it and ends when it is gone, so it is known with the tasks that are not.
     """
-    return known.read(
-        marks_of(
+    return cache.refresh(
+        row_versions(
             "SELECT attempt.id, concat_ws(' ', attempt.xmin, job.xmin,"
             "       (SELECT xmin FROM portal_job winner WHERE winner.id = attempt.stop_for_id), tasks.here)"
             "  FROM portal_attempt attempt JOIN portal_job job ON job.id = attempt.job_id"
@@ -81,11 +81,11 @@ def read_holdings(known: Known[Holding]) -> dict[int, Holding]:
             " WHERE attempt.state = ANY(%s)",
             [list(_LIVE)],
         ),
-        _read,
+        _fetch_attempts,
     )
 
 
-def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
+def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveAttempt]]:
     live = Attempt.objects.filter(state__in=_LIVE)
     chosen = live if attempts is None else live.filter(pk__in=attempts)
     shares: dict[int, list[GpuShare]] = defaultdict(list)
@@ -95,24 +95,24 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
         .values_list("task_id", "gpu__uuid", "milli")
     ):
         shares[task].append(GpuShare(GpuUuid(uuid), milli))
-    tasks: dict[int, list[_Rank]] = defaultdict(list)
+    tasks: dict[int, list[_TaskColumns]] = defaultdict(list)
     # of an elastic job also those that are gone: what comes in their place gets a number of its own
-    told = Q(gone=False) | Q(attempt__job__min_tasks__isnull=False)
+    told = Q(container_removed=False) | Q(attempt__job__min_tasks__isnull=False)
     for fields in (
         Task.objects.filter(told, attempt__in=chosen)
-        .annotate(leaves=Q(leave_wanted_at__isnull=False))
+        .annotate(leaves=Q(eviction_requested_at__isnull=False))
         .order_by("attempt_id", "rank")
-        .values_list("attempt_id", "id", "rank", "node_id", "node__public_id", "gone", "state", "leaves")
+        .values_list("attempt_id", "id", "rank", "node_id", "node__public_id", "container_removed", "state", "leaves")
     ):
-        tasks[fields[0]].append(_Rank(*fields[1:]))
-    promised_to = Case(When(_PROMISE_STANDS, then=F("stop_for__public_id")), default=None)
+        tasks[fields[0]].append(_TaskColumns(*fields[1:]))
+    promised_to = Case(When(_PREEMPTOR_STILL_PENDING, then=F("preempted_for__public_id")), default=None)
     for row in chosen.annotate(
         promised_to=promised_to,
-        created_s=Seconds("created_at"),
-        checkpoint_s=Seconds("checkpoint_at"),
-        grow_after_s=Seconds("grow_after"),
-        submitted_s=Seconds("job__submitted_at"),
-        stops=Q(stop_wanted_at__isnull=False),
+        created_s=EpochSeconds("created_at"),
+        checkpoint_s=EpochSeconds("checkpoint_at"),
+        grow_after_s=EpochSeconds("grow_after"),
+        submitted_s=EpochSeconds("job__submitted_at"),
+        stops=Q(stop_requested_at__isnull=False),
     ).values(
         "id",
         "job_id",
@@ -134,40 +134,40 @@ def _read(attempts: Sequence[int] | None) -> Iterator[tuple[int, Holding]]:
         "job__milli_per_gpu",
         "job__gpu_model",
         "job__min_gpu_memory_mib",
-        "job__near",
+        "job__topology_constraint",
         "job__mig_profile",
         "job__min_compute_capability",
         "submitted_s",
         "job__kind",
         "job__environment_id",
         "job__volumes",
-        "job__kept",
+        "job__nominated_placement",
         "job__cpu_milli",
         "job__memory_mib",
         "job__tasks",
         "job__min_tasks",
         "job__max_attempts",
-        "job__desired",
+        "job__desired_state",
     ):
         every = tasks[row["id"]]
         mine = [task for task in every if not task.gone]
         each = row["job__cpu_milli"], row["job__memory_mib"]
-        elastic = min_tasks_of(row["job__tasks"], row["job__min_tasks"]) is not None
+        elastic = elastic_min_tasks(row["job__tasks"], row["job__min_tasks"]) is not None
         places = (
             RunningTask(
                 NodeId(task.node_id),
                 tuple(shares.get(task.id, ())),
                 *each,
                 rank=task.rank if elastic else None,
-                stopping=task.leaves,
+                stopping=task.stopping,
             )
             for task in mine
         )
-        least, waits = _growth(dict(row), every) if elastic else (None, ())
-        yield row["id"], Holding(dict(row), tuple(places), tuple(task.node for task in mine), least, waits)
+        least, waits = _elastic_size(dict(row), every) if elastic else (None, ())
+        yield row["id"], LiveAttempt(dict(row), tuple(places), tuple(task.node for task in mine), least, waits)
 
 
-class _Rank(NamedTuple):
+class _TaskColumns(NamedTuple):
     """A task as it is read."""
 
     id: int
@@ -176,51 +176,51 @@ class _Rank(NamedTuple):
     node_id: str
     gone: bool
     state: str
-    leaves: bool
+    stopping: bool
 
 
-def _growth(row: dict[str, Any], tasks: Sequence[_Rank]) -> tuple[int | None, tuple[int, ...]]:
+def _elastic_size(row: dict[str, Any], tasks: Sequence[_TaskColumns]) -> tuple[int | None, tuple[int, ...]]:
     """With how few tasks an elastic attempt works on, and the numbers of those that it waits for."""
-    ends = row["stops"] or row["job__desired"] != Desired.RUN.value
+    ends = row["stops"] or row["job__desired"] != DesiredState.RUN.value
     if ends or any(task.state == AttemptState.COMPLETED.value for task in tasks):
         return None, ()
     missing = row["job__tasks"] - sum(not task.gone for task in tasks)
-    if row["failed_tasks"] >= row["job__max_attempts"] or missing > MOST_TASKS:
+    if row["failed_tasks"] >= row["job__max_attempts"] or missing > MAX_TASKS:
         missing = 0
     first = 1 + max((task.rank for task in tasks), default=-1)
     return row["job__min_tasks"], tuple(range(first, first + missing))
 
 
 def read_running(
-    held: dict[int, Holding],
-    unfit: Unfit,
+    attempts: dict[int, LiveAttempt],
+    unfit: IneligibleNodes,
     homes: dict[str, NodeId],
-    built: Built[Holding, RunningRow],
+    cache: DerivedCache[LiveAttempt, RunningRow],
 ) -> tuple[RunningRow, ...]:
     """Jobs that hold places, with what a new place must offer if one is moved."""
 
-    def make(_: int, attempt: Holding) -> RunningRow:
+    def make(_: int, attempt: LiveAttempt) -> RunningRow:
         row = attempt.row
-        home = home_of(row["job__kind"], row["job__owner__public_id"], homes)
-        avoid = unfit.nodes(
+        home = home_node(row["job__kind"], row["job__owner__public_id"], homes)
+        avoid = unfit.for_task(
             row["job__environment_id"],
             row["job__gpus_per_task"],
-            shares=row["job__milli_per_gpu"] < WHOLE_MILLI,
+            shares_gpu=row["job__milli_per_gpu"] < WHOLE_MILLI,
             volumes=row["job__volumes"],
             project=row["job__project__public_id"],
         )
-        return running_row(attempt, avoid, home)
+        return build_running_row(attempt, avoid, home)
 
-    return built.of(held, (unfit, homes), make, lambda _, attempt: _typed_columns(attempt))
+    return cache.map(attempts, (unfit, homes), make, lambda _, attempt: _build_row_without_json(attempt))
 
 
-def _typed_columns(attempt: Holding) -> RunningRow:
+def _build_row_without_json(attempt: LiveAttempt) -> RunningRow:
     """The row of a job whose JSON cannot be read: what it holds, and that nobody may move it."""
     row = attempt.row | {"job__near": None, "job__kept": None}
-    return replace(running_row(replace(attempt, row=row), (), None), preemptible=False)
+    return replace(build_running_row(replace(attempt, row=row), (), None), preemptible=False)
 
 
-def running_row(attempt: Holding, avoid: tuple[NodeId, ...], home: NodeId | None) -> RunningRow:
+def build_running_row(attempt: LiveAttempt, avoid: tuple[NodeId, ...], home: NodeId | None) -> RunningRow:
     """One job that holds places as the decision sees it."""
     row = attempt.row
     return RunningRow(
@@ -234,66 +234,66 @@ def running_row(attempt: Holding, avoid: tuple[NodeId, ...], home: NodeId | None
         time_limit_s=row["job__time_limit_s"],
         tasks=attempt.tasks,
         stopping=row["stops"],
-        stopping_for=JobId(row["promised_to"]) if row["promised_to"] else None,
+        preempted_for=JobId(row["promised_to"]) if row["promised_to"] else None,
         checkpoint_s=row["checkpoint_s"],
         name=row["job__name"],
         gpu_model=row["job__gpu_model"] or None,
         min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
-        near=near_of(row["job__near"]),
+        topology_constraint=parse_topology_constraint(row["job__near"]),
         mig_profile=row["job__mig_profile"] or None,
         min_compute_capability=row["job__min_compute_capability"],
         submitted_s=row["submitted_s"],
         avoid_nodes=avoid,
         node_affinity=home,
         min_tasks=attempt.min_tasks,
-        kept=_kept(attempt),
+        nominated_tasks=_nominated_tasks(attempt),
     )
 
 
-def _kept(attempt: Holding) -> tuple[RunningTask, ...]:
+def _nominated_tasks(attempt: LiveAttempt) -> tuple[RunningTask, ...]:
     """The places kept for tasks that are to move or to join.
 
     One that has left meanwhile hands its place on to the one that comes instead of it, which has another number.
     """
     row = attempt.row
-    kept = kept_tasks(row["job__kept"], row["job__cpu_milli"], row["job__memory_mib"])
-    if not attempt.waits:
+    kept = parse_nomination(row["job__kept"], row["job__cpu_milli"], row["job__memory_mib"])
+    if not attempt.missing_ranks:
         return kept
-    known = {task.rank for task in attempt.tasks} | {*attempt.waits}
+    known = {task.rank for task in attempt.tasks} | {*attempt.missing_ranks}
     taken = {task.rank for task in kept}
-    free = iter([rank for rank in attempt.waits if rank not in taken])
+    free = iter([rank for rank in attempt.missing_ranks if rank not in taken])
     return tuple(task if task.rank in known else replace(task, rank=next(free, task.rank)) for task in kept)
 
 
-def read_kept() -> dict[str, Kept]:
-    rows = Job.objects.filter(kept__isnull=False, state__in=_MAY_KEEP).order_by()
-    return {job: kept for job, kept in rows.values_list("public_id", "kept") if kept}
+def read_nominations() -> dict[str, NominatedPlacement]:
+    rows = Job.objects.filter(nominated_placement__isnull=False, state__in=_NOMINATABLE_STATES).order_by()
+    return {job: kept for job, kept in rows.values_list("public_id", "nominated_placement") if kept}
 
 
-def read_homes() -> dict[str, NodeId]:
-    rows = Volume.objects.filter(kind="home", reach="node", node__isnull=False, owner__isnull=False)
+def read_home_nodes() -> dict[str, NodeId]:
+    rows = Volume.objects.filter(kind="home", scope="node", node__isnull=False, owner__isnull=False)
     return {
         str(owner): NodeId(node) for owner, node in rows.values_list("owner__public_id", "node__public_id")
     }
 
 
-def home_of(kind: str, owner: str, homes: dict[str, NodeId]) -> NodeId | None:
+def home_node(kind: str, owner: str, homes: dict[str, NodeId]) -> NodeId | None:
     """A workspace goes where its owner's home is."""
     return homes.get(owner) if kind == JobKind.WORKSPACE.value else None
 
 
-def min_tasks_of(tasks: int, min_tasks: int | None) -> int | None:
+def elastic_min_tasks(tasks: int, min_tasks: int | None) -> int | None:
     """With how few tasks a job starts, as the decision reads it; None for one that is not elastic."""
     return min_tasks if min_tasks is not None and min_tasks < tasks else None
 
 
-def near_of(asked: dict[str, Any] | None) -> Near | None:
+def parse_topology_constraint(requested: dict[str, Any] | None) -> TopologyConstraint | None:
     """How near to each other tasks stand, as the decision reads it. Raise ValueError for what is no such request."""
-    if not asked:
+    if not requested:
         return None
-    near = Near(asked["topology"], asked.get("required"), asked.get("preferred"))
+    near = TopologyConstraint(requested["topology"], requested.get("required"), requested.get("preferred"))
     if not all(
         each is None or isinstance(each, str) for each in (near.required, near.preferred, near.topology)
     ):
-        raise ValueError(f"near {asked!r} is no topology with levels")
+        raise ValueError(f"near {requested!r} is no topology with levels")
     return near

@@ -9,33 +9,33 @@ import time
 from django.utils import timezone
 
 from agents.engines.contract import Container, TaskKey
-from portal.killpoints import killpoint
+from portal.killpoints import failpoint
 from portal.models import Attempt, ClusterSettings, Node, Task
 from portal.services import checkpoints, lifecycle, nodes, progress, restored, trust
-from portal.words.states import ATTEMPT_LIVE, AttemptState
-from portal.words.trust import Trouble
-from scheduler.compare import Differences, RecordedTask, compare
+from portal.words.states import LIVE_ATTEMPT_STATES, AttemptState
+from portal.words.trust import IncidentKind
+from scheduler.compare import StateDiff, StoredTask, diff_state
 from scheduler.dispatch import (
-    Door,
+    NodeConnection,
     collect_log,
-    record_end,
+    record_task_end,
     remove_ended,
     stop_attempt,
-    stop_stranger,
+    stop_orphan,
     stop_task,
-    tasks_held,
+    active_tasks,
 )
-from scheduler.opening import CannotOpen
+from scheduler.opening import EngineConnectError
 
 log = logging.getLogger(__name__)
 
-STRANGERS_AT_ONCE = 100
+MAX_ORPHANS = 100
 """Attempts that the record does not know are cleared away so many at a time; the next comparison goes on."""
-MISSED_TWICE_S = 1.0
+MISSING_RECHECK_S = 1.0
 """A container that is missing is asked for again after this time, before its task is said to have vanished."""
 
 
-def welcome(door: Door, received_s: float) -> None:
+def on_connected(door: NodeConnection, received_s: float) -> None:
     """Writes down a hello. Raises CannotOpen for one that names an epoch above ours, and takes nothing of it.
 
     Epochs are given by the database alone. A node that has heard a higher one would refuse every command; whether it
@@ -48,63 +48,63 @@ def welcome(door: Door, received_s: float) -> None:
             "would refuse every command. If the database was set back to an earlier moment, stop the portal and run "
             "manage.py recovered; else see docs/nodes.md, A node that reports an epoch."
         )
-        trust.record_trouble(door.node.pk, Trouble.EPOCH_AHEAD, sentence=sentence)
-        raise CannotOpen(sentence, "epoch_ahead")
+        trust.record_incident(door.node.pk, IncidentKind.EPOCH_AHEAD, message=sentence)
+        raise EngineConnectError(sentence, "epoch_ahead")
     if nodes.record_hello(door.node.pk, hello, received_s=received_s):
         log.warning("%s restarted since it was last heard", door.node.name)
-    killpoint("hello.recorded")
+    failpoint("hello.recorded")
 
 
-def reconcile(door: Door) -> Differences:
+def reconcile(door: NodeConnection) -> StateDiff:
     """Compares record and node once and sets right what differs. Raises Unknown, Refused or Deposed."""
     # before the record: whoever keeps a container after this has it in the record of the next comparison
     adopting = ClusterSettings.objects.get(id=1).adopt_only
-    held = tasks_held(door.node)
-    recorded = {_key(task): _as_recorded(task) for task in held}
+    held = active_tasks(door.node)
+    recorded = {_key(task): _stored_task(task) for task in held}
     asked_at = timezone.now()
     seen = door.engine.poll()
     skew_s = None if seen.clock_s is None else seen.clock_s - time.time()
     if seen.boot_id != door.node.boot_id and door.node.boot_id:
         # it restarted under our open link: the hello of a new one says what that means
         door.engine.close()
-        return Differences()
-    recorded |= _ended_ones(door.node, [c.key for c in seen.containers if c.key not in recorded])
-    found = compare(recorded, seen.containers)
+        return StateDiff()
+    recorded |= _known_tasks(door.node, [c.key for c in seen.containers if c.key not in recorded])
+    found = diff_state(recorded, seen.containers)
     _apply(door, found, {_key(task): task for task in held})
-    _note_words(held, seen.containers, asked_at)
+    _record_reports(held, seen.containers, asked_at)
     if adopting:
-        _leave_to_admins(door, found.unknown)
+        _apply_admin_decisions(door, found.orphans)
     else:
-        strangers = {(each.key.job, each.key.attempt) for each in found.unknown}
-        for job, attempt in sorted(strangers)[:STRANGERS_AT_ONCE]:
+        strangers = {(each.key.job, each.key.attempt) for each in found.orphans}
+        for job, attempt in sorted(strangers)[:MAX_ORPHANS]:
             log.warning("stopping %s/%s on %s: the record does not know it", job, attempt, door.node.name)
-            _stop_unknown(door, job, attempt, found.unknown)
-    agreed = not (adopting and found.unknown)
-    nodes.record_seen(door.node.pk, skew_s, full_disk=seen.full_disk, compared=agreed)
-    killpoint("reconcile.done")
+            _stop_orphans(door, job, attempt, found.orphans)
+    agreed = not (adopting and found.orphans)
+    nodes.record_contact(door.node.pk, skew_s, full_disk=seen.full_disk, compared=agreed)
+    failpoint("reconcile.done")
     return found
 
 
-def _apply(door: Door, found: Differences, held: dict[TaskKey, Task]) -> None:
+def _apply(door: NodeConnection, found: StateDiff, held: dict[TaskKey, Task]) -> None:
     for recorded, container in found.adopt:
         log.info("adopting %s on %s", container.name, door.node.name)
-        lifecycle.task_running(recorded.id, container=container.name, ports=container.ports)
-        killpoint("reconcile.adopted")
+        lifecycle.record_task_running(recorded.id, container=container.name, ports=container.ports)
+        failpoint("reconcile.adopted")
     for recorded, container in found.finish:
-        record_end(recorded.id, container)
-    if found.vanished:
-        _declare_vanished(door, found.vanished)
+        record_task_end(recorded.id, container)
+    if found.lost:
+        _record_lost_tasks(door, found.lost)
     for job, attempt in sorted(found.stop):
         _stop(door, job, attempt, held)
-    for recorded in found.leave:
-        _leave(door, recorded, held)
+    for recorded in found.evict:
+        _evict_task(door, recorded, held)
     attempts = {(c.key.job, c.key.attempt) for task, c in (*found.collect, *found.finish) if task is not None}
     strangers = {(c.key.job, c.key.attempt) for task, c in found.collect if task is None}
-    for job, attempt in [*sorted(attempts), *sorted(strangers)[:STRANGERS_AT_ONCE]]:
+    for job, attempt in [*sorted(attempts), *sorted(strangers)[:MAX_ORPHANS]]:
         collect_and_remove(door, job, attempt)
 
 
-def _note_words(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
+def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
     """Writes down who saved its work and how far each has come; of a gang it is enough that one task says so."""
     saved_s: dict[tuple[str, int], float] = {}
     told: dict[tuple[str, int], Container] = {}
@@ -120,58 +120,58 @@ def _note_words(held: list[Task], containers: tuple[Container, ...], asked_at: d
     for attempt in {task.attempt_id: task.attempt for task in held}.values():
         whose = attempt.job.public_id, attempt.number
         if whose in saved_s:
-            checkpoints.record_saved(attempt, saved_s[whose], asked_at=asked_at)
+            checkpoints.record_checkpoint(attempt, saved_s[whose], polled_at=asked_at)
         if one := told.get(whose):
             rank, done, ago_s = one.key.task, one.progress, one.progress_ago_s
-            progress.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, asked_at=asked_at)
+            progress.record_progress(attempt, rank, done or 0.0, ago_s or 0.0, polled_at=asked_at)
 
 
-def _stop(door: Door, job: str, attempt: int, held: dict[TaskKey, Task]) -> None:
+def _stop(door: NodeConnection, job: str, attempt: int, held: dict[TaskKey, Task]) -> None:
     for key, task in held.items():
         if (key.job, key.attempt) == (job, attempt):
             stop_attempt(door, task.attempt)
             return
-    stop_stranger(door, job, attempt)
+    stop_orphan(door, job, attempt)
 
 
-def _leave(door: Door, recorded: RecordedTask, held: dict[TaskKey, Task]) -> None:
+def _evict_task(door: NodeConnection, recorded: StoredTask, held: dict[TaskKey, Task]) -> None:
     """Ends one task whose attempt goes on."""
     task = held.get(recorded.key)
     if task is not None:
         stop_task(door, task)
-    elif door.engine.stops_tasks:
-        stop_stranger(door, recorded.key.job, recorded.key.attempt, [recorded.key.task])
+    elif door.engine.supports_stopping_tasks:
+        stop_orphan(door, recorded.key.job, recorded.key.attempt, [recorded.key.task])
 
 
-def _stop_unknown(door: Door, job: str, attempt: int, unknown: list[Container]) -> None:
+def _stop_orphans(door: NodeConnection, job: str, attempt: int, orphans: list[Container]) -> None:
     """Ends containers of ours that the record never heard of, and no other of an attempt that it knows."""
-    known = Attempt.objects.filter(job__public_id=job, number=attempt, state__in=ATTEMPT_LIVE)
-    tasks = [each.key.task for each in unknown if (each.key.job, each.key.attempt) == (job, attempt)]
-    stop_stranger(door, job, attempt, tasks if door.engine.stops_tasks and known.exists() else None)
+    known = Attempt.objects.filter(job__public_id=job, number=attempt, state__in=LIVE_ATTEMPT_STATES)
+    tasks = [each.key.task for each in orphans if (each.key.job, each.key.attempt) == (job, attempt)]
+    stop_orphan(door, job, attempt, tasks if door.engine.supports_stopping_tasks and known.exists() else None)
 
 
-def _leave_to_admins(door: Door, unknown: list[Container]) -> None:
+def _apply_admin_decisions(door: NodeConnection, orphans: list[Container]) -> None:
     """After a restore an unknown container is ended only where an administrator said so.
 
     Its node counts as not compared yet until it was kept or is gone.
     """
-    for job, attempt in sorted(restored.record_unknown(door.node, unknown)):
+    for job, attempt in sorted(restored.record_orphans(door.node, orphans)):
         log.warning("stopping attempt %s of %s on %s, as was decided", attempt, job, door.node.name)
-        killpoint("unknown.before_stop")
-        _stop_unknown(door, job, attempt, unknown)
+        failpoint("unknown.before_stop")
+        _stop_orphans(door, job, attempt, orphans)
 
 
-def _declare_vanished(door: Door, missing: list[RecordedTask]) -> None:
+def _record_lost_tasks(door: NodeConnection, missing: list[StoredTask]) -> None:
     """Ends tasks whose containers are gone without a trace, once a second look says the same."""
-    time.sleep(MISSED_TWICE_S)
+    time.sleep(MISSING_RECHECK_S)
     there = {container.key for container in door.engine.poll().containers}
     for recorded in missing:
         if recorded.key not in there:
             log.warning("the container of %s vanished from %s", recorded.key, door.node.name)
-            record_end(recorded.id, None)
+            record_task_end(recorded.id, None)
 
 
-def collect_and_remove(door: Door, job: str, attempt: int) -> bool:
+def collect_and_remove(door: NodeConnection, job: str, attempt: int) -> bool:
     """Fetches what is left of an ended attempt's logs, then drops it from the node; True when done.
 
     Of an elastic attempt that goes on nothing is dropped: a node that dropped it would start none of it again.
@@ -181,10 +181,10 @@ def collect_and_remove(door: Door, job: str, attempt: int) -> bool:
         .select_related("attempt__job")
         .order_by("rank")
     )
-    goes_on = any(_goes_on(task.attempt) for task in rows)
-    if any(not task.gone for task in rows) and not goes_on:
+    goes_on = any(_survives_task_end(task.attempt) for task in rows)
+    if any(not task.container_removed for task in rows) and not goes_on:
         return False
-    ended = [task for task in rows if task.gone]
+    ended = [task for task in rows if task.container_removed]
     if not all(collect_log(door, task, TaskKey(job, attempt, task.rank)) for task in ended) or goes_on:
         return False
     remove_ended(door, job, attempt)
@@ -195,28 +195,28 @@ def _key(task: Task) -> TaskKey:
     return TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
 
 
-def _as_recorded(task: Task) -> RecordedTask:
-    return RecordedTask(
+def _stored_task(task: Task) -> StoredTask:
+    return StoredTask(
         id=task.pk,
         key=_key(task),
         state=AttemptState(task.state),
-        gone=task.gone or task.attempt.state not in ATTEMPT_LIVE,
+        gone=task.container_removed or task.attempt.state not in LIVE_ATTEMPT_STATES,
         sent=task.attempt.sent_at is not None,
-        stop_wanted=task.attempt.stop_wanted_at is not None,
-        leave_wanted=task.leave_wanted_at is not None,
-        others_live=_goes_on(task.attempt),
+        stop_requested=task.attempt.stop_wanted_at is not None,
+        eviction_requested=task.leave_wanted_at is not None,
+        attempt_continues=_survives_task_end(task.attempt),
     )
 
 
-def _goes_on(attempt: Attempt) -> bool:
+def _survives_task_end(attempt: Attempt) -> bool:
     """True for an attempt that may get tasks again where one of it ended."""
-    return attempt.job.elastic and attempt.state in ATTEMPT_LIVE and attempt.stop_wanted_at is None
+    return attempt.job.elastic and attempt.state in LIVE_ATTEMPT_STATES and attempt.stop_wanted_at is None
 
 
-def _ended_ones(node: Node, keys: list[TaskKey]) -> dict[TaskKey, RecordedTask]:
+def _known_tasks(node: Node, keys: list[TaskKey]) -> dict[TaskKey, StoredTask]:
     """Those of the keys that the record knows as tasks of this node."""
     if not keys:
         return {}
     rows = Task.objects.filter(node=node, attempt__job__public_id__in={key.job for key in keys})
-    known = {_key(task): _as_recorded(task) for task in rows.select_related("attempt__job")}
+    known = {_key(task): _stored_task(task) for task in rows.select_related("attempt__job")}
     return {key: known[key] for key in keys if key in known}

@@ -11,26 +11,26 @@ from django.db import close_old_connections, connection
 from django.db.models import Q
 
 from portal.models import Lease, Node, Task
-from portal.selectors.egress import DeniedAddresses
-from portal.services.bringing import BRING, nodes_with_wanted
-from portal.services.node_acts import ORDERS, nodes_with_orders
+from portal.selectors.egress import DeniedAddressCache
+from portal.services.bringing import PULL_IMAGE, nodes_with_images_to_pull
+from portal.services.node_acts import OPERATIONS, nodes_with_due_operations
 from portal.services.sent_signals import nodes_with_signals
-from portal.words.states import ATTEMPT_LIVE, AttemptState, NodeState
+from portal.words.states import LIVE_ATTEMPT_STATES, AttemptState, NodeState
 from scheduler import leases
 from scheduler.actors import NodeActor
 
 log = logging.getLogger(__name__)
 
-TURN_EVERY_S = 2.0
+POLL_INTERVAL_S = 2.0
 
 
-class Roster:
+class ActorSupervisor:
     """The actors of this process and the thread that looks after them."""
 
     def __init__(self) -> None:
         self.holder = leases.new_holder()
         self._actors: dict[str, NodeActor] = {}
-        self._denied = DeniedAddresses()
+        self._denied = DeniedAddressCache()
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -51,21 +51,21 @@ class Roster:
             self._thread.join(within_s)
         actors = dict(self._actors)
         for actor in actors.values():
-            actor.end()
+            actor.stop()
         deadline_s = time.monotonic() + within_s
         for actor in actors.values():
             actor.join(max(0.0, deadline_s - time.monotonic()))
         ended = [leases.node_lease(node) for node, actor in actors.items() if not actor.is_alive()]
         try:
-            leases.let_go(ended, self.holder)
+            leases.release(ended, self.holder)
         except DatabaseError as trouble:
             log.warning("the node leases run out by themselves: %s", trouble)
 
-    def hint(self, node: str, verb: str) -> None:
+    def notify(self, node: str, verb: str) -> None:
         """Passes a hint to the node's actor; without one here, looks at once whether the node is to be ours."""
         actor = self._actors.get(node)
         if actor is not None and actor.is_alive():
-            actor.hint(verb)
+            actor.notify(verb)
         else:
             self._wake.set()
 
@@ -74,7 +74,7 @@ class Roster:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self.turn()
+                self.run_once()
             except DatabaseError as trouble:
                 log.warning("the roster waits for the database: %s", trouble)
                 connection.close()
@@ -82,11 +82,11 @@ class Roster:
                 log.exception("a turn of the roster failed")
             finally:
                 close_old_connections()
-            self._wake.wait(TURN_EVERY_S)
+            self._wake.wait(POLL_INTERVAL_S)
             self._wake.clear()
         connection.close()
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Renews leases, ends actors whose node is another's, takes free nodes, hints those with work."""
         for node in [node for node, actor in self._actors.items() if not actor.is_alive()]:
             del self._actors[node]
@@ -98,49 +98,49 @@ class Roster:
         }
         for node, actor in self._actors.items():
             if leases.node_lease(node) not in ours or node not in wanted:
-                actor.end()
-        self._take([node for id_, node in wanted.items() if id_ not in self._actors])
-        for node in self._with_work():
+                actor.stop()
+        self._acquire_nodes([node for id_, node in wanted.items() if id_ not in self._actors])
+        for node in self._nodes_with_work():
             if node in self._actors:
-                self._actors[node].hint("work")
-        for node in {*nodes_with_orders(), *nodes_with_signals()}:
+                self._actors[node].notify("work")
+        for node in {*nodes_with_due_operations(), *nodes_with_signals()}:
             if node in self._actors:
-                self._actors[node].hint(ORDERS)
-        for node in nodes_with_wanted():
+                self._actors[node].notify(OPERATIONS)
+        for node in nodes_with_images_to_pull():
             if node in self._actors:
-                self._actors[node].hint(BRING)
+                self._actors[node].notify(PULL_IMAGE)
 
-    def _take(self, free: list[Node]) -> None:
-        names = [leases.node_lease(node.public_id) for node in free]
+    def _acquire_nodes(self, unowned: list[Node]) -> None:
+        names = [leases.node_lease(node.public_id) for node in unowned]
         elsewhere = set(
             Lease.objects.filter(name__in=names)
             .exclude(holder=self.holder)
             .extra(where=["expires_at > clock_timestamp()"])
             .values_list("name", flat=True)
         )
-        for node in free:
+        for node in unowned:
             name = leases.node_lease(node.public_id)
             if name in elsewhere:
                 continue
-            lease = leases.claim(name, self.holder, leases.NODE_TTL_S)
+            lease = leases.acquire(name, self.holder, leases.NODE_TTL_S)
             if lease is None:
                 continue
             if self._stopping.is_set():
-                leases.let_go([name], self.holder)  # nobody has to wait until it runs out
+                leases.release([name], self.holder)  # nobody has to wait until it runs out
                 return
             actor = NodeActor(node, lease, self._denied)
             self._actors[node.public_id] = actor
             actor.start()
 
-    def _with_work(self) -> list[str]:
+    def _nodes_with_work(self) -> list[str]:
         """Nodes with a start or a stop to send, whatever became of its hint."""
         rows = Task.objects.filter(
-            Q(state=AttemptState.CONFIGURING.value) | Q(attempt__stop_wanted_at__isnull=False),
-            gone=False,
-            attempt__state__in=ATTEMPT_LIVE,
+            Q(state=AttemptState.CONFIGURING.value) | Q(attempt__stop_requested_at__isnull=False),
+            container_removed=False,
+            attempt__state__in=LIVE_ATTEMPT_STATES,
         )
         return list(rows.values_list("node__public_id", flat=True).distinct())
 
 
-ROSTER = Roster()
+ACTOR_SUPERVISOR = ActorSupervisor()
 """The roster of this process; only worker-nodes starts it."""

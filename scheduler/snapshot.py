@@ -10,8 +10,8 @@ from typing import Any
 from django.db import connection, transaction
 
 from portal.models import ClusterSettings
-from scheduler.album import Built, Known
-from scheduler.company import apart, guests_of, sides_of
+from scheduler.album import DerivedCache, RowCache
+from scheduler.company import exclude_isolated_nodes, read_isolated_workloads, isolation_sides
 from scheduler.core.check import Fault, RowKind
 from scheduler.core.cluster import (
     GpuRow,
@@ -22,10 +22,10 @@ from scheduler.core.cluster import (
     RunningRow,
     Snapshot,
 )
-from scheduler.core.company import Guests
+from scheduler.core.company import IsolatedOccupants
 from scheduler.core.plan import Verdict
 from scheduler.core.policy import Policy
-from scheduler.keeps import Kept
+from scheduler.keeps import NominatedPlacement
 from scheduler.read_cluster import (
     read_gpus,
     read_nodes,
@@ -37,100 +37,100 @@ from scheduler.read_cluster import (
     read_topologies,
     read_usage,
 )
-from scheduler.read_growing import Source, read_growing
-from scheduler.read_rights import RightsCache, permitted, read_denied, verdict_of
-from scheduler.read_running import Holding, read_holdings, read_homes, read_kept, read_running
-from scheduler.read_waiting import read_waiting
-from scheduler.unfit import Unfit, read_unfit
+from scheduler.read_growing import ScaleUpSource, read_scale_ups
+from scheduler.read_rights import RightsCache, exclude_denied, read_denials, denial_verdict
+from scheduler.read_running import LiveAttempt, read_live_attempts, read_home_nodes, read_nominations, read_running
+from scheduler.read_waiting import read_pending
+from scheduler.unfit import IneligibleNodes, read_ineligible_nodes
 
-ASKED = JobId("asked")
+PREVIEW_JOB = JobId("asked")
 """The id of a job that nobody has submitted; it is shorter than a public id."""
 
 
 @dataclass(frozen=True)
-class Photo:
+class DecisionInput:
     """A snapshot, the policy that held then, and what commit compares with."""
 
     snapshot: Snapshot
     policy: Policy
-    adopt_only: bool
-    pending_rows: dict[str, int]
+    recovery_mode: bool
+    pending_row_ids: dict[str, int]
     """Row numbers of the jobs that wait, by job id; not of those that run and wait for more tasks."""
-    unfit: Unfit
+    ineligible: IneligibleNodes
     """The nodes that cannot run an environment."""
-    guests: Guests
+    isolated_workloads: IsolatedOccupants
     """Who stands on the others of those that share no node with everybody."""
-    homes: dict[str, NodeId]
+    home_nodes: dict[str, NodeId]
     """By person, the node where their home is."""
-    kept: dict[str, Kept]
+    nominations: dict[str, NominatedPlacement]
     """The places that are kept for waiting and leaving jobs, by job id."""
     faults: tuple[Fault, ...] = ()
     """Rows of the database that cannot be what they say; ``scheduler.isolation`` takes them out."""
-    left_out: tuple[Verdict, ...] = ()
+    excluded: tuple[Verdict, ...] = ()
     """The verdicts of waiting jobs that are not in the snapshot."""
 
 
-class Album:
+class SnapshotCache:
     """What the next photograph of a process need not read or make again: rows that say the same."""
 
     def __init__(self) -> None:
-        self.gpus = Known[tuple[GpuRow, ...]]()
-        self.held = Known[Holding]()
-        self.waiting = Known[dict[str, Any]]()
-        self.machines = Known[Any]()
-        self.nodes = Built[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow]()
-        self.running = Built[Holding, RunningRow]()
-        self.pending = Built[dict[str, Any], PendingRow]()
-        self.growing = Built[Source, PendingRow]()
+        self.gpus = RowCache[tuple[GpuRow, ...]]()
+        self.attempts = RowCache[LiveAttempt]()
+        self.pending_columns = RowCache[dict[str, Any]]()
+        self.node_columns = RowCache[Any]()
+        self.nodes = DerivedCache[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow]()
+        self.running = DerivedCache[LiveAttempt, RunningRow]()
+        self.pending = DerivedCache[dict[str, Any], PendingRow]()
+        self.scale_ups = DerivedCache[ScaleUpSource, PendingRow]()
         self.rights = RightsCache()
-        self.running_apart = Built[RunningRow, RunningRow]()
-        self.pending_apart = Built[PendingRow, PendingRow]()
+        self.running_isolated = DerivedCache[RunningRow, RunningRow]()
+        self.pending_isolated = DerivedCache[PendingRow, PendingRow]()
 
 
-def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
+def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None) -> DecisionInput:
     """The record as it is now; with ``album`` rows that say the same are the objects of before.
 
     Raises PolicyError when a knob of the cluster is out of range.
     """
-    policy = Policy.of(settings.policy)
-    album = album or Album()
+    policy = Policy.from_settings(settings.policy)
+    cache = cache or SnapshotCache()
     faults: list[Fault] = []
-    with _one_moment() as now_s:
+    with _consistent_read() as now_s:
         pools = read_pools(settings.policy, faults)
-        held = read_holdings(album.held)
-        nodes, machines = read_nodes(read_gpus(album.gpus), held.values(), album.machines, album.nodes)
+        held = read_live_attempts(cache.attempts)
+        nodes, machines = read_nodes(read_gpus(cache.gpus), held.values(), cache.node_columns, cache.nodes)
         topologies = read_topologies(faults)
         reservations = read_reservations(now_s, {node.id for node in nodes})
         projects = read_projects()
         quotas = read_quotas()
         usage = read_usage(now_s, policy.half_life_s)
-        lending = {pool.id for pool in pools if pool.node_network}
-        strict = {pool.id for pool in pools if policy.in_pool(pool.knobs).share_needs_mps == "yes"}
-        unfit = read_unfit(
+        lending = {pool.id for pool in pools if pool.allow_host_network}
+        strict = {pool.id for pool in pools if policy.for_pool(pool.settings).share_needs_mps == "yes"}
+        unfit = read_ineligible_nodes(
             machines,
             tuple(sorted(node.id for node in nodes if node.pool not in lending)),
             [node.id for node in nodes if node.pool in strict],
             settings.policy,
         )
-        homes = read_homes()
-        guests = guests_of(pools, held.values())
-        running = read_running(held, unfit, homes, album.running)
-        pending, rows = read_waiting(pools, unfit, homes, album.waiting, album.pending)
+        homes = read_home_nodes()
+        guests = read_isolated_workloads(pools, held.values())
+        running = read_running(held, unfit, homes, cache.running)
+        pending, rows = read_pending(pools, unfit, homes, cache.pending_columns, cache.pending)
         if guests:
-            sides = sides_of({id_: attempt.row for id_, attempt in held.items()}, "job__")
-            running = apart(running, sides, list(held), guests, album.running_apart)
-            pending = apart(pending, sides_of(rows), list(rows), guests, album.pending_apart)
-        growing = read_growing(held, unfit, album.growing)
-        kept = read_kept()
-        denied = read_denied(rows, [job.job for job in growing], album.rights)
-    faults += _unreadable(RowKind.NODE, "nodes", album.nodes, nodes, "id")
-    faults += _unreadable(RowKind.RUNNING, "running", album.running, running, "job")
-    faults += _unreadable(RowKind.PENDING, "pending", album.pending, pending, "job")
-    faults += _unreadable(RowKind.PENDING, "pending", album.growing, growing, "job")
+            sides = isolation_sides({id_: attempt.row for id_, attempt in held.items()}, "job__")
+            running = exclude_isolated_nodes(running, sides, list(held), guests, cache.running_isolated)
+            pending = exclude_isolated_nodes(pending, isolation_sides(rows), list(rows), guests, cache.pending_isolated)
+        growing = read_scale_ups(held, unfit, cache.scale_ups)
+        kept = read_nominations()
+        denied = read_denials(rows, [job.job for job in growing], cache.rights)
+    faults += _invalid_row_faults(RowKind.NODE, "nodes", cache.nodes, nodes, "id")
+    faults += _invalid_row_faults(RowKind.RUNNING, "running", cache.running, running, "job")
+    faults += _invalid_row_faults(RowKind.PENDING, "pending", cache.pending, pending, "job")
+    faults += _invalid_row_faults(RowKind.PENDING, "pending", cache.scale_ups, growing, "job")
     for environment, fault in unfit.invalid.items():
         jobs = [JobId(row["public_id"]) for row in rows.values() if row["environment_id"] == environment]
         faults.append(fault._replace(jobs=tuple(jobs)))
-    return Photo(
+    return DecisionInput(
         snapshot=Snapshot(
             now_s=now_s,
             pools=pools,
@@ -139,35 +139,35 @@ def take_photo(settings: ClusterSettings, album: Album | None = None) -> Photo:
             quotas=quotas,
             usage=usage,
             running=running,
-            pending=permitted(pending, growing, denied),
+            pending=exclude_denied(pending, growing, denied),
             topologies=topologies,
             reservations=reservations,
         ),
         policy=policy,
-        adopt_only=settings.adopt_only,
-        pending_rows={row["public_id"]: id_ for id_, row in rows.items()},
-        unfit=unfit,
-        guests=guests,
-        homes=homes,
-        kept=kept,
+        recovery_mode=settings.adopt_only,
+        pending_row_ids={row["public_id"]: id_ for id_, row in rows.items()},
+        ineligible=unfit,
+        isolated_workloads=guests,
+        home_nodes=homes,
+        nominations=kept,
         faults=tuple(faults),
-        left_out=tuple(map(verdict_of, denied.items())),
+        excluded=tuple(map(denial_verdict, denied.items())),
     )
 
 
-def _unreadable(
-    kind: RowKind, field: str, built: Built[Any, Any], rows: Sequence[Any], name: str
+def _invalid_row_faults(
+    kind: RowKind, field: str, built: DerivedCache[Any, Any], rows: Sequence[Any], name: str
 ) -> Iterator[Fault]:
     """The faults of rows that could not be read; ``rows`` stand in the order in which they were built."""
     if built.invalid:
-        for id_, row in zip(built.numbers, rows, strict=True):
+        for id_, row in zip(built.row_ids, rows, strict=True):
             if id_ in built.invalid:
                 key = getattr(row, name)
                 yield Fault(kind, key, f"{field}[{key}]", built.invalid[id_])
 
 
 @contextmanager
-def _one_moment() -> Iterator[float]:
+def _consistent_read() -> Iterator[float]:
     """A transaction that sees one moment of the record, and writes nothing; gives the database's clock."""
     with transaction.atomic():
         with connection.cursor() as cursor:

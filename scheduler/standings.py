@@ -13,55 +13,55 @@ from typing import Any
 from django.db import connection, transaction
 from django.utils import timezone
 
-from portal.events import announce_all
-from portal.models import Standing
+from portal.events import publish_all_on_commit
+from portal.models import JobVerdict
 from scheduler import leases
-from scheduler.album import Known, blocks_of
-from scheduler.core.plan import Change, Verdict
-from scheduler.leases import Held
+from scheduler.album import RowCache, row_version_blocks
+from scheduler.core.plan import Alternative, Verdict
+from scheduler.leases import HeldLease
 
-RENEWED_AT_ONCE = 500
+MAX_REFRESHED = 500
 """Of the verdicts with the same code as before, at most so many are written anew in a cycle, the oldest first.
 
 Each sentence holds numbers of its whole pool, so that one start changes those of every job that waits there.
 """
-TOLD_AT_ONCE = 200
+MAX_ANNOUNCED = 200
 """Open pages are told of at most this many changes a cycle; the others poll."""
 
-WRITTEN_AT_ONCE = 2_000
+MAX_BATCH = 2_000
 """So many share a transaction at most."""
 
 _PLAIN = (str, int, float, bool, type(None))  # equal to themselves after JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StoredVerdict:
     """What the record says of a waiting job, and since when."""
 
-    said: dict[str, Any]
+    columns: dict[str, Any]
     decided_at: dt.datetime
     since: dt.datetime
 
 
-class Standings:
+class VerdictStore:
     """The verdicts of the record as this process knows them: it reads again only those written by others."""
 
     def __init__(self) -> None:
-        self._known = Known[Told]()
-        self._pages_told = 0  # of changes, since what goes on began
+        self._cache = RowCache[StoredVerdict]()
+        self._announced_count = 0  # of changes, since what goes on began
 
-    def read(self) -> dict[int, Told]:
+    def read(self) -> dict[int, StoredVerdict]:
         """By row number of the job."""
-        return self._known.read_blocks(blocks_of("portal_standing", "job_id"), _read)
+        return self._cache.refresh_blocks(row_version_blocks("portal_standing", "job_id"), _fetch_verdicts)
 
     def write(
         self,
-        leader: Held,
+        leader: HeldLease,
         jobs: Mapping[str, int],
         verdicts: Sequence[Verdict],
-        renewed: int | None = None,
+        max_refreshed: int | None = None,
         *,
-        goes_on: bool = False,
+        continued: bool = False,
     ) -> int:
         """Writes the verdicts that changed and gives how many; raises Deposed.
 
@@ -69,9 +69,9 @@ class Standings:
         written, or ``RENEWED_AT_ONCE``. A piece that ``goes_on`` looks at what was read for the one before.
         """
         now = timezone.now()
-        before = self._known.rows if goes_on else self.read()
-        fields = _Fields()
-        changed: list[tuple[int, Told]] = []
+        before = self._cache.rows if continued else self.read()
+        fields = _VerdictColumns()
+        changed: list[tuple[int, StoredVerdict]] = []
         news: list[Verdict] = []
         others: list[tuple[dt.datetime, int, Verdict]] = []  # with when each was last written
         for verdict in verdicts:
@@ -79,34 +79,34 @@ class Standings:
             if row is None:  # it runs, and waits only for more tasks
                 continue
             old = before.get(row)
-            if old is None or old.said["code"] != verdict.code.value:
-                changed.append((row, Told(fields.of(verdict), now, now)))
+            if old is None or old.columns["code"] != verdict.code.value:
+                changed.append((row, StoredVerdict(fields.build(verdict), now, now)))
                 news.append(verdict)
             else:
                 others.append((old.decided_at, row, verdict))
-        changed += _renewed(others, before, fields, now, RENEWED_AT_ONCE if renewed is None else renewed)
+        changed += _refreshed(others, before, fields, now, MAX_REFRESHED if max_refreshed is None else max_refreshed)
         left = before.keys() - set(jobs.values())
-        for first in range(0, len(changed), WRITTEN_AT_ONCE):
-            self._write(leader, dict(changed[first : first + WRITTEN_AT_ONCE]), left)
-        self._announce(news, goes_on=goes_on)
+        for first in range(0, len(changed), MAX_BATCH):
+            self._write(leader, dict(changed[first : first + MAX_BATCH]), left)
+        self._announce(news, continued=continued)
         return len(changed)
 
-    def _announce(self, news: Sequence[Verdict], *, goes_on: bool) -> None:
-        before = self._pages_told if goes_on else 0
-        told = news[: max(0, TOLD_AT_ONCE - before)]
-        self._pages_told = before + len(told)
-        announce_all(
+    def _announce(self, changes: Sequence[Verdict], *, continued: bool) -> None:
+        before = self._announced_count if continued else 0
+        told = changes[: max(0, MAX_ANNOUNCED - before)]
+        self._announced_count = before + len(told)
+        publish_all_on_commit(
             [
-                (f"job.{each.job}", {"kind": "verdict", "code": each.code.value, "sentence": each.sentence})
+                (f"job.{each.job}", {"kind": "verdict", "code": each.code.value, "sentence": each.message})
                 for each in told
             ]
         )
 
-    def _write(self, leader: Held, changed: dict[int, Told], left: Collection[int]) -> None:
+    def _write(self, leader: HeldLease, changed: dict[int, StoredVerdict], left: Collection[int]) -> None:
         """One transaction; drops the verdicts of jobs that left the queue while the plan was made."""
         text = cache(dt.datetime.isoformat)  # all but a few were decided at the same moment
         rows = [
-            {"job_id": row, "decided_at": text(told.decided_at), "since": text(told.since), **told.said}
+            {"job_id": row, "decided_at": text(told.decided_at), "since": text(told.since), **told.columns}
             for row, told in changed.items()
         ]
         with transaction.atomic(), connection.cursor() as cursor:
@@ -118,23 +118,23 @@ class Standings:
                 " AND job.state <> 'PENDING' AND job.id = ANY(%s)",
                 [[*changed, *left]],
             )
-        self._known.note(marks, changed)
+        self._cache.put(marks, changed)
 
 
-def _renewed(
+def _refreshed(
     others: list[tuple[dt.datetime, int, Verdict]],
-    before: Mapping[int, Told],
-    fields: _Fields,
+    before: Mapping[int, StoredVerdict],
+    fields: _VerdictColumns,
     now: dt.datetime,
-    most: int,
-) -> list[tuple[int, Told]]:
+    limit: int,
+) -> list[tuple[int, StoredVerdict]]:
     """Of the verdicts with the same code those that say something else, the oldest first and only so many."""
-    found: list[tuple[int, Told]] = []
+    found: list[tuple[int, StoredVerdict]] = []
     heapify(others)
-    while others and len(found) < most:
+    while others and len(found) < limit:
         _, row, verdict = heappop(others)
-        if not fields.same(before[row].said, verdict):
-            found.append((row, Told(fields.of(verdict), now, before[row].since)))
+        if not fields.matches(before[row].columns, verdict):
+            found.append((row, StoredVerdict(fields.build(verdict), now, before[row].since)))
     return found
 
 
@@ -160,62 +160,62 @@ _WRITE = """
 """The verdicts of a JSON list; one that is new since then is an event of its job as well."""
 
 
-def _read(jobs: Sequence[int] | None) -> Iterator[tuple[int, Told]]:
-    rows = Standing.objects.all() if jobs is None else Standing.objects.filter(job__in=jobs)
-    columns = ("code", "sentence", "numbers", "ahead", "cheapest")
-    for row in rows.values("job_id", "decided_at", "since", *columns):
-        yield row["job_id"], Told({name: row[name] for name in columns}, row["decided_at"], row["since"])
+def _fetch_verdicts(jobs: Sequence[int] | None) -> Iterator[tuple[int, StoredVerdict]]:
+    rows = JobVerdict.objects.all() if jobs is None else JobVerdict.objects.filter(job__in=jobs)
+    columns = ("code", "message", "details", "jobs_ahead", "suggestion")
+    for row in rows.values("job_id", "decided_at", "code_since", *columns):
+        yield row["job_id"], StoredVerdict({name: row[name] for name in columns}, row["decided_at"], row["since"])
 
 
-class _Fields:
+class _VerdictColumns:
     """Verdicts as columns; jobs that ask the same share most of theirs."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, Any] = {}
         self._changes: dict[int, Any] = {}
 
-    def same(self, said: dict[str, Any], verdict: Verdict) -> bool:
+    def matches(self, stored: dict[str, Any], verdict: Verdict) -> bool:
         """True when these columns say what the verdict of the same code says."""
         return bool(
-            said["sentence"] == verdict.sentence[:1000]
-            and (said["numbers"] == verdict.numbers or said["numbers"] == self._as_numbers(verdict))
-            and said["ahead"] == list(verdict.ahead)
-            and said["cheapest"] == self._as_change(verdict)
+            stored["sentence"] == verdict.message[:1000]
+            and (stored["numbers"] == verdict.details or stored["numbers"] == self._as_numbers(verdict))
+            and stored["ahead"] == list(verdict.jobs_ahead)
+            and stored["cheapest"] == self._as_change(verdict)
         )
 
-    def of(self, verdict: Verdict) -> dict[str, Any]:
+    def build(self, verdict: Verdict) -> dict[str, Any]:
         """As ``verdict_fields``."""
         return {
             "code": verdict.code.value,
-            "sentence": verdict.sentence[:1000],
+            "sentence": verdict.message[:1000],
             "numbers": self._as_numbers(verdict),
-            "ahead": list(verdict.ahead),
+            "ahead": list(verdict.jobs_ahead),
             "cheapest": self._as_change(verdict),
         }
 
     def _as_numbers(self, verdict: Verdict) -> Any:
-        key = id(verdict.numbers)
+        key = id(verdict.details)
         if key not in self._numbers:
-            self._numbers[key] = _as_json(verdict.numbers)
+            self._numbers[key] = _as_json(verdict.details)
         return self._numbers[key]
 
     def _as_change(self, verdict: Verdict) -> Any:
-        key = id(verdict.cheapest)
+        key = id(verdict.suggestion)
         if key not in self._changes:
-            self._changes[key] = change_fields(verdict.cheapest)
+            self._changes[key] = change_fields(verdict.suggestion)
         return self._changes[key]
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
     """A verdict as the columns of a Standing, times left out."""
-    return _Fields().of(verdict)
+    return _VerdictColumns().build(verdict)
 
 
-def change_fields(change: Change | None) -> dict[str, Any] | None:
+def change_fields(change: Alternative | None) -> dict[str, Any] | None:
     """A change to a request as JSON."""
     if change is None:
         return None
-    return {"kind": change.kind.value, "sentence": change.sentence, "fields": _as_json(change.fields)}
+    return {"kind": change.kind.value, "sentence": change.message, "fields": _as_json(change.fields)}
 
 
 def _as_json(value: Any) -> Any:

@@ -7,19 +7,19 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from agents.launchers import LAUNCHERS, Gang, Launch, Meeting, Rank
-from agents.node.spec import FIRST_RANK
+from agents.launchers import LAUNCHERS, GangShape, LaunchSpec, RendezvousPoint, RankNetwork
+from agents.node.spec import RANK0_ADDRESS_PLACEHOLDER
 from portal.models import Environment, Job, Node, Rendezvous
 from portal.services.environments import SECRET_FILE
-from portal.services.secrets import Given
+from portal.services.secrets import SecretValues
 from portal.words.states import JobKind, RuntimeKind
-from scheduler.mounts import Folders, mounts_of
+from scheduler.mounts import JobVolumes, build_mounts
 
 SECRET_NAME = SECRET_FILE
 PIDS = 8192
-NOTHING = Given({}, {})
+NO_SECRETS = SecretValues({}, {})
 """No secrets of people."""
-NEEDED_WORDS = frozenset(
+OPTIONAL_CAPABILITIES = frozenset(
     {
         "meet_port",
         "listens",
@@ -32,16 +32,16 @@ NEEDED_WORDS = frozenset(
     }
 )
 """What an agent must know if a spec says it: of the network of a gang, and of secrets."""
-PLACE_OF_SECRETS = "{secrets}"
+SECRETS_FOLDER_PLACEHOLDER = "{secrets}"
 """The node fills in the folder of a task's secret files, as it does ``{port}`` and ``{address}``."""
 
 
-class CannotMeet(Exception):
+class RendezvousUnknownError(Exception):
     """The ranks of a gang are to work together, and nobody knows where they could meet."""
 
 
 @dataclass(frozen=True)
-class Part:
+class RankAssignment:
     """One rank as it was placed: its number, its attempt's number, and (GPU uuid, milli) pairs.
 
     ``rendezvous`` is where its gang meets; None: it has no others, or cannot reach them.
@@ -53,33 +53,33 @@ class Part:
     rendezvous: Rendezvous | None = None
 
 
-def start_spec(
-    cluster: str, job: Job, part: Part, node: Node, folders: Folders, secret: str, given: Given = NOTHING
+def build_task_spec(
+    cluster: str, job: Job, assignment: RankAssignment, node: Node, volumes: JobVolumes, secret: str, secrets: SecretValues = NO_SECRETS
 ) -> dict[str, Any]:
     """The spec of one task, with a digest over all of it, so that an equal name with other content is seen.
 
     Raises CannotMeet when its launcher needs the others and the record knows no place to meet.
     """
     environment = job.environment
-    launch = _launch(job, part, node)
+    launch = _launch(job, assignment, node)
     person = job.owner
-    mounts, workdir = mounts_of(job, folders, node)
+    mounts, workdir = build_mounts(job, volumes, node)
     spec: dict[str, Any] = {
         "cluster": cluster,
         "job": job.public_id,
-        "attempt": part.attempt,
-        "task": part.rank,
+        "attempt": assignment.attempt,
+        "task": assignment.rank,
         "runtime": node.runtime,
         "image": job.image_digest or None,
         "command": list(launch.command),
         "workdir": workdir,
-        "env": {**launch.defaults, **job.environ, **launch.environment},
-        "secret_files": given.files | ({SECRET_NAME: secret} if secret else {}),
-        "secret_variables": given.variables or None,
+        "env": {**launch.defaults, **job.env, **launch.environment},
+        "secret_files": secrets.files | ({SECRET_NAME: secret} if secret else {}),
+        "secret_variables": secrets.variables or None,
         "uid": person.uid,
         "gid": person.gid,
         "user": person.username[:32],
-        "gpus": [{"uuid": uuid, "milli": milli} for uuid, milli in part.gpus],
+        "gpus": [{"uuid": uuid, "milli": milli} for uuid, milli in assignment.gpus],
         "cpu_milli": job.cpu_milli,
         "memory_mib": job.memory_mib,
         "shm_mib": job.shm_mib,
@@ -90,40 +90,40 @@ def start_spec(
         "mounts": mounts,
         "stop_grace_s": job.stop_grace_s,
     }
-    spec |= _network(part, node)
+    spec |= _network(assignment, node)
     spec = {key: value for key, value in spec.items() if value is not None}
-    return spec | {"digest": digest_of(spec)}
+    return spec | {"digest": spec_digest(spec)}
 
 
-def _launch(job: Job, part: Part, node: Node) -> Launch:
+def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
     """The command of a rank, and how it is told of the others."""
     command = _command(job, job.environment, node)
-    if job.kind == JobKind.WORKSPACE.value or job.elastic:
-        return Launch(tuple(command))
-    row = part.rendezvous
-    meeting = Meeting(row.address or FIRST_RANK, row.port) if row else None
+    if job.kind == JobKind.WORKSPACE.value or job.is_elastic:
+        return LaunchSpec(tuple(command))
+    row = assignment.rendezvous
+    meeting = RendezvousPoint(row.address or RANK0_ADDRESS_PLACEHOLDER, row.port) if row else None
     interface = row.interfaces.get(node.public_id) if row else None
     try:
         return LAUNCHERS[job.launcher](
-            Gang(job.tasks, job.gpus_per_task, meeting),
-            Rank(part.rank, interface, (row.adapters or None) if row else None),
+            GangShape(job.tasks, job.gpus_per_task, meeting),
+            RankNetwork(assignment.rank, interface, (row.adapters or None) if row else None),
             command,
         )
     except ValueError as wrong:
-        raise CannotMeet(str(wrong)) from wrong
+        raise RendezvousUnknownError(str(wrong)) from wrong
 
 
-def _network(part: Part, node: Node) -> dict[str, Any]:
+def _network(assignment: RankAssignment, node: Node) -> dict[str, Any]:
     """What a node must know of the meeting, but for the variables; nothing for a task on its own."""
-    row = part.rendezvous
+    row = assignment.rendezvous
     if row is None:
         return {}
     if row.network:
         named = {"network": row.network, "devices": list(row.devices)}
-        return named | ({"address": row.address} if part.rank == 0 else {})
-    first_on_node = part.rank == 0 and (row.node_network or node.runtime == RuntimeKind.PROCESS.value)
+        return named | ({"address": row.address} if assignment.rank == 0 else {})
+    first_on_node = assignment.rank == 0 and (row.node_network or node.runtime == RuntimeKind.PROCESS.value)
     found: dict[str, Any] = {"meet_port": row.port} if first_on_node else {}
-    if first_on_node and row.tried:
+    if first_on_node and row.connectivity_check:
         found["listens"] = True
     if node.runtime == RuntimeKind.PROCESS.value:
         return found | ({"devices": list(row.devices)} if row.devices else {})
@@ -132,7 +132,7 @@ def _network(part: Part, node: Node) -> dict[str, Any]:
     return found | {"meets_here": True}
 
 
-def digest_of(spec: dict[str, Any]) -> str:
+def spec_digest(spec: dict[str, Any]) -> str:
     """A digest of a spec; a workspace's secret counts by its own digest, so that the label tells nothing of it.
 
     People's secrets count by their names alone: a value may be short enough to be guessed, and may change between a
@@ -153,7 +153,7 @@ def digest_of(spec: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def image_of(environment: Environment) -> str | None:
+def image_reference(environment: Environment) -> str | None:
     """The pin of an environment's image, else its name."""
     if environment.runtime == RuntimeKind.PROCESS.value:
         return None
@@ -163,7 +163,7 @@ def image_of(environment: Environment) -> str | None:
 def _command(job: Job, environment: Environment, node: Node) -> list[str]:
     if job.kind != JobKind.WORKSPACE.value:
         return [str(word) for word in job.command]
-    folder = PLACE_OF_SECRETS if node.runtime == RuntimeKind.PROCESS.value else "/run/fairway"
+    folder = SECRETS_FOLDER_PLACEHOLDER if node.runtime == RuntimeKind.PROCESS.value else "/run/fairway"
     words = {"{base_url}": "/", "{secret_file}": f"{folder}/{SECRET_NAME}", "{prefix}": environment.prefix}
     filled = []
     for word in environment.tool_command:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from portal.models import Cycle, Totals
-from portal.words.measures import PHASES, bucket_of
+from portal.models import Cycle, SchedulerCounters
+from portal.words.measures import CYCLE_PHASES, bucket_label
 from scheduler.core.plan import Plan
 
 
@@ -20,21 +20,21 @@ def count_cycle(row: Cycle, plan: Plan, *, committed: bool) -> None:
     evicted = Counter(eviction.reason.value for eviction in plan.evictions) if committed else Counter[str]()
     for reason, number in evicted.items():
         _add(counts.setdefault("evicted", {}), reason, number)
-    for phase in PHASES:
+    for phase in CYCLE_PHASES:
         _observe(counts, phase, getattr(row, f"{phase}_ms") / 1000)
     totals.save(update_fields=["counts"])
 
 
-def count_failed() -> None:
+def count_failed_cycle() -> None:
     """Adds a cycle that decided nothing. Call in a transaction."""
     totals, counts = _locked()
     _add(counts, "failed")
     totals.save(update_fields=["counts"])
 
 
-def _locked() -> tuple[Totals, dict[str, Any]]:
-    Totals.objects.get_or_create(id=1)
-    totals = Totals.objects.select_for_update(no_key=True).get(id=1)
+def _locked() -> tuple[SchedulerCounters, dict[str, Any]]:
+    SchedulerCounters.objects.get_or_create(id=1)
+    totals = SchedulerCounters.objects.select_for_update(no_key=True).get(id=1)
     return totals, totals.counts
 
 
@@ -45,4 +45,4 @@ def _add(counts: dict[str, Any], name: str, number: int = 1) -> None:
 def _observe(counts: dict[str, Any], phase: str, seconds: float) -> None:
     seen = counts.setdefault("seconds", {}).setdefault(phase, {"sum": 0.0, "buckets": {}})
     seen["sum"] += seconds
-    _add(seen["buckets"], bucket_of(seconds))
+    _add(seen["buckets"], bucket_label(seconds))

@@ -9,34 +9,34 @@ from typing import Any, NamedTuple
 
 from django.db.models import F
 
-from portal.models import Environment, EnvironmentOnNode, Node
-from portal.selectors.egress import restricted
-from portal.services.volumes import limited_volumes, nodes_with
-from portal.words.driver import CUDA, DRIVER, cuda_needed, cuda_will_do, driver_will_do
-from portal.words.states import runtimes_for
+from portal.models import Environment, ImagePresence, Node
+from portal.selectors.egress import restricted_pools
+from portal.services.volumes import node_restricted_volumes, nodes_by_volume
+from portal.words.driver import CUDA_VERSION, DRIVER_VERSION, required_cuda, is_cuda_sufficient, is_driver_sufficient
+from portal.words.states import compatible_runtimes
 from scheduler.core.check import Fault, RowKind
 from scheduler.core.cluster import NodeId
 
-Nodes = tuple[NodeId, ...]
+NodeIds = tuple[NodeId, ...]
 
 
-class Machine(NamedTuple):
+class NodeCapabilities(NamedTuple):
     """What of a node decides which environments it can run."""
 
     runtime: str
     driver: str | None
-    enforces: bool = False
+    enforces_gpu_shares: bool = False
     """It holds tasks to their shares of a GPU."""
     cuda: str | None = None
     """The newest that its driver knows; None: not told."""
-    lacks: bool = False
+    lacks_gang_network: bool = False
     """It has not what its pool names for gangs on several nodes."""
     pool: str = ""
-    holds_egress: bool = False
+    enforces_egress: bool = False
     """It holds tasks to the network policy of their project."""
 
 
-class Needs(NamedTuple):
+class EnvironmentRequirements(NamedTuple):
     """What an environment needs of a node: one of its runtimes, and of its driver a version and a CUDA version."""
 
     runtime: str
@@ -45,43 +45,43 @@ class Needs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Unfit:
+class IneligibleNodes:
     """By row number of each environment, the nodes that can never run it, in order; and those that lend nothing."""
 
-    without_gpus: Mapping[int, Nodes]
-    with_gpus: Mapping[int, Nodes]
-    unlent: Nodes
+    without_gpus: Mapping[int, NodeIds]
+    with_gpus: Mapping[int, NodeIds]
+    without_host_network: NodeIds
     """Nodes of pools that lend gangs no network."""
-    lacking: Mapping[str, Nodes] = field(default_factory=dict)
+    without_volume: Mapping[str, NodeIds] = field(default_factory=dict)
     """By name of each volume that only some nodes have, the others."""
-    unenforced: Nodes = ()
+    without_gpu_shares: NodeIds = ()
     """Where nothing holds tasks to their shares of a GPU, in pools that ask for it."""
-    unwired: Nodes = ()
+    without_gang_network: NodeIds = ()
     """Nodes that lack what their pool names for gangs on several nodes."""
     invalid: Mapping[int, Fault] = field(default_factory=dict)
     """By row number, the environments whose needs cannot be read."""
-    unheld: Mapping[str, Nodes] = field(default_factory=dict)
+    without_egress_policy: Mapping[str, NodeIds] = field(default_factory=dict)
     """By public id of each project with a network policy, nodes that do not hold its tasks to that."""
-    unheld_gangs: Mapping[str, Nodes] = field(default_factory=dict)
+    without_gang_egress_policy: Mapping[str, NodeIds] = field(default_factory=dict)
     """The same for its gangs, with the nodes of pools that lend their own network, where no policy holds."""
     cuda: Mapping[int, str] = field(default_factory=dict)
     """By row number of each environment, the CUDA that it asks of drivers; blank: any."""
 
-    def cuda_of(self, environment: int, gpus: int) -> str:
+    def required_cuda(self, environment: int, gpus: int) -> str:
         """What a task with so many GPUs asks of drivers."""
         return self.cuda.get(environment, "") if gpus else ""
 
-    def nodes(
+    def for_task(
         self,
         environment: int,
         gpus: int,
         *,
-        shares: bool,
+        shares_gpu: bool,
         gang: bool = False,
-        meets: bool = False,
+        needs_rendezvous: bool = False,
         volumes: Sequence[Mapping[str, Any]] = (),
         project: str = "",
-    ) -> Nodes:
+    ) -> NodeIds:
         """Those for a task with so many GPUs: one without any needs no driver.
 
         ``shares``: it wants a part of one. ``gang``: its job has others, which stay as many; they may come to stand
@@ -89,113 +89,113 @@ class Unfit:
         the public id of its own.
         """
         cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
-        more = [self.lacking[each["volume"]] for each in volumes if each["volume"] in self.lacking]
-        if project in self.unheld:
-            more.append((self.unheld_gangs if gang or meets else self.unheld)[project])
-        if shares and gpus:
-            more.append(self.unenforced)
-        if meets:
-            more.append(self.unlent)
+        more = [self.without_volume[each["volume"]] for each in volumes if each["volume"] in self.without_volume]
+        if project in self.without_egress_policy:
+            more.append((self.without_gang_egress_policy if gang or needs_rendezvous else self.without_egress_policy)[project])
+        if shares_gpu and gpus:
+            more.append(self.without_gpu_shares)
+        if needs_rendezvous:
+            more.append(self.without_host_network)
         if gang:
-            more.append(self.unwired)
+            more.append(self.without_gang_network)
         return tuple(sorted({*cannot, *chain.from_iterable(more)})) if more else cannot
 
 
-def read_unfit(
-    machines: Mapping[str, Machine], unlent: Nodes, held_to: Collection[NodeId], knobs: Mapping[str, Any]
-) -> Unfit:
+def read_ineligible_nodes(
+    capabilities: Mapping[str, NodeCapabilities], without_host_network: NodeIds, gpu_shares_required: Collection[NodeId], cluster_settings: Mapping[str, Any]
+) -> IneligibleNodes:
     """Every environment and volume against ``machines``, by the id of the node; three queries, or six.
 
     ``held_to`` are the nodes of pools in which shares of a GPU are to be enforced, ``knobs`` those of the cluster.
     With network policies of projects it takes some more, however many there are.
     """
-    known: dict[Needs, Nodes] = {}
+    known: dict[EnvironmentRequirements, NodeIds] = {}
     invalid: dict[int, Fault] = {}
-    without: dict[int, Nodes] = {}
-    with_: dict[int, Nodes] = {}
+    without: dict[int, NodeIds] = {}
+    with_: dict[int, NodeIds] = {}
     cuda: dict[int, str] = {}
 
-    def unfit(needs: Needs) -> Nodes:
+    def unfit(needs: EnvironmentRequirements) -> NodeIds:
         if needs not in known:
-            known[needs] = unfit_nodes(needs, machines.items())
+            known[needs] = find_ineligible_nodes(needs, capabilities.items())
         return known[needs]
 
     rows = Environment.objects.values_list(
         "id", "public_id", "name", "runtime", "min_driver", "image_cuda", "min_cuda"
     )
     for id_, public_id, name, runtime, driver, said, chosen in rows:
-        cuda[id_] = cuda_needed(said, chosen)
-        if not (DRIVER.fullmatch(driver or "0") and CUDA.fullmatch(cuda[id_] or "0.0")):
+        cuda[id_] = required_cuda(said, chosen)
+        if not (DRIVER_VERSION.fullmatch(driver or "0") and CUDA_VERSION.fullmatch(cuda[id_] or "0.0")):
             what = f"{name} asks for driver {driver!r} and CUDA {cuda[id_]!r}, of which one is no version"
             invalid[id_] = Fault(RowKind.ENVIRONMENT, public_id, f"environments[{public_id}]", what)
             driver = cuda[id_] = ""
-        without[id_], with_[id_] = unfit(Needs(runtime)), unfit(Needs(runtime, driver, cuda[id_]))
-    for id_, node, needs in _told_otherwise():
-        if id_ in with_ and node in machines:
+        without[id_], with_[id_] = unfit(EnvironmentRequirements(runtime)), unfit(EnvironmentRequirements(runtime, driver, cuda[id_]))
+    for id_, node, needs in _node_specific_requirements():
+        if id_ in with_ and node in capabilities:
             others = [each for each in with_[id_] if each != node]
-            with_[id_] = tuple(sorted([*others, *unfit_nodes(needs, [(node, machines[node])])]))
-    unenforced = tuple(sorted(node for node in held_to if not machines[node].enforces))
-    unwired = tuple(sorted(NodeId(node) for node, machine in machines.items() if machine.lacks))
-    unheld, unheld_gangs = _unheld(machines, set(unlent), knobs)
-    return Unfit(
+            with_[id_] = tuple(sorted([*others, *find_ineligible_nodes(needs, [(node, capabilities[node])])]))
+    unenforced = tuple(sorted(node for node in gpu_shares_required if not capabilities[node].enforces_gpu_shares))
+    unwired = tuple(sorted(NodeId(node) for node, machine in capabilities.items() if machine.lacks_gang_network))
+    unheld, unheld_gangs = _nodes_without_egress_policy(capabilities, set(without_host_network), cluster_settings)
+    return IneligibleNodes(
         without,
         with_,
-        unlent,
-        _lacking(machines),
+        without_host_network,
+        _nodes_without_volume(capabilities),
         unenforced,
         unwired,
         invalid=invalid,
-        unheld=unheld,
-        unheld_gangs=unheld_gangs,
+        without_egress_policy=unheld,
+        without_gang_egress_policy=unheld_gangs,
         cuda=cuda,
     )
 
 
-def _unheld(
-    machines: Mapping[str, Machine], unlent: Collection[NodeId], knobs: Mapping[str, Any]
-) -> tuple[dict[str, Nodes], dict[str, Nodes]]:
+def _nodes_without_egress_policy(
+    capabilities: Mapping[str, NodeCapabilities], without_host_network: Collection[NodeId], cluster_settings: Mapping[str, Any]
+) -> tuple[dict[str, NodeIds], dict[str, NodeIds]]:
     """By project with a network policy, the nodes that cannot hold its tasks to it: of its jobs, and of its gangs."""
     pools: dict[str, set[str]] = {}
-    for pool, project in restricted(knobs):
+    for pool, project in restricted_pools(cluster_settings):
         pools.setdefault(project, set()).add(pool)
-    found: dict[str, Nodes] = {}
-    gangs: dict[str, Nodes] = {}
+    found: dict[str, NodeIds] = {}
+    gangs: dict[str, NodeIds] = {}
     for project, held in pools.items():
-        inside = [(NodeId(id_), machine) for id_, machine in sorted(machines.items()) if machine.pool in held]
-        found[project] = tuple(id_ for id_, machine in inside if not machine.holds_egress)
+        inside = [(NodeId(id_), machine) for id_, machine in sorted(capabilities.items()) if machine.pool in held]
+        found[project] = tuple(id_ for id_, machine in inside if not machine.enforces_egress)
         gangs[project] = tuple(
-            id_ for id_, machine in inside if not machine.holds_egress or id_ not in unlent
+            id_ for id_, machine in inside if not machine.enforces_egress or id_ not in without_host_network
         )
     return found, gangs
 
 
-def _told_otherwise() -> Iterator[tuple[int, str, Needs]]:
+def _node_specific_requirements() -> Iterator[tuple[int, str, EnvironmentRequirements]]:
     """By environment, the nodes that told another CUDA of its image than all agree on: that counts for each alone."""
-    rows = EnvironmentOnNode.objects.filter(environment__min_cuda="").exclude(cuda="")
+    rows = ImagePresence.objects.filter(environment__min_cuda="").exclude(cuda="")
     rows = rows.exclude(cuda=F("environment__image_cuda"))
     columns = ("environment_id", "node__public_id", "environment__runtime", "environment__min_driver", "cuda")
     for id_, node, runtime, driver, cuda in rows.values_list(*columns):
-        yield id_, node, Needs(runtime, driver, cuda)
+        yield id_, node, EnvironmentRequirements(runtime, driver, cuda)
 
 
-def _lacking(machines: Mapping[str, Machine]) -> dict[str, Nodes]:
-    rows = list(limited_volumes())
+def _nodes_without_volume(capabilities: Mapping[str, NodeCapabilities]) -> dict[str, NodeIds]:
+    rows = list(node_restricted_volumes())
     if not rows:
         return {}
-    limited, ids = nodes_with(rows), dict(Node.objects.values_list("id", "public_id"))
+    limited, ids = nodes_by_volume(rows), dict(Node.objects.values_list("id", "public_id"))
     return {
-        row.name: tuple(sorted(map(NodeId, machines.keys() - {ids[node] for node in limited[row.pk]})))
+        row.name: tuple(sorted(map(NodeId, capabilities.keys() - {ids[node] for node in limited[row.pk]})))
         for row in rows
     }
 
 
-def unfit_nodes(needs: Needs, machines: Iterable[tuple[str, Machine]]) -> Nodes:
+def find_ineligible_nodes(requirements: EnvironmentRequirements, capabilities: Iterable[tuple[str, NodeCapabilities]]) -> NodeIds:
     """Nodes that cannot run such environments."""
-    fit = runtimes_for(needs.runtime)
+    fit = compatible_runtimes(requirements.runtime)
     return tuple(
         NodeId(node)
-        for node, machine in sorted(machines)
+        for node, machine in sorted(capabilities)
         if machine.runtime not in fit
-        or not driver_will_do(machine.driver, needs.driver)
-        or not cuda_will_do(machine.cuda, needs.cuda)
+        or not is_driver_sufficient(machine.driver, requirements.driver)
+        or not is_cuda_sufficient(machine.cuda, requirements.cuda)
     )

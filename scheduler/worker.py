@@ -17,21 +17,21 @@ from portal.config.celery import app
 
 django.setup()
 
-from agents.openings import MANY_THREADS_S  # noqa: E402
-from portal.database.turns import share_connections  # noqa: E402
+from agents.openings import SWITCH_INTERVAL_S  # noqa: E402
+from portal.database.turns import enable_pooling  # noqa: E402
 from scheduler import tasks  # noqa: E402 - models need Django to be ready
-from scheduler.answers import say_alive  # noqa: E402
-from scheduler.roster import ROSTER  # noqa: E402
+from scheduler.answers import send_heartbeats  # noqa: E402
+from scheduler.roster import ACTOR_SUPERVISOR  # noqa: E402
 
 __all__ = ["app", "tasks"]
 
-TURN_WITHIN_S = 10.0
+DATABASE_CHECKOUT_LIMIT_S = 10.0
 """So long a thread of worker-nodes waits for its turn at the database: longer than a request, as nobody looks on."""
 CYCLE_EVERY_S = 5.0
 SWEEP_EVERY_S = 5.0
 OUTBOX_EVERY_S = 2.0
 TRIM_EVERY_S = 600.0
-FORESEE_EVERY_S = 20.0
+FORECAST_EVERY_S = 20.0
 IDLE_EVERY_S = 20.0
 DEMO_EVERY_S = 20.0
 
@@ -42,7 +42,7 @@ app.conf.beat_schedule = {
         ("sweep", "scheduler.sweep", SWEEP_EVERY_S, "nodes"),
         ("outbox", "scheduler.outbox", OUTBOX_EVERY_S, "nodes"),
         ("trim", "scheduler.trim", TRIM_EVERY_S, "nodes"),
-        ("foresee", "scheduler.foresee", FORESEE_EVERY_S, "replay"),
+        ("foresee", "scheduler.foresee", FORECAST_EVERY_S, "replay"),
         ("idle", "scheduler.idle", IDLE_EVERY_S, "nodes"),
         ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
     )
@@ -61,13 +61,13 @@ class NodesStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, parent: Any) -> None:
         if "nodes" in parent.app.amqp.queues.consume_from:
             self._started = True
-            share_connections(wait_s=TURN_WITHIN_S)
-            sys.setswitchinterval(MANY_THREADS_S)
-            ROSTER.start()
+            enable_pooling(wait_s=DATABASE_CHECKOUT_LIMIT_S)
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            ACTOR_SUPERVISOR.start()
 
     def stop(self, parent: Any) -> None:
         if self._started:
-            ROSTER.stop()
+            ACTOR_SUPERVISOR.stop()
 
 
 class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -81,7 +81,7 @@ class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Any) -> None:
         if "ask" in parent.app.amqp.queues.consume_from:
-            threading.Thread(target=say_alive, args=(self._stopping,), name="alive", daemon=True).start()
+            threading.Thread(target=send_heartbeats, args=(self._stopping,), name="alive", daemon=True).start()
 
     def stop(self, parent: Any) -> None:
         self._stopping.set()

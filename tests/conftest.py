@@ -15,11 +15,11 @@ from django.db import connection
 from pytest_django import DjangoDbBlocker
 from xdist.scheduler import LoadScopeScheduling
 
-from portal.standalone.needs import NEEDS, missing, sentence
+from portal.standalone.needs import MACHINE_REQUIREMENTS, missing_requirements, skip_reason
 from tests import emptying
 
-PATTERN = "pattern_of_tests"
-NOT_RUN = pytest.StashKey[Counter[str]]()
+TEMPLATE_DATABASE = "pattern_of_tests"
+SKIP_REASONS = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    emptying.by_delete()
+    emptying.flush_by_delete()
     # Each test client builds the middleware anew; with this it does not search all static files each time.
     settings.WHITENOISE_AUTOREFRESH = True
     settings.PASSWORD_HASHERS = ["tests.quick_hash.QuickArgon2", *settings.PASSWORD_HASHERS]
@@ -43,19 +43,19 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    lacking = {kind: missing(kind) for kind in NEEDS}
+    lacking = {kind: missing_requirements(kind) for kind in MACHINE_REQUIREMENTS}
     reasons: Counter[str] = Counter()
     for item in items:
         for kind, needs in lacking.items():
             if needs and item.get_closest_marker(kind):
-                reasons[sentence(kind, needs)] += 1
-                item.add_marker(pytest.mark.skip(reason=sentence(kind, needs)))
+                reasons[skip_reason(kind, needs)] += 1
+                item.add_marker(pytest.mark.skip(reason=skip_reason(kind, needs)))
                 break
         if item.get_closest_marker("long") and not config.getoption("--long"):
             reasons["long campaigns need --long"] += 1
             item.add_marker(pytest.mark.skip(reason="long campaigns need --long"))
-    config.stash[NOT_RUN] = reasons
-    items.sort(key=_turn)
+    config.stash[SKIP_REASONS] = reasons
+    items.sort(key=_priority)
 
 
 @pytest.fixture(scope="session")
@@ -77,22 +77,22 @@ def django_db_modify_db_settings(
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
             kept = named["NAME"], named["TEST"]["NAME"]
-            named["TEST"]["NAME"] = PATTERN
+            named["TEST"]["NAME"] = TEMPLATE_DATABASE
             connection.creation.create_test_db(verbosity=0, autoclobber=True, serialize=False)
             # a database is copied only while nobody is connected to it, also not a connection that is to be shared
             connection.close()
             connection.close_pool()
             named["NAME"], named["TEST"]["NAME"] = kept
             done.touch()
-    named["TEST"]["TEMPLATE"] = PATTERN
+    named["TEST"]["TEMPLATE"] = TEMPLATE_DATABASE
 
 
-def _turn(item: pytest.Item) -> int:
+def _priority(item: pytest.Item) -> int:
     """What takes long is begun first."""
     return 0 if item.get_closest_marker("early") else 1
 
 
-class Lanes(LoadScopeScheduling):
+class FileScheduling(LoadScopeScheduling):
     """xdist's `loadfile`, but one lane for all files whose tests have the one engine of this machine."""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -101,9 +101,9 @@ class Lanes(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return Lanes(config, log)
+    return FileScheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for reason, count in config.stash.get(NOT_RUN, Counter()).items():
+    for reason, count in config.stash.get(SKIP_REASONS, Counter()).items():
         terminalreporter.write_line(f"{count} not run: {reason}", yellow=True)

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from django.db import connections
 
 
-def dies_at(point: str, act: Callable[[], object]) -> bool:
+def crashes_at(point: str, action: Callable[[], object]) -> bool:
     """Runs ``act`` in a child that is to be killed at a point; True when it was."""
     connections.close_all()
     child = os.fork()
     if child == 0:
         os.environ["FAIRWAY_KILL_AT"] = point
         try:
-            act()
+            action()
         except BaseException:
             traceback.print_exc()
         os._exit(7)

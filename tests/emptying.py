@@ -13,7 +13,7 @@ from typing import Any
 from django.db import connections
 from django.db.backends.postgresql.operations import DatabaseOperations
 
-_by_truncate = DatabaseOperations.sql_flush
+_flush_by_truncate = DatabaseOperations.sql_flush
 
 
 @cache
@@ -24,17 +24,17 @@ def _may_skip_triggers(alias: str) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def _by_delete(
+def _flush_by_delete(
     self: DatabaseOperations, style: Any, tables: Sequence[str], *, reset_sequences: bool = False, **rest: Any
 ) -> list[str]:
     if reset_sequences or not tables or not _may_skip_triggers(self.connection.alias):
-        truncations = _by_truncate(self, style, tables, reset_sequences=reset_sequences, **rest)
+        truncations = _flush_by_truncate(self, style, tables, reset_sequences=reset_sequences, **rest)
         audit = "ALTER TABLE portal_auditentry {} TRIGGER USER"
         return [audit.format("DISABLE"), *truncations, audit.format("ENABLE")]
     deletions = [f"DELETE FROM {self.quote_name(table)}" for table in tables]
     return ["; ".join(["SET LOCAL session_replication_role = replica", *deletions])]
 
 
-def by_delete() -> None:
+def flush_by_delete() -> None:
     """From here on, in this process."""
-    DatabaseOperations.sql_flush = _by_delete  # type: ignore[method-assign]
+    DatabaseOperations.sql_flush = _flush_by_delete  # type: ignore[method-assign]

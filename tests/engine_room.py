@@ -22,36 +22,36 @@ import redis
 from django.conf import settings
 from django.db import connection
 
-from agents.bundle import build
-from portal.models import Gpu, Node, NodePool, Outbox
-from portal.words.states import LinkKind, RuntimeKind
+from agents.bundle import build_archive
+from portal.models import Gpu, Node, NodePool, OutboxMessage
+from portal.words.states import NodeTransport, RuntimeKind
 from scheduler import sweep
-from scheduler.cycle import Outcome, run_cycle
+from scheduler.cycle import CycleResult, run_cycle
 from scheduler.leases import new_holder
-from scheduler.roster import Roster
+from scheduler.roster import ActorSupervisor
 from tests import record
 
 ROOT = Path(__file__).parent.parent
-PATIENCE = 2.5
+TIMEOUT_FACTOR = 2.5
 
 
-class NotInTime(AssertionError):
+class WaitTimeoutError(AssertionError):
     """What a test waited for did not come."""
 
 
-def wait_for(what: str, look: Callable[[], Any], within_s: float = 20.0) -> Any:
+def wait_for(description: str, condition: Callable[[], Any], within_s: float = 20.0) -> Any:
     """The first true answer of ``look``. A loaded machine gets ``PATIENCE`` times as long."""
-    deadline_s = time.monotonic() + within_s * PATIENCE
+    deadline_s = time.monotonic() + within_s * TIMEOUT_FACTOR
     while True:
-        found = look()
+        found = condition()
         if found:
             return found
         if time.monotonic() > deadline_s:
-            raise NotInTime(f"{what}: not within {within_s * PATIENCE:g} s")
+            raise WaitTimeoutError(f"{description}: not within {within_s * TIMEOUT_FACTOR:g} s")
         time.sleep(0.02)
 
 
-class EngineRoom:
+class EngineHarness:
     """Workers on the test's own database and Redis, and a node of this machine."""
 
     def __init__(self, folder: Path) -> None:
@@ -68,20 +68,20 @@ class EngineRoom:
 
     # -- the node ----------------------------------------------------------------------------------
 
-    def node(self, *, pool: NodePool | None = None, gpus: int = 4, name: str = "local") -> Node:
+    def create_node(self, *, pool: NodePool | None = None, gpus: int = 4, name: str = "local") -> Node:
         """An enrolling local node with the runtime process and pretend GPUs."""
-        cluster = record.cluster().cluster_id
+        cluster = record.cluster_settings().cluster_id
         home = self.folder / name
         home.mkdir(mode=0o755)
         (home / "boot_id").write_text("boot-1")
         self.write_gpus(name, [f"SIM-{name}-{index}" for index in range(gpus)])
         program = self.folder / "agent" / "agent.pyz"
         if not program.exists():
-            build(program)
+            build_archive(program)
         return Node.objects.create(
             name=name,
             pool=pool or record.pool(),
-            link=LinkKind.LOCAL.value,
+            transport=NodeTransport.LOCAL.value,
             runtime=RuntimeKind.PROCESS.value,
             settings={
                 "cluster": cluster,
@@ -94,7 +94,7 @@ class EngineRoom:
             },
         )
 
-    def known(self, node: Node, *, gpus: int = 4) -> Node:
+    def mark_enrolled(self, node: Node, *, gpus: int = 4) -> Node:
         """The node as an earlier connection has left it, so that jobs for it can be submitted at once."""
         Node.objects.filter(pk=node.pk).update(
             state="ready", cpu_milli=8000, memory_mib=8000, boot_id="boot-1"
@@ -131,7 +131,7 @@ class EngineRoom:
 
     # -- workers -----------------------------------------------------------------------------------
 
-    def worker(
+    def start_worker(
         self, queues: str = "cycle,ask,nodes", *, beat: bool = True, **environment: str
     ) -> subprocess.Popen[bytes]:
         """A worker process of these queues."""
@@ -175,15 +175,15 @@ class EngineRoom:
                 os.killpg(json.loads(facts.read_text())["pid"], signal.SIGKILL)
 
 
-class Engine:
+class InProcessEngine:
     """The whole engine in this process, without Celery: cycles, sweeps and actors until a condition holds."""
 
     def __init__(self) -> None:
         self.holder = new_holder()
-        self.last: Outcome | None = None
+        self.last: CycleResult | None = None
 
     def run_until(self, done: Callable[[], bool], within_s: float = 20.0) -> bool:
-        roster = Roster()
+        roster = ActorSupervisor()
         roster.start()
         deadline_s = time.monotonic() + within_s
         try:
@@ -192,9 +192,9 @@ class Engine:
                     return False
                 self.last = run_cycle("test", self.holder)
                 sweep.sweep()
-                Outbox.objects.update(created_at="2000-01-01T00:00Z")
+                OutboxMessage.objects.update(created_at="2000-01-01T00:00Z")
                 for node in Node.objects.values_list("public_id", flat=True):
-                    roster.hint(node, "work")
+                    roster.notify(node, "work")
                 time.sleep(0.05)
             return True
         finally:
@@ -215,12 +215,12 @@ def containers_alive(folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def engine_room() -> Iterator[EngineRoom]:
+def engine_harness() -> Iterator[EngineHarness]:
     """An engine room with an empty Redis; its folder can be entered by the accounts of jobs."""
     folder = Path(tempfile.mkdtemp(prefix="fairway-room-"))
     folder.chmod(0o755)
     redis.Redis.from_url(settings.REDIS_URL).flushdb()
-    room = EngineRoom(folder)
+    room = EngineHarness(folder)
     try:
         yield room
     finally:
@@ -245,14 +245,14 @@ def _database_url() -> str:
 
 
 @pytest.fixture(scope="module")
-def shared_room() -> Iterator[EngineRoom]:
+def shared_room() -> Iterator[EngineHarness]:
     """A room for all tests of a file."""
-    with engine_room() as made:
+    with engine_harness() as made:
         yield made
 
 
 @pytest.fixture
-def room(shared_room: EngineRoom, settings: Any) -> EngineRoom:
+def room(shared_room: EngineHarness, settings: Any) -> EngineHarness:
     """The same, with its folders as those of the portal."""
     settings.DATA_DIR = shared_room.folder
     settings.LOG_DIR = Path(shared_room.folder) / "logs"

@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agents.engines.ssh import NodeEngine
+from agents.engines.ssh import AgentEngine
 from agents.link import Link
 
 Frame = dict[str, Any]
 
 HUGE = 2**63 - 1
-NASTY: list[Any] = [
+EXTREME_VALUES: list[Any] = [
     None, True, -1, 0.5, 2**31, 2**53, HUGE, 10**400, float("nan"), float("inf"), "", "\0", "a\0b", "\ud800",
     "\x1b[2J", "x" * 70_000, "<script>", "../../etc/passwd", "9" * 300, [], {}, [None], {"a": {}}, [["a"] * 3] * 3,
 ]  # fmt: skip
-BROKEN = [
+BROKEN_LINES = [
     b"not json\n",
     b"[1]\n",
     b"\xff\xfe\n",
@@ -93,7 +93,7 @@ def sample(*gpus: Frame, tasks: tuple[Frame, ...] = ()) -> Frame:
     }
 
 
-class Agent:
+class ScriptedAgent:
     """Answers by ``answer``, and pushes ``frames(role)`` as fast as they are taken; ``sent`` counts all of them."""
 
     def __init__(
@@ -121,9 +121,9 @@ class Agent:
         reading, writing = ours.makefile("rb"), ours.makefile("wb")
         return Link(reading, writing, role=role, cluster=cluster, close_streams=close, on_event=on_event)
 
-    def engine(self) -> NodeEngine:
+    def engine(self) -> AgentEngine:
         """The engine that an actor drives, over a control link."""
-        engine = NodeEngine()
+        engine = AgentEngine()
         engine._link = self.open("control", on_event=engine._on_event)
         return engine
 
@@ -165,7 +165,7 @@ class HostileFrames:
         self, seed: int, own: list[str], others: list[str], jobs: list[str], images: list[str]
     ) -> None:
         """GPUs of its own and of others (UUIDs), jobs of others and of its own, and tags of environments."""
-        self._draw = random.Random(seed)
+        self._random = random.Random(seed)
         self._own, self._others, self._jobs, self._images = own, others, jobs, images
         self._joules = 0.0
 
@@ -173,42 +173,42 @@ class HostileFrames:
         gpus = [gpu(uuid, index) for index, uuid in enumerate([*self._own, *self._others, self._own[0]])]
         links = [{"a": self._own[0], "b": self._others[0], "nvlinks": 4, "level": "single"}] * 3
         said = hello(gpus, links=links, images=[self._image() for _ in range(3)], cuda_driver="0.1")
-        if self._draw.random() < 0.3:
-            said["highest_epoch"] = self._draw.choice([2**62, HUGE, 10**30, 2**53 - 1, -5, True, "7"])
-        return self._perhaps_spoiled(said, 0.3)
+        if self._random.random() < 0.3:
+            said["highest_epoch"] = self._random.choice([2**62, HUGE, 10**30, 2**53 - 1, -5, True, "7"])
+        return self._maybe_corrupt(said, 0.3)
 
     def frames(self, role: str) -> Iterator[Any]:
         """Without end; now and then a line that breaks the link."""
         while True:
-            drawn = self._draw.random()
+            drawn = self._random.random()
             if drawn < 0.002:
-                yield self._draw.choice(BROKEN)
+                yield self._random.choice(BROKEN_LINES)
             elif drawn < 0.01:
-                yield {"id": self._draw.randrange(1000), "ok": True}
+                yield {"id": self._random.randrange(1000), "ok": True}
             else:
-                yield self._perhaps_spoiled(self._sample() if role == "watch" else self._event(), 0.5)
+                yield self._maybe_corrupt(self._sample() if role == "watch" else self._event(), 0.5)
 
     def answer(self, request: Frame) -> Any:
         verb = request["verb"]
-        if self._draw.random() < 0.1:
+        if self._random.random() < 0.1:
             return {
                 "ok": False,
-                "code": self._draw.choice(["stale_epoch", "\0", 5, "over_milli"]),
+                "code": self._random.choice(["stale_epoch", "\0", 5, "over_milli"]),
                 "message": "\0no",
             }
         said: Frame = {
             "hello": {"hello": self.hello()},
             "list": self._list(),
-            "images": {"images": [self._image()], "store_used_percent": self._draw.choice([5, 101, "x"])},
+            "images": {"images": [self._image()], "store_used_percent": self._random.choice([5, 101, "x"])},
             "start": {"container": "fw-t1-x-1-0", "state": "running", "ports": {"80": 81}},
-            "stop": {"gone": self._draw.random() < 0.5, "tasks": [self._container()], "stuck_s": 10**9},
+            "stop": {"gone": self._random.random() < 0.5, "tasks": [self._container()], "stuck_s": 10**9},
             "logs": {"data_b64": "bGlu\n", "offset": HUGE, "eof": True, "format": "k8s"},
             "gc": {"ended_tasks": HUGE, "images": [{"names": ["\0"]}]},
         }.get(verb, {})
-        return self._perhaps_spoiled(copy.deepcopy(said), 0.05)
+        return self._maybe_corrupt(copy.deepcopy(said), 0.05)
 
     def _event(self) -> Frame:
-        draw, task = self._draw, self._task()
+        draw, task = self._random, self._task()
         uuid = draw.choice([*self._others, *self._own])
         health = {"health": draw.choice(["lost", "quarantined", "ok"]), "message": "m", "fatal": True}
         end = {"container": "c", "exit_code": 1, "oom": True, "rebooted": draw.random() < 0.5}
@@ -221,7 +221,7 @@ class HostileFrames:
         ])  # fmt: skip
 
     def _sample(self) -> Frame:
-        draw = self._draw
+        draw = self._random
         self._joules += 10 ** draw.randrange(1, 13)
         gpus = []
         for uuid in [*self._own, *self._others]:
@@ -235,14 +235,14 @@ class HostileFrames:
 
     def _list(self) -> Frame:
         return {
-            "containers": [self._container() for _ in range(self._draw.randrange(6))],
-            "boot_id": "boot-1" if self._draw.random() < 0.9 else f"boot-{self._draw.random()}",
+            "containers": [self._container() for _ in range(self._random.randrange(6))],
+            "boot_id": "boot-1" if self._random.random() < 0.9 else f"boot-{self._random.random()}",
             "full_disk": None,
-            "clock_s": self._draw.choice([0.0, time.time(), 9e10]),
+            "clock_s": self._random.choice([0.0, time.time(), 9e10]),
         }
 
     def _container(self) -> Frame:
-        draw = self._draw
+        draw = self._random
         return {
             "name": f"fw-t1-{draw.randrange(5)}",
             "cluster": "t1",
@@ -261,7 +261,7 @@ class HostileFrames:
         }
 
     def _task(self) -> Frame:
-        draw = self._draw
+        draw = self._random
         return {
             "job": draw.choice(self._jobs),
             "attempt": draw.choice([1, 1, 1, 2, 999_999]),
@@ -270,7 +270,7 @@ class HostileFrames:
 
     def _image(self) -> Frame:
         """An image under tags of environments, with arbitrary digests."""
-        draw = self._draw
+        draw = self._random
         cuda = draw.choice(["99.9", "x", None])
         refs = draw.sample(self._images, draw.randrange(1, len(self._images) + 1))
         digests = [f"{ref.rpartition(':')[0]}@{self._digest()}" for ref in refs * draw.randrange(3)]
@@ -278,23 +278,23 @@ class HostileFrames:
         return names | {"runtime": "podman", "size_mib": 1, "cuda": cuda}
 
     def _digest(self) -> str:
-        digit = self._draw.choice("0123456789abcdef")
-        return self._draw.choice(["sha256:" + digit * 64, "sha256:" + digit, ":latest"])
+        digit = self._random.choice("0123456789abcdef")
+        return self._random.choice(["sha256:" + digit * 64, "sha256:" + digit, ":latest"])
 
-    def _perhaps_spoiled(self, frame: Any, share: float) -> Any:
-        return self._spoiled(copy.deepcopy(frame)) if self._draw.random() < share else frame
+    def _maybe_corrupt(self, frame: Any, share: float) -> Any:
+        return self._corrupt(copy.deepcopy(frame)) if self._random.random() < share else frame
 
-    def _spoiled(self, frame: Any) -> Any:
+    def _corrupt(self, frame: Any) -> Any:
         """The frame with one to three of its parts replaced or left out, at any depth."""
-        for _ in range(self._draw.randrange(1, 4)):
+        for _ in range(self._random.randrange(1, 4)):
             parts = list(_parts(frame))
             if not parts:
                 return frame
-            holder, key = self._draw.choice(parts)
-            if isinstance(holder, dict) and self._draw.random() < 0.2:
+            holder, key = self._random.choice(parts)
+            if isinstance(holder, dict) and self._random.random() < 0.2:
                 del holder[key]
             else:
-                holder[key] = copy.deepcopy(self._draw.choice(NASTY))
+                holder[key] = copy.deepcopy(self._random.choice(EXTREME_VALUES))
         return frame
 
 

@@ -19,14 +19,14 @@ import pytest
 from portal.config import places
 
 START_LIMIT_S = 60
-STARTS_NOTHING = {"--help", "-h", "--version", "--collect-only"}
+INFO_OPTIONS = {"--help", "-h", "--version", "--collect-only"}
 SERVERLESS = (Path("tests/core"), Path("tests/replay"))  # a run of these folders alone starts no server
 _guardian: subprocess.Popen[str] | None = None
 _root: Path | None = None
 
 
 def _needs_servers(arguments: list[str]) -> bool:
-    if STARTS_NOTHING & set(arguments):
+    if INFO_OPTIONS & set(arguments):
         return False
     root = Path(__file__).parent.parent
     paths = [Path(argument.split("::", 1)[0]).absolute() for argument in arguments if argument[:1] != "-"]
@@ -34,7 +34,7 @@ def _needs_servers(arguments: list[str]) -> bool:
     return not named or not all(any(path.is_relative_to(each) for each in SERVERLESS) for path in named)
 
 
-def _begin() -> None:
+def _start_services() -> None:
     """A data folder of this run's own, and both servers in it unless others are named; they start meanwhile."""
     global _guardian, _root
     _root = Path(tempfile.mkdtemp(prefix="fairway-tests-"))
@@ -57,7 +57,7 @@ def _begin() -> None:
     os.environ.setdefault("REDIS_URL", places.redis_url(_root))
 
 
-def _own_part(lane: str) -> None:
+def _use_own_redis_database(lane: str) -> None:
     """A lane empties Valkey as it likes: it has a database of it to itself, as it has one of PostgreSQL."""
     shared, first, _ = os.environ.get("REDIS_URL", "").rpartition("?db=0")
     if first and "FAIRWAY_TESTS_OWN_SERVER" in os.environ:
@@ -65,9 +65,9 @@ def _own_part(lane: str) -> None:
 
 
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    _begin()
+    _start_services()
 else:
-    _own_part(os.environ["PYTEST_XDIST_WORKER"])
+    _use_own_redis_database(os.environ["PYTEST_XDIST_WORKER"])
 
 
 @pytest.hookimpl(tryfirst=True)

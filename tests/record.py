@@ -14,7 +14,7 @@ _numbers = itertools.count(1)
 PASSWORD = "correct horse battery staple"
 
 
-def person(name: str = "", *, admin: bool = False, password: str | None = None) -> User:
+def user(name: str = "", *, admin: bool = False, password: str | None = None) -> User:
     """A saved person."""
     return User.objects.create_user(name or f"person-{next(_numbers)}", password, is_admin=admin)
 
@@ -32,12 +32,12 @@ def pool(name: str = "") -> NodePool:
     return NodePool.objects.create(name=name or f"pool-{next(_numbers)}")
 
 
-def node(in_pool: NodePool, *, gpus: int = 4, name: str = "", runtime: str = "podman", **fields: Any) -> Node:
+def node(pool_row: NodePool, *, gpus: int = 4, name: str = "", runtime: str = "podman", **fields: Any) -> Node:
     """A ready, reachable node with whole GPUs."""
     number = next(_numbers)
     row = Node.objects.create(
         name=name or f"node-{number}",
-        pool=in_pool,
+        pool=pool_row,
         state="ready",
         reachable=True,
         runtime=runtime,
@@ -66,22 +66,22 @@ def environment(name: str = "", *, runtime: str = "podman", tool: bool = True, *
     )
 
 
-def cluster() -> ClusterSettings:
+def cluster_settings() -> ClusterSettings:
     """The one settings row."""
     return ClusterSettings.objects.get_or_create(id=1)[0]
 
 
-def job(owner: User, in_project: Project, in_environment: Environment, **fields: Any) -> Job:
+def job(owner: User, project_row: Project, environment_row: Environment, **fields: Any) -> Job:
     """A submitted job; a training run of ``true`` with one GPU unless told otherwise."""
     fields.setdefault("name", f"job-{next(_numbers)}")
     if fields.get("kind") != "workspace":
         fields.setdefault("command", ["true"])
-    return do_submit_job(owner, JobRequest(project=in_project, environment=in_environment, **fields))
+    return do_submit_job(owner, JobRequest(project=project_row, environment=environment_row, **fields))
 
 
-def scene() -> dict[str, Any]:
+def basic_cluster() -> dict[str, Any]:
     """A pool with one node, a project with one member, and an environment."""
-    in_pool, owner = pool(), person()
+    in_pool, owner = pool(), user()
     return {
         "pool": in_pool,
         "node": node(in_pool),

@@ -9,14 +9,14 @@ from typing import Any
 from portal.models import ClusterSettings, Job, Node
 from portal.words.states import RuntimeKind
 from tests import record
-from tests.engine_room import Engine
+from tests.engine_room import InProcessEngine
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
 from tests.rig.rootless import enrol_rootless
 
 
-def rig_scene(
+def two_rig_nodes(
     make_rig: Any,
     cluster: RigCluster,
     image: RigImage,
@@ -24,7 +24,7 @@ def rig_scene(
     settings: Any,
     folder: Path,
     gpus: int = 4,
-    lends: Sequence[str] = (),
+    exported_roots: Sequence[str] = (),
     rootless: bool = False,
 ) -> dict[str, Any]:
     """Two nodes that answer, each with an image store and pretend GPUs, and an environment of the image.
@@ -40,13 +40,13 @@ def rig_scene(
         "signing": "",
     }
     machines: list[RigNode] = make_rig(2, image_stores=stores, gpus=gpus).nodes
-    record.cluster()
+    record.cluster_settings()
     ClusterSettings.objects.update(cluster_id=cluster.id)
     pool = record.pool()
     nodes = []
     for machine in machines:
-        if lends:
-            machine.set_local(path_roots=list(lends))
+        if exported_roots:
+            machine.set_local(path_roots=list(exported_roots))
         if rootless:
             enrol_rootless(cluster, machine, image)
         else:
@@ -58,26 +58,26 @@ def rig_scene(
                 pool=pool,
                 host=target.host,
                 port=target.port,
-                account=target.account,
+                ssh_user=target.user,
                 host_key=target.host_key,
                 runtime=RuntimeKind.PODMAN.value,
             )
         )
-    owner = record.person("ada")
+    owner = record.user("ada")
     scene = {
         "machines": machines,
         "nodes": nodes,
         "owner": owner,
         "project": record.project(member=owner),
         "environment": record.environment(tool=False, image=image.name, archive=str(image.archive)),
-        "engine": Engine(),
+        "engine": InProcessEngine(),
     }
-    reach(scene, lambda: Node.objects.filter(state="ready", reachable=True).count() == 2)
+    wait_until(scene, lambda: Node.objects.filter(state="ready", reachable=True).count() == 2)
     return scene
 
 
-def reach(scene, look, job: Job | None = None, within_s: float = 60.0) -> None:
-    assert scene["engine"].run_until(look, within_s), story(job) if job else "not reached"
+def wait_until(scene, condition, job: Job | None = None, within_s: float = 60.0) -> None:
+    assert scene["engine"].run_until(condition, within_s), describe(job) if job else "not reached"
 
 
 def submit(scene, *command: str, **fields) -> Job:
@@ -89,7 +89,7 @@ def in_state(job: Job, state: str):
     return lambda: job.refresh_from_db() or job.state == state
 
 
-def story(job: Job) -> str:
+def describe(job: Job) -> str:
     tasks = [f"{t.node} {t.state} {t.problem}" for a in job.attempts.all() for t in a.task_rows.all()]
     return "\n".join(
         [f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all()] + tasks

@@ -34,7 +34,7 @@ def test_unknown_host_is_one_line(log_lines: io.StringIO, path: str) -> None:
 @pytest.mark.parametrize("path", ["/audit/", "/api/v1/registries/"])
 def test_forbidden_page_is_one_line(log_lines: io.StringIO, path: str) -> None:
     client = Client()
-    client.force_login(record.person("ada"))
+    client.force_login(record.user("ada"))
     assert client.get(path).status_code == 403
     (line,) = log_lines.getvalue().splitlines()
     assert path in line and "ada" in line

@@ -8,25 +8,25 @@ from typing import Any
 from portal.models import Job
 from portal.words.states import JobState
 from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive
+from tests.engine_room import InProcessEngine, EngineHarness, containers_alive
 
 
-class TwoNodes:
+class TwoLocalNodes:
     """Two nodes of one GPU each in a pool, a project with a member and a manager, and a folder for words."""
 
-    def __init__(self, room: EngineRoom, name: str, command: str) -> None:
+    def __init__(self, harness: EngineHarness, name: str, command: str) -> None:
         """``command`` is the script that jobs run unless told otherwise, with ``{folder}`` for that folder."""
-        self.room, self.engine = room, Engine()
-        self.folder = room.folder / f"word-{name}"
+        self.harness, self.engine = harness, InProcessEngine()
+        self.folder = harness.folder / f"word-{name}"
         self.folder.mkdir(mode=0o777)
         self.folder.chmod(0o777)
         self.command = command.replace("{folder}", str(self.folder))
-        self.owner, self.manager = record.person("ada"), record.person("cem")
+        self.owner, self.manager = record.user("ada"), record.user("cem")
         self.project = record.project(member=self.owner, manager=self.manager)
         self.environment = record.environment(runtime="process", tool=False)
         self.pool = record.pool()
         self.names = [f"{name}{number}" for number in (1, 2)]
-        self.nodes = [room.known(room.node(pool=self.pool, gpus=1, name=each), gpus=1) for each in self.names]
+        self.nodes = [harness.mark_enrolled(harness.create_node(pool=self.pool, gpus=1, name=each), gpus=1) for each in self.names]
 
     def submit(self, who: str = "owner", command: str | None = None, **fields: Any) -> Job:
         words = ["sh", "-c", command or self.command]
@@ -46,7 +46,7 @@ class TwoNodes:
         ]
         said = [
             f"{path.parent.name}: {path.read_text()}"
-            for path in self.room.folder.glob("*/state/tasks/*/log*")
+            for path in self.harness.folder.glob("*/state/tasks/*/log*")
         ]
         return "\n".join([*events, *problems, *said])
 
@@ -54,12 +54,12 @@ class TwoNodes:
         """The tasks that run by the record, with their nodes."""
         job.refresh_from_db()
         rows = job.attempts.order_by("number").last()
-        tasks = rows.task_rows.filter(gone=False, state="RUNNING").select_related("node") if rows else ()
+        tasks = rows.task_rows.filter(container_removed=False, state="RUNNING").select_related("node") if rows else ()
         return {task.rank: task.node.name for task in tasks}
 
     def alive(self) -> list[str]:
         """The containers that live on both nodes."""
-        return sorted(name for each in self.names for name in containers_alive(self.room.folder / each))
+        return sorted(name for each in self.names for name in containers_alive(self.harness.folder / each))
 
     def ended(self, job: Job, state: JobState = JobState.COMPLETED) -> Callable[[], bool]:
         def look() -> bool:

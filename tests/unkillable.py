@@ -12,7 +12,7 @@ from pathlib import Path
 FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
-def cannot_freeze() -> str | None:
+def missing_freezer() -> str | None:
     """Why no process can be made unkillable here; None where it can."""
     return (
         None if os.geteuid() == 0 and FREEZER.is_dir() else "needs root and the freezer of cgroup version 1"

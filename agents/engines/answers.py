@@ -8,152 +8,152 @@ from collections.abc import Mapping
 from typing import Any
 
 from agents.engines.contract import (
-    Check,
+    CheckResult,
     Container,
     EngineEvent,
-    GpuFaultTold,
+    GpuFaultReported,
     GpuHealthChanged,
-    LogPiece,
+    LogChunk,
     PullProgress,
-    Seen,
-    Started,
-    Stopped,
+    PollResult,
+    StartResult,
+    StopResult,
     TaskExited,
     TaskKey,
 )
 from agents.samples import (
-    HEALTHS,
-    LATEST_S,
-    MOST_ATTEMPT,
-    MOST_MIB,
-    MOST_TASKS,
-    PUBLIC_ID_CHARACTERS,
-    STATES,
-    UUID_CHARACTERS,
-    ContainerState,
-    images_of,
-    ports_of,
+    GPU_HEALTH_STATES,
+    MAX_TIMESTAMP_S,
+    MAX_ATTEMPT,
+    MAX_MIB,
+    MAX_TASKS,
+    MAX_PUBLIC_ID_LENGTH,
+    CONTAINER_STATES,
+    MAX_UUID_LENGTH,
+    ContainerStatus,
+    parse_images,
+    parse_ports,
 )
-from agents.wire import LARGEST_INT4, Fields, Malformed
+from agents.wire import MAX_INT32, FieldReader, InvalidMessageError
 
-LOG_PIECE_BYTES = 262_144
-MOST_LOG_BYTES = 2**40
+LOG_CHUNK_BYTES = 262_144
+MAX_LOG_BYTES = 2**40
 
 
-def event_of(message: Mapping[str, Any]) -> EngineEvent | None:
+def parse_event(message: Mapping[str, Any]) -> EngineEvent | None:
     """A pushed line as an event; None for samples and for words this version does not know. Raises Malformed."""
-    read = Fields(message)
+    read = FieldReader(message)
     match message.get("event"):
         case "exited":
             return TaskExited(
                 Container(
                     key=TaskKey(
-                        read.name("job", PUBLIC_ID_CHARACTERS),
-                        read.whole("attempt", most=MOST_ATTEMPT),
-                        read.whole("task", most=MOST_ATTEMPT),
+                        read.name("job", MAX_PUBLIC_ID_LENGTH),
+                        read.integer("attempt", maximum=MAX_ATTEMPT),
+                        read.integer("task", maximum=MAX_ATTEMPT),
                     ),
                     name=read.name("container", 120),
                     digest="",
                     state="exited",
-                    exit_code=read.whole_or_none("exit_code", -LARGEST_INT4),
-                    oom=read.flag("oom"),
-                    peak_memory_mib=read.whole_or_none("peak_memory_mib"),
-                    rebooted=read.flag("rebooted"),
+                    exit_code=read.integer_or_none("exit_code", -MAX_INT32),
+                    oom=read.boolean("oom"),
+                    peak_memory_mib=read.integer_or_none("peak_memory_mib"),
+                    rebooted=read.boolean("rebooted"),
                     fault=read.name_or_none("fault", 32),
-                    disk_mib=read.whole_or_none("disk_mib", most=MOST_MIB),
-                    disk_used_mib=read.whole_or_none("disk_used_mib", most=MOST_MIB),
+                    disk_mib=read.integer_or_none("disk_mib", maximum=MAX_MIB),
+                    disk_used_mib=read.integer_or_none("disk_used_mib", maximum=MAX_MIB),
                 )
             )
         case "gpu_health":
             return GpuHealthChanged(
-                read.name("uuid", UUID_CHARACTERS),
-                read.one_of("health", HEALTHS),
-                read.sentence("message", 500),
-                read.flag("fatal"),
+                read.name("uuid", MAX_UUID_LENGTH),
+                read.choice("health", GPU_HEALTH_STATES),
+                read.text("message", 500),
+                read.boolean("fatal"),
             )
         case "gpu_xid":
-            return GpuFaultTold(
-                read.name("uuid", UUID_CHARACTERS), read.whole("xid", most=65_535), read.whole("times")
+            return GpuFaultReported(
+                read.name("uuid", MAX_UUID_LENGTH), read.integer("xid", maximum=65_535), read.integer("times")
             )
         case "pull_progress":
-            return PullProgress(read.sentence("image", 300), read.sentence("line", 300))
+            return PullProgress(read.text("image", 300), read.text("line", 300))
     return None
 
 
-def log_piece(answer: dict[str, Any]) -> LogPiece:
+def parse_log_chunk(answer: dict[str, Any]) -> LogChunk:
     """The answer to ``logs``. Raises Malformed."""
-    read = Fields(answer)
+    read = FieldReader(answer)
     data = answer.get("data_b64")
-    if not isinstance(data, str) or len(data) > 2 * LOG_PIECE_BYTES:
-        raise Malformed("data_b64 is no piece of a log")
-    return LogPiece(
+    if not isinstance(data, str) or len(data) > 2 * LOG_CHUNK_BYTES:
+        raise InvalidMessageError("data_b64 is no piece of a log")
+    return LogChunk(
         base64.b64decode(data, validate=True),
-        read.whole("offset", most=MOST_LOG_BYTES),
+        read.integer("offset", maximum=MAX_LOG_BYTES),
         read.name("format", 16),
-        read.flag("eof"),
+        read.boolean("eof"),
     )
 
 
-def started(answer: dict[str, Any]) -> Started:
-    read = Fields(answer)
-    return Started(
+def parse_start_result(answer: dict[str, Any]) -> StartResult:
+    read = FieldReader(answer)
+    return StartResult(
         container=read.name("container", 120),
-        ports={str(port): number for port, number in ports_of(read).items()},
-        state=read.one_of("state", STATES) if "state" in read else "running",
-        already=read.flag("already"),
+        ports={str(port): number for port, number in parse_ports(read).items()},
+        state=read.choice("state", CONTAINER_STATES) if "state" in read else "running",
+        already=read.boolean("already"),
     )
 
 
-def seen(answer: dict[str, Any]) -> Seen:
-    read = Fields(answer)
-    return Seen(
-        tuple(map(_container, read.list_of("containers", ContainerState.from_wire, MOST_TASKS))),
+def parse_poll_result(answer: dict[str, Any]) -> PollResult:
+    read = FieldReader(answer)
+    return PollResult(
+        tuple(map(_to_container, read.list_of("containers", ContainerStatus.from_wire, MAX_TASKS))),
         read.name("boot_id", 64),
-        read.sentence_or_none("full_disk", 500),
-        read.number_or_none("clock_s", 0, LATEST_S),
+        read.text_or_none("full_disk", 500),
+        read.number_or_none("clock_s", 0, MAX_TIMESTAMP_S),
     )
 
 
-def stopped(answer: dict[str, Any]) -> Stopped:
-    read = Fields(answer)
-    ended = tuple(map(_container, read.list_of("tasks", ContainerState.from_wire, MOST_TASKS)))
-    return Stopped(read.flag("gone"), ended, read.number_or_none("stuck_s", 0))
+def parse_stop_result(answer: dict[str, Any]) -> StopResult:
+    read = FieldReader(answer)
+    ended = tuple(map(_to_container, read.list_of("tasks", ContainerStatus.from_wire, MAX_TASKS)))
+    return StopResult(read.boolean("gone"), ended, read.number_or_none("stuck_s", 0))
 
 
-def check(row: Any) -> Check:
-    read = Fields(row)
-    return Check(read.sentence("name", 64), read.flag("ok"), read.sentence("sentence"))
+def parse_check_result(row: Any) -> CheckResult:
+    read = FieldReader(row)
+    return CheckResult(read.text("name", 64), read.boolean("ok"), read.text("sentence"))
 
 
-def images(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(each) for each in images_of(answer)]
+def parse_image_list(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(each) for each in parse_images(answer)]
 
 
-def store_used_percent(answer: dict[str, Any]) -> float | None:
-    used: float | None = Fields(answer).number_or_none("store_used_percent", 0, 100)
+def parse_store_used_percent(answer: dict[str, Any]) -> float | None:
+    used: float | None = FieldReader(answer).number_or_none("store_used_percent", 0, 100)
     return used
 
 
-def freed(answer: dict[str, Any]) -> dict[str, Any]:
+def parse_gc_result(answer: dict[str, Any]) -> dict[str, Any]:
     """What was removed by tidying up, of which an agent of an earlier version tells less."""
-    read = Fields(answer)
+    read = FieldReader(answer)
     counted = ("ended_tasks", "folders", "forgotten_jobs", "uploads", "networks", "scratch", "freed_mib")
-    found: dict[str, Any] = {key: read.whole_or_none(key, most=MOST_MIB) for key in counted}
-    found["images"] = list(read.list_of("images", _removed_image, 10_000)) if "images" in read else None
-    return found | {"store_used_percent": store_used_percent(answer)}
+    found: dict[str, Any] = {key: read.integer_or_none(key, maximum=MAX_MIB) for key in counted}
+    found["images"] = list(read.list_of("images", _parse_removed_image, 10_000)) if "images" in read else None
+    return found | {"store_used_percent": parse_store_used_percent(answer)}
 
 
-def _removed_image(row: Any) -> dict[str, Any]:
-    read = Fields(row)
+def _parse_removed_image(row: Any) -> dict[str, Any]:
+    read = FieldReader(row)
     return {
         "runtime": read.name("runtime", 16),
         "names": list(read.names("names", 256, 1024)),
-        "size_mib": read.whole_or_none("size_mib", most=MOST_MIB),
+        "size_mib": read.integer_or_none("size_mib", maximum=MAX_MIB),
         "idle_s": read.number_or_none("idle_s"),
     }
 
 
-def _container(row: ContainerState) -> Container:
+def _to_container(row: ContainerStatus) -> Container:
     return Container(
         key=TaskKey(row.job, row.attempt, row.task),
         name=row.name,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agents.link import LinkUnknown as Unknown
-from agents.link import Refused, Unreadable
+from agents.link import OutcomeUnknownError as Unknown
+from agents.link import AgentError, InvalidReplyError
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TaskKey:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartResult:
     """A task that has been brought up. ``ports`` maps its ports to ports of the node's loopback."""
 
     container: str
@@ -68,7 +68,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PollResult:
     """Everything of ours on one node at one moment."""
 
     containers: tuple[Container, ...]
@@ -80,7 +80,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StopResult:
     """The answer to a stop: gone means that no container of the attempt lives there, nor ever will."""
 
     gone: bool
@@ -90,7 +90,7 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class LogPiece:
+class LogChunk:
     """Bytes of a task's log as they stand on the node, from ``offset`` on."""
 
     data: bytes
@@ -100,12 +100,12 @@ class LogPiece:
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """One thing that a node looked at on itself."""
 
     name: str
     ok: bool
-    sentence: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -121,17 +121,17 @@ class GpuHealthChanged:
 
     uuid: str
     health: str
-    sentence: str
+    message: str
     fatal: bool = False
 
 
 @dataclass(frozen=True)
-class GpuFaultTold:
+class GpuFaultReported:
     """Pushed when a node's driver told an XID for a GPU, so many times since the last such event."""
 
     uuid: str
     xid: int
-    times: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -139,43 +139,43 @@ class PullProgress:
     """Pushed while an image is brought."""
 
     image: str
-    sentence: str
+    message: str
 
 
 @dataclass(frozen=True)
-class MalformedFrames:
+class InvalidEventsReceived:
     """Told when a node sent events that the protocol does not allow: how many since the last, and what was wrong."""
 
-    times: int
-    problem: str
+    count: int
+    error: str
 
 
-EngineEvent = TaskExited | GpuHealthChanged | GpuFaultTold | PullProgress | MalformedFrames
-Tell = Callable[[EngineEvent], None]
+EngineEvent = TaskExited | GpuHealthChanged | GpuFaultReported | PullProgress | InvalidEventsReceived
+EventHandler = Callable[[EngineEvent], None]
 
 __all__ = [
-    "Check",
+    "CheckResult",
     "Container",
-    "Engine",
+    "NodeEngine",
     "EngineEvent",
-    "GpuFaultTold",
+    "GpuFaultReported",
     "GpuHealthChanged",
-    "LogPiece",
-    "MalformedFrames",
+    "LogChunk",
+    "InvalidEventsReceived",
     "PullProgress",
-    "Refused",
-    "Seen",
-    "Started",
-    "Stopped",
+    "AgentError",
+    "PollResult",
+    "StartResult",
+    "StopResult",
     "TaskExited",
     "TaskKey",
-    "Tell",
+    "EventHandler",
     "Unknown",
-    "Unreadable",
+    "InvalidReplyError",
 ]
 
 
-class Engine(Protocol):
+class NodeEngine(Protocol):
     """One open connection to one node."""
 
     @property
@@ -189,7 +189,7 @@ class Engine(Protocol):
     def is_open(self) -> bool:
         """False once the connection has ended; every call from then on raises Unknown."""
 
-    def start(self, epoch: int, spec: Mapping[str, Any]) -> Started:
+    def start(self, epoch: int, spec: Mapping[str, Any]) -> StartResult:
         """Brings a task up. Started before, with an equal spec: the same answer with ``already``.
 
         Ended before: its state is exited. Stopped before (tombstoned), an older attempt, an older epoch, a
@@ -197,25 +197,25 @@ class Engine(Protocol):
         """
 
     @property
-    def prepares(self) -> bool:
+    def supports_prepare(self) -> bool:
         """True when ``prepare`` can be asked for."""
 
-    def prepare(self, epoch: int, spec: Mapping[str, Any]) -> Started:
+    def prepare(self, epoch: int, spec: Mapping[str, Any]) -> StartResult:
         """All of a start but its last step; only where ``prepares``. It waits for its start, or for a stop.
 
         Refused and repeated as a start is; one that was started meanwhile says so by its state.
         """
 
-    def poll(self) -> Seen:
+    def poll(self) -> PollResult:
         """Everything of ours that is there: live, or ended and not yet removed."""
 
     @property
-    def stops_tasks(self) -> bool:
+    def supports_stopping_tasks(self) -> bool:
         """True when ``stop`` can be told to leave the other tasks of an attempt alone."""
 
     def stop(
         self, epoch: int, job: str, attempt: int, *, grace_s: float, tasks: Sequence[int] | None = None
-    ) -> Stopped:
+    ) -> StopResult:
         """Forbids the attempt for ever, then asks its tasks to end, and ends them after ``grace_s``.
 
         With ``tasks`` it does so for these alone, and what it answers is about these; only where
@@ -228,7 +228,7 @@ class Engine(Protocol):
     def remove(self, epoch: int, job: str, attempt: int) -> None:
         """Drops what is left of an ended attempt, logs included. Nothing left: nothing to do."""
 
-    def logs(self, key: TaskKey, offset: int) -> LogPiece:
+    def logs(self, key: TaskKey, offset: int) -> LogChunk:
         """Bytes of a task's log from ``offset``; ``eof`` only when it has ended and no more follow.
 
         Refused ``no_such_container`` when the node knows no such task (any more).
@@ -238,10 +238,10 @@ class Engine(Protocol):
         """The HTTP status with which a port of a running task answers; None while nobody does."""
 
     @property
-    def opens_terminals(self) -> bool:
+    def supports_terminals(self) -> bool:
         """True when ``terminal`` can be asked for."""
 
-    def terminal(self, key: TaskKey, *, secret: str, cols: int, rows: int, idle_s: int) -> int:
+    def open_terminal(self, key: TaskKey, *, secret: str, cols: int, rows: int, idle_s: int) -> int:
         """Opens a terminal in a running task; gives the port at which it waits for the one who knows ``secret``.
 
         Refused where the task does not run, or enough are open. Unknown: one that nobody enters ends by itself.
@@ -259,7 +259,7 @@ class Engine(Protocol):
     def load(self, upload: str, offset: int, data: bytes, *, sha256: str | None = None) -> int:
         """Takes a piece of an image's archive and says how much is there; ``sha256`` ends the upload."""
 
-    def upgrade(self, program: bytes, signature: str, *, trial_s: float) -> None:
+    def upgrade(self, program: bytes, signature: str, *, confirm_within_s: float) -> None:
         """Puts another agent in place, which the next connection meets; what runs is not touched.
 
         Unless it is confirmed within ``trial_s``, the node goes back to the one before. Refused ``not_allowed``
@@ -269,29 +269,29 @@ class Engine(Protocol):
     def confirm_upgrade(self, digest: str) -> None:
         """The agent of this digest (SHA-256) does well: its trial is over. Repeatable."""
 
-    def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[Check]:
+    def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[CheckResult]:
         """What the machine has and lacks, each with a sentence; may take some seconds.
 
         ``fabric`` is what its pool names for gangs on several nodes; an agent of before does not look at it.
         """
 
-    def network_facts(self) -> dict[str, Any]:
+    def network_info(self) -> dict[str, Any]:
         """Its interfaces, devices of a fabric and networks of its engines as they are now, as in its hello."""
 
     @property
-    def denies(self) -> bool:
+    def supports_deny_egress(self) -> bool:
         """True when ``deny`` can be asked for."""
 
-    def deny(self, addresses: Sequence[str]) -> None:
+    def deny_egress(self, networks: Sequence[str]) -> None:
         """No container connects to these addresses or networks from now on, also of those that run. Repeatable."""
 
-    def reach(self, key: TaskKey, address: str, port: int, *, within_s: float) -> str | None:
+    def check_rendezvous(self, key: TaskKey, address: str, port: int, *, timeout_s: float) -> str | None:
         """Why the node does not reach the place where the gang of ``key`` will meet; None: it does.
 
         Repeatable. Asked only where the node takes it (``agents.node.spec.REACHES``).
         """
 
-    def gc(self, **how: Any) -> dict[str, Any]:
+    def gc(self, **options: Any) -> dict[str, Any]:
         """Tidies up what nobody needs any more and gives how much of what was removed. Repeatable."""
 
     def signal(self, epoch: int, job: str, attempt: int, signal: str) -> None:
@@ -300,7 +300,7 @@ class Engine(Protocol):
         Refused ``no_such_container`` when none does.
         """
 
-    def watch(self, tell: Tell) -> None:
+    def watch(self, handler: EventHandler) -> None:
         """From now on tells what happens; events from before the call are told by ``poll``."""
 
     def close(self) -> None:

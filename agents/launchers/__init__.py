@@ -5,14 +5,14 @@ A launcher is chosen by name with a job. To add one: write the function in a fil
 
 from __future__ import annotations
 
-from agents.launchers.launch import Gang, Launch, Launcher, Meeting, Rank
-from agents.launchers.none import none
-from agents.launchers.torchrun import torchrun
+from agents.launchers.launch import GangShape, LaunchSpec, Launcher, RendezvousPoint, RankNetwork
+from agents.launchers.none import launch_plain
+from agents.launchers.torchrun import launch_torchrun
 
-LAUNCHERS: dict[str, Launcher] = {"none": none, "torchrun": torchrun}
+LAUNCHERS: dict[str, Launcher] = {"none": launch_plain, "torchrun": launch_torchrun}
 """By name; ``none`` is what a job has that chose none."""
 
-NEED_THE_OTHERS = frozenset({"torchrun"})
+REQUIRES_RENDEZVOUS = frozenset({"torchrun"})
 """Launchers whose ranks cannot work without reaching each other."""
 
-__all__ = ["LAUNCHERS", "NEED_THE_OTHERS", "Gang", "Launch", "Launcher", "Meeting", "Rank"]
+__all__ = ["LAUNCHERS", "REQUIRES_RENDEZVOUS", "GangShape", "LaunchSpec", "Launcher", "RendezvousPoint", "RankNetwork"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RendezvousPoint:
     """Where the ranks of a gang meet: the address of rank 0's node as the others reach it, and a port there."""
 
     address: str
@@ -20,16 +20,16 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Gang:
+class GangShape:
     """A job's shape: how many ``tasks``, each with ``gpus`` GPUs. ``meeting`` None: they cannot reach each other."""
 
     tasks: int
     gpus: int
-    meeting: Meeting | None = None
+    rendezvous: RendezvousPoint | None = None
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankNetwork:
     """One task of a gang, and by what it reaches the others; None is not known.
 
     ``adapters`` are those of a fabric, in the words of NCCL_IB_HCA.
@@ -41,7 +41,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchSpec:
     """What to run, the variables that hold whatever the person gave, and ``defaults`` where the person gave none."""
 
     command: tuple[str, ...]
@@ -49,15 +49,15 @@ class Launch:
     defaults: dict[str, str] = field(default_factory=dict)
 
 
-Launcher = Callable[[Gang, Rank, Sequence[str]], Launch]
+Launcher = Callable[[GangShape, RankNetwork, Sequence[str]], LaunchSpec]
 
 
-def rendezvous(meeting: Meeting | None) -> dict[str, str]:
+def rendezvous_variables(rendezvous: RendezvousPoint | None) -> dict[str, str]:
     """Where to meet; nothing where the ranks cannot."""
-    return {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)} if meeting else {}
+    return {"MASTER_ADDR": rendezvous.address, "MASTER_PORT": str(rendezvous.port)} if rendezvous else {}
 
 
-def by_interface(rank: Rank) -> dict[str, str]:
+def interface_variables(rank: RankNetwork) -> dict[str, str]:
     """By which interface and adapters libraries reach the others; nothing where it is not known."""
     libraries = ("GLOO", "NCCL")
     told = {f"{each}_SOCKET_IFNAME": rank.interface for each in libraries} if rank.interface else {}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.launchers.launch import Gang, Launch, Rank, by_interface, rendezvous
+from agents.launchers.launch import GangShape, LaunchSpec, RankNetwork, interface_variables, rendezvous_variables
 
 
-def none(gang: Gang, rank: Rank, command: Sequence[str]) -> Launch:
+def launch_plain(gang: GangShape, rank: RankNetwork, command: Sequence[str]) -> LaunchSpec:
     """A gang's task knows which rank it is; the only task of a job is told nothing.
 
     A task sees its own GPUs only, numbered from 0, so it is the first of one wherever it stands.
     """
     if gang.tasks == 1:
-        return Launch(tuple(command))
+        return LaunchSpec(tuple(command))
     numbers = {
         "RANK": rank.number,
         "WORLD_SIZE": gang.tasks,
@@ -22,4 +22,4 @@ def none(gang: Gang, rank: Rank, command: Sequence[str]) -> Launch:
         "NODE_RANK": rank.number,
     }
     told = {name: str(number) for name, number in numbers.items()}
-    return Launch(tuple(command), told | rendezvous(gang.meeting), by_interface(rank))
+    return LaunchSpec(tuple(command), told | rendezvous_variables(gang.rendezvous), interface_variables(rank))

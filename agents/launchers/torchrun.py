@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.launchers.launch import Gang, Launch, Rank, by_interface, rendezvous
+from agents.launchers.launch import GangShape, LaunchSpec, RankNetwork, interface_variables, rendezvous_variables
 
 
-def torchrun(gang: Gang, rank: Rank, command: Sequence[str]) -> Launch:
+def launch_torchrun(gang: GangShape, rank: RankNetwork, command: Sequence[str]) -> LaunchSpec:
     """``torchrun`` before the command; it gives its processes their RANK, LOCAL_RANK and WORLD_SIZE.
 
     A task without a GPU has one process. Where to meet is told by variables, which ``torchrun`` reads (PET_ and the
@@ -19,10 +19,10 @@ def torchrun(gang: Gang, rank: Rank, command: Sequence[str]) -> Launch:
     """
     options = [f"--nproc-per-node={max(1, gang.gpus)}"]
     if gang.tasks == 1:
-        return Launch(("torchrun", "--no-python", "--standalone", *options, *command))
-    if gang.meeting is None:
+        return LaunchSpec(("torchrun", "--no-python", "--standalone", *options, *command))
+    if gang.rendezvous is None:
         raise ValueError("torchrun needs an address at which its tasks meet")
     options += [f"--nnodes={gang.tasks}", f"--node-rank={rank.number}"]
-    met = {"PET_MASTER_ADDR": gang.meeting.host, "PET_MASTER_PORT": str(gang.meeting.port)}
-    told = rendezvous(gang.meeting) | met | {"NODE_RANK": str(rank.number)}
-    return Launch(("torchrun", "--no-python", *options, *command), told, by_interface(rank))
+    met = {"PET_MASTER_ADDR": gang.rendezvous.host, "PET_MASTER_PORT": str(gang.rendezvous.port)}
+    told = rendezvous_variables(gang.rendezvous) | met | {"NODE_RANK": str(rank.number)}
+    return LaunchSpec(("torchrun", "--no-python", *options, *command), told, interface_variables(rank))

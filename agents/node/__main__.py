@@ -42,9 +42,9 @@ def main() -> int:
         sys.stdout.write(json.dumps(refusal) + "\n")
         return 2
     if arguments.role == "preflight":
-        from agents.node.preflight import preflight_of
+        from agents.node.preflight import run_preflight_command
 
-        sys.stdout.write(json.dumps(preflight_of(settings, _own_command()), indent=2) + "\n")
+        sys.stdout.write(json.dumps(run_preflight_command(settings, _own_command()), indent=2) + "\n")
         return 0
     from agents.node.serve import serve
 

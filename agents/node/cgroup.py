@@ -12,7 +12,7 @@ from agents.node.machine import MIB, read_text
 _ROOT = "/sys/fs/cgroup"
 
 
-class Usage(NamedTuple):
+class CgroupUsage(NamedTuple):
     """What a control group says; unknown is None."""
 
     memory_mib: Optional[int]
@@ -21,10 +21,10 @@ class Usage(NamedTuple):
     cpu_s: Optional[float]
 
 
-NOTHING = Usage(None, None, None, None)
+NO_USAGE = CgroupUsage(None, None, None, None)
 
 
-class Group(NamedTuple):
+class Cgroup(NamedTuple):
     """The folders of one control group: one for cgroup v2, one per controller for v1."""
 
     memory: Optional[str]
@@ -32,39 +32,39 @@ class Group(NamedTuple):
     unified: Optional[str]
 
     @property
-    def folder(self) -> str:
+    def memory_dir(self) -> str:
         """The folder that counts memory."""
         return self.memory or self.unified or ""
 
-    def usage(self) -> Usage:
+    def usage(self) -> CgroupUsage:
         if self.memory is not None:  # v1
-            nanoseconds = _number(self.cpuacct, "cpuacct.usage")
-            return Usage(
+            nanoseconds = _read_number(self.cpuacct, "cpuacct.usage")
+            return CgroupUsage(
                 memory_mib=_mib(_v1_working_set(self.memory)),
-                peak_memory_mib=_mib(_number(self.memory, "memory.max_usage_in_bytes")),
-                oom_kills=_field(self.memory, "memory.oom_control", "oom_kill"),
+                peak_memory_mib=_mib(_read_number(self.memory, "memory.max_usage_in_bytes")),
+                oom_kills=_read_field(self.memory, "memory.oom_control", "oom_kill"),
                 cpu_s=None if nanoseconds is None else nanoseconds / 1e9,
             )
-        microseconds = _field(self.unified, "cpu.stat", "usage_usec")
-        return Usage(
-            memory_mib=_mib(_number(self.unified, "memory.current")),
-            peak_memory_mib=_mib(_number(self.unified, "memory.peak")),
-            oom_kills=_field(self.unified, "memory.events", "oom_kill"),
+        microseconds = _read_field(self.unified, "cpu.stat", "usage_usec")
+        return CgroupUsage(
+            memory_mib=_mib(_read_number(self.unified, "memory.current")),
+            peak_memory_mib=_mib(_read_number(self.unified, "memory.peak")),
+            oom_kills=_read_field(self.unified, "memory.events", "oom_kill"),
             cpu_s=None if microseconds is None else microseconds / 1e6,
         )
 
 
-def of_process(pid: int) -> Optional[Group]:
+def cgroup_of(pid: int) -> Optional[Cgroup]:
     """The group of a process; None when it is gone or stands in the root group."""
-    places = _places(read_text(f"/proc/{pid}/cgroup") or "")
-    memory, cpuacct = (_folder(places, each) for each in ("memory", "cpuacct"))
-    unified = _folder(places, "")
+    places = _paths_by_controller(read_text(f"/proc/{pid}/cgroup") or "")
+    memory, cpuacct = (_controller_dir(places, each) for each in ("memory", "cpuacct"))
+    unified = _controller_dir(places, "")
     if memory is None and (unified is None or not os.path.exists(os.path.join(unified, "memory.current"))):
         return None
-    return Group(memory=memory, cpuacct=cpuacct, unified=unified)
+    return Cgroup(memory=memory, cpuacct=cpuacct, unified=unified)
 
 
-def _places(text: str) -> Dict[str, str]:
+def _paths_by_controller(text: str) -> Dict[str, str]:
     places = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -73,7 +73,7 @@ def _places(text: str) -> Dict[str, str]:
     return places
 
 
-def _folder(places: Dict[str, str], controller: str) -> Optional[str]:
+def _controller_dir(places: Dict[str, str], controller: str) -> Optional[str]:
     path = places.get(controller)
     if path in (None, "/", ""):
         return None
@@ -87,12 +87,12 @@ def _folder(places: Dict[str, str], controller: str) -> Optional[str]:
     return None
 
 
-def _number(folder: Optional[str], name: str) -> Optional[int]:
+def _read_number(folder: Optional[str], name: str) -> Optional[int]:
     text = None if folder is None else read_text(os.path.join(folder, name))
     return int(text) if text and text.strip().isdigit() else None
 
 
-def _field(folder: Optional[str], name: str, field: str) -> Optional[int]:
+def _read_field(folder: Optional[str], name: str, field: str) -> Optional[int]:
     text = None if folder is None else read_text(os.path.join(folder, name))
     for line in (text or "").splitlines():
         words = line.split()
@@ -102,8 +102,8 @@ def _field(folder: Optional[str], name: str, field: str) -> Optional[int]:
 
 
 def _v1_working_set(folder: str) -> Optional[int]:
-    used = _number(folder, "memory.usage_in_bytes")
-    idle = _field(folder, "memory.stat", "total_inactive_file")
+    used = _read_number(folder, "memory.usage_in_bytes")
+    idle = _read_field(folder, "memory.stat", "total_inactive_file")
     return None if used is None else max(0, used - (idle or 0))
 
 
@@ -111,7 +111,7 @@ def _mib(size_bytes: Optional[int]) -> Optional[int]:
     return None if size_bytes is None else -(-size_bytes // MIB)
 
 
-class OwnGroup:
+class TaskCgroup:
     """A group that we made for one task: limits, members, what was used, and the end of all members."""
 
     def __init__(self, folders: List[str]) -> None:
@@ -126,10 +126,10 @@ class OwnGroup:
         text = read_text(os.path.join(self._folders[0], "cgroup.procs")) or ""
         return [int(pid) for pid in text.split()]
 
-    def usage(self) -> Usage:
+    def usage(self) -> CgroupUsage:
         by_kind = {folder.split("/")[4]: folder for folder in self._folders}
         memory = by_kind.get("memory")
-        return Group(
+        return Cgroup(
             memory=memory,
             cpuacct=by_kind.get("cpuacct") or by_kind.get("cpu,cpuacct"),
             unified=None if memory else self._folders[0],
@@ -146,17 +146,17 @@ class OwnGroup:
                 os.rmdir(folder)
 
 
-def make(
+def create(
     name: str, *, memory_mib: Optional[int], pids: Optional[int], cpu_milli: Optional[int]
-) -> Optional[OwnGroup]:
+) -> Optional[TaskCgroup]:
     """A new group with limits, None where this process may not make one with a memory limit."""
-    group = _make_v1(name, memory_mib, pids, cpu_milli) or _make_v2(name, memory_mib, pids, cpu_milli)
-    return OwnGroup(group) if group else None
+    group = _create_v1(name, memory_mib, pids, cpu_milli) or _create_v2(name, memory_mib, pids, cpu_milli)
+    return TaskCgroup(group) if group else None
 
 
-def find(name: str) -> Optional[OwnGroup]:
+def find(name: str) -> Optional[TaskCgroup]:
     """The group made under this name earlier, None when there is none."""
-    places = _places(read_text("/proc/self/cgroup") or "")
+    places = _paths_by_controller(read_text("/proc/self/cgroup") or "")
     folders = []
     for controller in ("memory", "pids", "cpu", "cpuacct"):
         folder = os.path.join(_ROOT, controller, places.get(controller, "/").lstrip("/"), name)
@@ -165,13 +165,13 @@ def find(name: str) -> Optional[OwnGroup]:
     unified = os.path.join(_ROOT, places.get("", "/").lstrip("/"), name)
     if not folders and os.path.isdir(unified):
         folders = [unified]
-    return OwnGroup(folders) if folders else None
+    return TaskCgroup(folders) if folders else None
 
 
-def _make_v1(
+def _create_v1(
     name: str, memory_mib: Optional[int], pids: Optional[int], cpu_milli: Optional[int]
 ) -> List[str]:
-    places = _places(read_text("/proc/self/cgroup") or "")
+    places = _paths_by_controller(read_text("/proc/self/cgroup") or "")
     if "memory" not in places or not os.path.isdir(os.path.join(_ROOT, "memory")):
         return []
     made = []
@@ -195,18 +195,18 @@ def _make_v1(
                 _write(folder, "cpu.cfs_quota_us", str(cpu_milli * 100))
         except OSError:
             if controller == "memory":
-                OwnGroup(made).remove()
+                TaskCgroup(made).remove()
                 return []
     if not any("/memory/" in folder for folder in made):
-        OwnGroup(made).remove()
+        TaskCgroup(made).remove()
         return []
     return made
 
 
-def _make_v2(
+def _create_v2(
     name: str, memory_mib: Optional[int], pids: Optional[int], cpu_milli: Optional[int]
 ) -> List[str]:
-    place = _places(read_text("/proc/self/cgroup") or "").get("")
+    place = _paths_by_controller(read_text("/proc/self/cgroup") or "").get("")
     if place is None or not os.path.exists(os.path.join(_ROOT, "cgroup.controllers")):
         return []
     # A group with processes of its own cannot hand controllers down, so ours stands beside the agent's.

@@ -10,48 +10,48 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from agents.node import word_files
-from agents.node.disk_usage import Count
+from agents.node.disk_usage import DiskUsage
 from agents.node.ledger import RUNNING, Record
 from agents.node.machine import MIB
-from agents.node.runtimes import Written
-from agents.node.tasks import Tasks
+from agents.node.runtimes import WritablePaths
+from agents.node.tasks import TaskManager
 
-FAULT = "disk_limit_exceeded"
-LOOK_EVERY_S = 10.0
-_REST_TIMES = 20.0
+DISK_LIMIT_EXCEEDED = "disk_limit_exceeded"
+CHECK_INTERVAL_S = 10.0
+_REST_FACTOR = 20.0
 """After a count that took long, the next one waits for so many times as long: at most 5 % of one processor."""
-_COUNT_WITHIN_S = 600.0
+_COUNT_TIMEOUT_S = 600.0
 
 
-class DiskLimit:
+class DiskLimitEnforcer:
     """Counts what each running task has written outside its volumes, one task after the other.
 
     What a home of the runtime ``process`` held before its task began does not count.
     """
 
-    def __init__(self, tasks: Tasks, agent: List[str]) -> None:
+    def __init__(self, tasks: TaskManager, agent: List[str]) -> None:
         self._tasks = tasks
         self._agent = agent
         self._due_s: Dict[str, float] = {}
-        self._paths: Dict[str, Written] = {}
-        self._home_before: Dict[str, int] = {}
-        self._counting: Optional["subprocess.Popen[bytes]"] = None
+        self._paths: Dict[str, WritablePaths] = {}
+        self._initial_home_bytes: Dict[str, int] = {}
+        self._count_process: Optional["subprocess.Popen[bytes]"] = None
         self._stopped = threading.Event()
 
     def is_due(self) -> bool:
         now_s = time.monotonic()
-        return any(self._due_s.get(name, 0.0) <= now_s for name in self._limited())
+        return any(self._due_s.get(name, 0.0) <= now_s for name in self._limited_tasks())
 
     def stop(self) -> None:
         """End a count that is under way, and begin no other."""
         self._stopped.set()
-        if self._counting is not None:
-            self._counting.kill()
+        if self._count_process is not None:
+            self._count_process.kill()
 
-    def look(self) -> None:
+    def check_due(self) -> None:
         """Count every task that is due, and end those above their limit."""
-        limited = self._limited()
-        known: Tuple[Dict[str, Any], ...] = (self._due_s, self._paths, self._home_before)
+        limited = self._limited_tasks()
+        known: Tuple[Dict[str, Any], ...] = (self._due_s, self._paths, self._initial_home_bytes)
         for each in known:
             for name in set(each) - set(limited):
                 del each[name]
@@ -60,31 +60,31 @@ class DiskLimit:
             if self._stopped.is_set() or self._due_s.get(name, 0.0) > began_s:
                 continue
             try:
-                self._look_at(name, record)
+                self._check_task(name, record)
             finally:
                 ended_s = time.monotonic()
-                self._due_s[name] = ended_s + max(LOOK_EVERY_S, _REST_TIMES * (ended_s - began_s))
+                self._due_s[name] = ended_s + max(CHECK_INTERVAL_S, _REST_FACTOR * (ended_s - began_s))
 
-    def _look_at(self, name: str, record: Record) -> None:
+    def _check_task(self, name: str, record: Record) -> None:
         runtime = self._tasks.runtimes[record["runtime"]]
         if name not in self._paths:
-            written = runtime.written(name)
+            written = runtime.writable_paths(name)
             if written is None:
                 return
-            folder = self._tasks.places.folder(name)
-            files = [each.path(folder) for each in word_files.ALL]
-            self._paths[name] = written._replace(own=[*written.own, *files])
+            folder = self._tasks.directories.task_dir(name)
+            files = [each.path(folder) for each in word_files.REPORT_FILES]
+            self._paths[name] = written._replace(own=[*written.task_paths, *files])
         paths = self._paths[name]
-        found = self._count([*paths.by, *self._agent], [*paths.own, *paths.home], record["pid"] or 0)
+        found = self._count([*paths.command_prefix, *self._agent], [*paths.task_paths, *paths.home_paths], record["pid"] or 0)
         if found is None:
             return
-        own, home = sum(found.used_bytes[: len(paths.own)]), sum(found.used_bytes[len(paths.own) :])
-        used_mib = (own + max(0, home - self._home_before.setdefault(name, home))) // MIB
+        own, home = sum(found.used_bytes[: len(paths.task_paths)]), sum(found.used_bytes[len(paths.task_paths) :])
+        used_mib = (own + max(0, home - self._initial_home_bytes.setdefault(name, home))) // MIB
         if not found.complete or used_mib > record["disk_mib"]:
-            self._tasks.ledger.note(name, fault=FAULT, disk_used_mib=used_mib if found.complete else None)
-            self._tasks.end_now(name)
+            self._tasks.ledger.update_task(name, fault=DISK_LIMIT_EXCEEDED, disk_used_mib=used_mib if found.complete else None)
+            self._tasks.kill(name)
 
-    def _limited(self) -> Dict[str, Record]:
+    def _limited_tasks(self) -> Dict[str, Record]:
         records = self._tasks.ledger.tasks()
         return {
             name: record
@@ -92,10 +92,10 @@ class DiskLimit:
             if record["phase"] == RUNNING and record.get("disk_mib") is not None
         }
 
-    def _count(self, command: List[str], paths: List[str], pid: int) -> Optional[Count]:
+    def _count(self, command: List[str], paths: List[str], pid: int) -> Optional[DiskUsage]:
         """What lies at each path; None: nobody can tell now."""
         request = json.dumps({"paths": paths, "pid": pid})
-        self._counting = subprocess.Popen(
+        self._count_process = subprocess.Popen(
             [*command, "disk-usage", request],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -103,17 +103,17 @@ class DiskLimit:
         )
         try:
             if self._stopped.is_set():
-                self._counting.kill()
-            out, err = self._counting.communicate(timeout=_COUNT_WITHIN_S)
-            if self._counting.returncode == 0:
-                return Count(**json.loads(out))
+                self._count_process.kill()
+            out, err = self._count_process.communicate(timeout=_COUNT_TIMEOUT_S)
+            if self._count_process.returncode == 0:
+                return DiskUsage(**json.loads(out))
             why = err.decode(errors="replace").strip()[-300:]
         except subprocess.TimeoutExpired as error:
-            self._counting.kill()
-            self._counting.communicate()
+            self._count_process.kill()
+            self._count_process.communicate()
             why = str(error)
         finally:
-            self._counting = None
+            self._count_process = None
         if not self._stopped.is_set():
             sys.stderr.write(f"what a task has written cannot be counted: {why}\n")
         return None

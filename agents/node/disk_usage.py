@@ -15,14 +15,14 @@ _BLOCK_BYTES = 512  # of st_blocks, on every file system
 _NICE = 19
 
 
-class Count(NamedTuple):
+class DiskUsage(NamedTuple):
     """Bytes on the disk of each path. ``complete`` False: too many files, or paths too long to be opened."""
 
     used_bytes: List[int]
     complete: bool
 
 
-def count(paths: Sequence[str], pid: int = 0) -> Count:
+def measure_disk_usage(paths: Sequence[str], pid: int = 0) -> DiskUsage:
     """Count each path and what lies below it, links not followed. Raise OSError for a path that cannot be read.
 
     To the first path is added what process ``pid`` and those of its container or account hold open after it was
@@ -52,23 +52,23 @@ def count(paths: Sequence[str], pid: int = 0) -> Count:
                             seen.add((facts.st_dev, facts.st_ino))
                         total += facts.st_blocks * _BLOCK_BYTES
                         if entries >= MAX_ENTRIES:
-                            return Count([*used, total], False)
+                            return DiskUsage([*used, total], False)
             except OSError as error:
                 if folder == path:
                     raise
                 complete = complete and error.errno not in (errno.ENAMETOOLONG, errno.ELOOP)
         used.append(total)
     if used and pid:
-        used[0] += _removed_but_open(pid)
-    return Count(used, complete)
+        used[0] += _deleted_open_bytes(pid)
+    return DiskUsage(used, complete)
 
 
-def _removed_but_open(pid: int) -> int:
+def _deleted_open_bytes(pid: int) -> int:
     """Bytes of regular files on disks that no folder names any more, held by processes of one task."""
     held: Dict[Tuple[int, int], int] = {}
-    whose = _task_of(pid)
+    whose = _task_identity(pid)
     for name in os.listdir("/proc") if whose else ():
-        if not name.isdigit() or _task_of(int(name)) != whose:
+        if not name.isdigit() or _task_identity(int(name)) != whose:
             continue
         try:
             descriptors = os.listdir(f"/proc/{name}/fd")
@@ -80,16 +80,16 @@ def _removed_but_open(pid: int) -> int:
                 facts = os.stat(path)
             except OSError:
                 continue
-            in_memory = _link(path).startswith(("/memfd:", "/dev/shm/"))  # noqa: S108 - bounded as memory
+            in_memory = _read_link(path).startswith(("/memfd:", "/dev/shm/"))  # noqa: S108 - bounded as memory
             if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 0 and not in_memory:
                 held[facts.st_dev, facts.st_ino] = facts.st_blocks * _BLOCK_BYTES
     return sum(held.values())
 
 
-def _task_of(pid: int) -> str:
+def _task_identity(pid: int) -> str:
     """What processes of one task have in common: their process namespace, else their account; blank: nothing."""
-    namespace = _link(f"/proc/{pid}/ns/pid")
-    if namespace != _link("/proc/self/ns/pid"):
+    namespace = _read_link(f"/proc/{pid}/ns/pid")
+    if namespace != _read_link("/proc/self/ns/pid"):
         return namespace
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
@@ -98,7 +98,7 @@ def _task_of(pid: int) -> str:
     return f"uid {uid}" if uid not in (0, os.geteuid()) else ""
 
 
-def _link(path: str) -> str:
+def _read_link(path: str) -> str:
     try:
         return os.readlink(path)
     except OSError:
@@ -109,5 +109,5 @@ def main(request: str) -> int:
     """Count what a JSON request names, and print the answer as JSON."""
     os.nice(_NICE)
     fields: Dict[str, Any] = json.loads(request)
-    sys.stdout.write(json.dumps(count(fields["paths"], fields["pid"])._asdict()) + "\n")
+    sys.stdout.write(json.dumps(measure_disk_usage(fields["paths"], fields["pid"])._asdict()) + "\n")
     return 0

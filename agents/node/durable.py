@@ -9,38 +9,38 @@ import json
 import os
 from typing import Any, Iterator, Optional
 
-from agents.node.refusals import DISK_FULL, Refusal
+from agents.node.refusals import DISK_FULL, AgentError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def full_disk_refused(place: str) -> Iterator[None]:
+def disk_full_as_error(path: str) -> Iterator[None]:
     """Turns "no space left" inside the block into the refusal ``disk_full``."""
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise Refusal(DISK_FULL, f"The disk of the node is full: {place} cannot be written.") from error
+        if error.errno in _DISK_FULL_ERRNOS:
+            raise AgentError(DISK_FULL, f"The disk of the node is full: {path} cannot be written.") from error
         raise
 
 
 @contextlib.contextmanager
-def locked(path: str, *, wait: bool = True, shared: bool = False) -> Iterator[Optional[int]]:
+def file_lock(path: str, *, wait: bool = True, shared: bool = False) -> Iterator[Optional[int]]:
     """Holds a flock on ``path``, exclusive unless ``shared``, and gives its descriptor.
 
     None when taken and ``wait`` is false. The lock belongs to the open file, so a child that inherits the
     descriptor keeps it after we die.
     """
-    with full_disk_refused(path):
+    with disk_full_as_error(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        yield descriptor if _take(descriptor, wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) else None
+        yield descriptor if _try_flock(descriptor, wait, fcntl.LOCK_SH if shared else fcntl.LOCK_EX) else None
     finally:
         os.close(descriptor)
 
 
-def _take(descriptor: int, wait: bool, kind: int) -> bool:
+def _try_flock(descriptor: int, wait: bool, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -48,10 +48,10 @@ def _take(descriptor: int, wait: bool, kind: int) -> bool:
     return True
 
 
-def write_whole(path: str, content: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
+def write_atomic(path: str, content: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
     """Replaces ``path`` by ``content`` in one step; after a crash there is the old file or the new one."""
     part = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.part"
-    with full_disk_refused(path):
+    with disk_full_as_error(path):
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             try:
@@ -69,10 +69,10 @@ def write_whole(path: str, content: bytes, *, mode: int = 0o600, sync: bool = Tr
                 os.unlink(part)
             raise
         if sync:
-            sync_folder(os.path.dirname(path))
+            fsync_dir(os.path.dirname(path))
 
 
-def sync_folder(path: str) -> None:
+def fsync_dir(path: str) -> None:
     """Makes renames and new names in a folder survive a crash."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -92,7 +92,7 @@ def read_json(path: str) -> Optional[Any]:
 
 def write_json(path: str, value: object, *, mode: int = 0o600) -> None:
     """Replaces a JSON file in one durable step."""
-    write_whole(path, json.dumps(value, separators=(",", ":"), sort_keys=True).encode(), mode=mode)
+    write_atomic(path, json.dumps(value, separators=(",", ":"), sort_keys=True).encode(), mode=mode)
 
 
 def free_mib(path: str) -> Optional[int]:

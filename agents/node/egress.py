@@ -12,22 +12,22 @@ from agents.node.durable import read_json, write_json
 from agents.node.machine import read_text
 from agents.node.refusals import bad_spec
 
-OPEN, LISTED, NONE = "open", "listed", "none"
-MODES = (OPEN, LISTED, NONE)
+OPEN, ALLOW_LIST, NONE = "open", "listed", "none"
+MODES = (OPEN, ALLOW_LIST, NONE)
 """Everything but what no job reaches; what the project's list names; nothing. The later, the stricter."""
-DNS = "dns"
+DNS_ENTRY = "dns"
 """An entry of a list: the name servers of the node."""
-METADATA = ("169.254.0.0/16", "100.100.100.200/32", "192.0.0.192/32")
+METADATA_NETWORKS = ("169.254.0.0/16", "100.100.100.200/32", "192.0.0.192/32")
 """Link-local addresses, and where clouds answer with credentials outside them."""
-MAX_DENIED, MAX_TARGETS = 20_000, 200
+MAX_DENIED_NETWORKS, MAX_TARGETS = 20_000, 200
 _TARGET = re.compile(
     r"(?P<to>[0-9./]+)(?: (?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?(?:/(?P<protocol>tcp|udp))?)?\Z"
 )
 _FILE = "egress.json"
-Fields = Dict[str, Any]
+JsonObject = Dict[str, Any]
 
 
-class Target(NamedTuple):
+class EgressTarget(NamedTuple):
     """Where a listed project may connect: an IPv4 network, and ports of it; no ports: all of it."""
 
     network: str
@@ -36,61 +36,61 @@ class Target(NamedTuple):
     last_port: Optional[int] = None
 
 
-class Egress(NamedTuple):
+class EgressPolicy(NamedTuple):
     """The policy of one job."""
 
     mode: str = OPEN
     allow: Tuple[str, ...] = ()
 
     @property
-    def names_dns(self) -> bool:
+    def allows_dns(self) -> bool:
         """Whether its containers may ask the node's name servers."""
-        return self.mode == OPEN or (self.mode == LISTED and DNS in self.allow)
+        return self.mode == OPEN or (self.mode == ALLOW_LIST and DNS_ENTRY in self.allow)
 
 
-def parse_target(text: str) -> Target:
+def parse_egress_target(text: str) -> EgressTarget:
     """An entry such as ``10.1.0.0/16``, ``10.1.2.3 443`` or ``10.1.0.0/16 8000-8100/udp``. ValueError for others."""
     found = _TARGET.match(text)
     if found is None:
         raise ValueError(f"{text!r} is not an IPv4 address or network, with or without ports")
     network = str(ipaddress.IPv4Network(found["to"], strict=False))
     if found["first"] is None:
-        return Target(network)
+        return EgressTarget(network)
     first, last = int(found["first"]), int(found["last"] or found["first"])
     if not 1 <= first <= last <= 65_535:
         raise ValueError(f"{text!r} names no ports from 1 to 65535")
-    return Target(network, found["protocol"] or "tcp", first, last)
+    return EgressTarget(network, found["protocol"] or "tcp", first, last)
 
 
-def parse_egress(raw: Any) -> Egress:
+def parse_egress_policy(raw: Any) -> EgressPolicy:
     """The policy in a spec; none is open. Refused when it is not of the form."""
     if raw is None:
-        return Egress()
+        return EgressPolicy()
     if not isinstance(raw, dict) or set(raw) != {"mode", "allow"} or raw["mode"] not in MODES:
         raise bad_spec(f"egress has a mode, one of {', '.join(MODES)}, and a list allow.")
     allow = raw["allow"]
     if not isinstance(allow, list) or len(allow) > MAX_TARGETS:
         raise bad_spec(f"allow is not a list of at most {MAX_TARGETS} entries.")
     for each in allow:
-        if each == DNS:
+        if each == DNS_ENTRY:
             continue
         try:
-            parse_target(each if isinstance(each, str) else "")
+            parse_egress_target(each if isinstance(each, str) else "")
         except ValueError as error:
             raise bad_spec(f"{error}.") from error
-    return Egress(raw["mode"], tuple(allow))
+    return EgressPolicy(raw["mode"], tuple(allow))
 
 
-def targets(egress: Egress, nameservers: Sequence[str]) -> List[Target]:
+def allowed_targets(egress: EgressPolicy, nameservers: Sequence[str]) -> List[EgressTarget]:
     """Where a job may connect, beside its own network; only of one that is not open."""
-    found: List[Target] = []
-    for each in egress.allow if egress.mode == LISTED else ():
-        if each == DNS:
+    found: List[EgressTarget] = []
+    for each in egress.allow if egress.mode == ALLOW_LIST else ():
+        if each == DNS_ENTRY:
             found += [
-                Target(address, protocol, 53, 53) for address in nameservers for protocol in ("udp", "tcp")
+                EgressTarget(address, protocol, 53, 53) for address in nameservers for protocol in ("udp", "tcp")
             ]
         else:
-            found.append(parse_target(each))
+            found.append(parse_egress_target(each))
     return found
 
 
@@ -110,20 +110,20 @@ def nameservers_in(text: str) -> List[str]:
     return list(dict.fromkeys(found))
 
 
-def denied(state_dir: str) -> List[str]:
+def read_denied_networks(state_dir: str) -> List[str]:
     """What the portal said last that no container may connect to: the portal itself, and every node."""
     return list((read_json(os.path.join(state_dir, _FILE)) or {}).get("deny", ()))
 
 
-def keep_denied(state_dir: str, raw: Any) -> bool:
+def save_denied_networks(state_dir: str, raw: Any) -> bool:
     """Keeps what the portal says; True when it is news. Refused when it is no list of networks."""
-    if not isinstance(raw, list) or len(raw) > MAX_DENIED:
-        raise bad_spec(f"deny is not a list of at most {MAX_DENIED} addresses.")
+    if not isinstance(raw, list) or len(raw) > MAX_DENIED_NETWORKS:
+        raise bad_spec(f"deny is not a list of at most {MAX_DENIED_NETWORKS} addresses.")
     try:
         deny = sorted({str(ipaddress.ip_network(str(each))) for each in raw})
     except ValueError as error:
         raise bad_spec(f"deny holds something that is no address: {error}.") from error
-    if deny == denied(state_dir):
+    if deny == read_denied_networks(state_dir):
         return False
     write_json(os.path.join(state_dir, _FILE), {"deny": deny})
     return True

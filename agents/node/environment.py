@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from agents.node.spec import FIRST_RANK, TaskSpec
+from agents.node.spec import RANK0_ADDRESS_PLACEHOLDER, TaskSpec
 
-SECRETS_IN_CONTAINER = "/run/fairway"
+CONTAINER_SECRETS_DIR = "/run/fairway"
 
-VARIABLES = "variables"
+SECRET_ENV_FILE = "variables"
 """The file among a task's secrets that sets the variables which no list of an engine shows."""
 _SHELL = "/bin/sh"
 
-OURS = (
+RESERVED_VARIABLES = (
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DISABLE_REQUIRE",
     "NVIDIA_DRIVER_CAPABILITIES",
@@ -29,25 +29,25 @@ OURS = (
 )
 
 
-_OURS_BEGIN = ("CUDA_MPS_", "NVIDIA_REQUIRE_", "NVIDIA_MIG_", "NVIDIA_IMEX_", "FAIRWAY_")
+_RESERVED_PREFIXES = ("CUDA_MPS_", "NVIDIA_REQUIRE_", "NVIDIA_MIG_", "NVIDIA_IMEX_", "FAIRWAY_")
 """With those above: by them the toolkit gives a container device nodes that nobody allocated."""
 
 
-def is_ours(name: str) -> bool:
+def is_reserved(name: str) -> bool:
     """True for a variable that neither a person nor an image may set."""
-    return name in OURS or name.startswith(_OURS_BEGIN)
+    return name in RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIXES)
 
 
 def task_environment(
     spec: TaskSpec,
     *,
     secrets: str,
-    word_files: Mapping[str, str],
+    report_files: Mapping[str, str],
     home: Optional[str],
     ports: Mapping[int, int],
     address: str,
-    first_rank: Optional[str] = None,
-    share: Optional[Mapping[str, str]] = None,
+    rank0_address: Optional[str] = None,
+    mps_variables: Optional[Mapping[str, str]] = None,
 ) -> Dict[str, str]:
     """Variables for a task; ``ports`` maps each port it asked for to the one it must listen on.
 
@@ -55,9 +55,9 @@ def task_environment(
     ``first_rank`` is the address of its gang's rank 0, where the node alone knows it. ``share`` are the variables
     by which its share of a GPU is enforced.
     """
-    environment = {name: text for name, text in spec.env.items() if not is_ours(name)}
-    if first_rank is not None:
-        environment = {name: first_rank if text == FIRST_RANK else text for name, text in environment.items()}
+    environment = {name: text for name, text in spec.env.items() if not is_reserved(name)}
+    if rank0_address is not None:
+        environment = {name: rank0_address if text == RANK0_ADDRESS_PLACEHOLDER else text for name, text in environment.items()}
     uuids = ",".join(share.uuid for share in spec.gpus)
     environment.update(
         {
@@ -73,9 +73,9 @@ def task_environment(
             "FAIRWAY_GPUS": uuids,
             "FAIRWAY_GPU_MILLI": ",".join(f"{share.uuid}={share.milli}" for share in spec.gpus),
             "FAIRWAY_SECRETS": secrets,
-            **word_files,
+            **report_files,
             "FAIRWAY_ADDRESS": address,
-            **(share or {}),
+            **(mps_variables or {}),
         }
     )
     if home is not None:
@@ -91,23 +91,23 @@ def task_environment(
     return environment
 
 
-def variables_file(variables: Mapping[str, str]) -> str:
+def secret_env_file_content(variables: Mapping[str, str]) -> str:
     """Lines by which a shell sets variables, whatever their values hold."""
     quoted = ((name, text.replace("'", "'\\''")) for name, text in sorted(variables.items()))
-    return "".join(f"export {name}='{text}'\n" for name, text in quoted if not is_ours(name))
+    return "".join(f"export {name}='{text}'\n" for name, text in quoted if not is_reserved(name))
 
 
-def with_secrets(command: List[str], variables: Mapping[str, str], secrets: str) -> List[str]:
+def wrap_with_secret_env(command: List[str], variables: Mapping[str, str], secrets: str) -> List[str]:
     """The command of a task that gets secret variables: a shell reads them from a file, and becomes the command.
 
     So they stand neither in an argument list, nor in what an engine keeps and shows of a container.
     """
     if not variables:
         return command
-    return [_SHELL, "-c", f'. {secrets}/{VARIABLES} && exec "$@"', "fairway", *command]
+    return [_SHELL, "-c", f'. {secrets}/{SECRET_ENV_FILE} && exec "$@"', "fairway", *command]
 
 
-def fill_in(command: Tuple[str, ...], *, ports: Mapping[int, int], address: str, secrets: str) -> List[str]:
+def substitute_placeholders(command: Tuple[str, ...], *, ports: Mapping[int, int], address: str, secrets: str) -> List[str]:
     """The command with ``{port}``, ``{port_N}``, ``{address}`` and ``{secrets}`` replaced.
 
     Only for a task that has a port, that is, a tool we start; a person's own words are left as they are.

@@ -9,7 +9,7 @@ _AT_LEAST = re.compile(r"cuda>=(\d{1,3}\.\d{1,3})(?:\D|\Z)")
 _VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(?:\.|\Z)")
 
 
-def cuda_wanted(variables: Sequence[str]) -> Optional[str]:
+def required_cuda_version(variables: Sequence[str]) -> Optional[str]:
     """The CUDA version that a driver must know for this image, such as 12.4; None: it does not say.
 
     ``NVIDIA_REQUIRE_CUDA`` is what NVIDIA's own runtime holds an image to (alternatives separated by spaces; those
@@ -20,10 +20,10 @@ def cuda_wanted(variables: Sequence[str]) -> Optional[str]:
     required = found.get("NVIDIA_REQUIRE_CUDA")
     if required is not None:
         versions = _AT_LEAST.findall(required)
-        return min(versions, key=_numbers) if versions else None
+        return min(versions, key=_version_tuple) if versions else None
     version = _VERSION.match(found.get("CUDA_VERSION", ""))
     return version.group(1) if version else None
 
 
-def _numbers(version: str) -> Tuple[int, ...]:
+def _version_tuple(version: str) -> Tuple[int, ...]:
     return tuple(int(each) for each in version.split("."))

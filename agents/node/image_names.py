@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from typing import Optional
 
-_HUB, _HUBS_OWN, _LOCAL = "docker.io/", "library/", "localhost/"
-ANY_LOADED = "-"
+_DOCKER_HUB, _DOCKER_HUB_NAMESPACE, _LOCAL = "docker.io/", "library/", "localhost/"
+UNKNOWN_ARCHIVE = "-"
 """In place of a name, for an archive of which nobody knows yet what it holds."""
 _ID = re.compile(r"(?:sha256:)?([0-9a-f]{64})\Z")
 _DIGEST = re.compile(r"(?P<name>.+?)(?::[^:/@]+)?@(?P<digest>sha256:[0-9a-f]{64})\Z")
 
 
-def plain_name(name: str) -> str:
+def normalize_image_name(name: str) -> str:
     """One spelling for all that an engine takes for the same: without the hub, with a tag, an id without its kind."""
     identity = _ID.match(name)
     if identity is not None:
         return identity.group(1)
     by_digest = _DIGEST.match(name)
     whole = by_digest.group("name") if by_digest else name
-    for start in (_LOCAL, _HUB, _HUBS_OWN):
+    for start in (_LOCAL, _DOCKER_HUB, _DOCKER_HUB_NAMESPACE):
         if whole.startswith(start):
             whole = whole[len(start) :]
     if by_digest:
@@ -27,7 +27,7 @@ def plain_name(name: str) -> str:
     return whole if ":" in whole.rsplit("/", 1)[-1] else f"{whole}:latest"
 
 
-def registry_of(image: str) -> Optional[str]:
+def registry_host(image: str) -> Optional[str]:
     """The host that a reference names, port included; None for one that names none."""
     first, slash, _ = image.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else None

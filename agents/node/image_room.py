@@ -11,36 +11,36 @@ import os
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from agents.node.image_book import known, note_here
-from agents.node.image_names import ANY_LOADED, plain_name
-from agents.node.ledger import HOLDING
-from agents.node.refusals import Refusal, bad_spec
+from agents.node.image_book import find_usage, record_present
+from agents.node.image_names import UNKNOWN_ARCHIVE, normalize_image_name
+from agents.node.ledger import LIVE_PHASES
+from agents.node.refusals import AgentError, bad_spec
 from agents.node.runtimes import Image, Runtime
-from agents.node.tasks import Tasks
+from agents.node.tasks import TaskManager
 
-_WITHIN_S = 120.0
+_TIME_LIMIT_S = 120.0
 """No further image is begun after so long; the next tidying goes on."""
-Fields = Dict[str, Any]
+JsonObject = Dict[str, Any]
 
 
-class Wish(NamedTuple):
+class ImageGcPolicy(NamedTuple):
     """What the portal says of images: above ``high_percent`` they go until ``low_percent``, unused for ``keep_s``."""
 
     high_percent: float
     low_percent: float
     keep_s: float
-    others: bool  # also images that we did not bring
-    keep: Set[str]  # plain names
+    include_unmanaged: bool  # also images that we did not bring
+    protected: Set[str]  # plain names
 
 
-def parse_wish(raw: Any) -> Optional[Wish]:
+def parse_image_gc_policy(raw: Any) -> Optional[ImageGcPolicy]:
     """The field ``images`` of the verb ``gc``; None: no image is removed."""
     if raw is None:
         return None
     try:
         high, low, keep_s = (float(raw[key]) for key in ("high_percent", "low_percent", "keep_s"))
-        keep = {plain_name(str(name)) for name in raw.get("keep", ())}
-        wish = Wish(high, min(low, high), keep_s, raw.get("others") is True, keep)
+        keep = {normalize_image_name(str(name)) for name in raw.get("keep", ())}
+        wish = ImageGcPolicy(high, min(low, high), keep_s, raw.get("others") is True, keep)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise bad_spec(
             "images has high_percent, low_percent, keep_s, and perhaps others and keep."
@@ -50,69 +50,69 @@ def parse_wish(raw: Any) -> Optional[Wish]:
     return wish
 
 
-class ImageRoom:
+class ImageCollector:
     """Makes room in the stores of a node's engines."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
 
-    def make(self, wish: Optional[Wish]) -> List[Fields]:
+    def collect(self, policy: Optional[ImageGcPolicy]) -> List[JsonObject]:
         """Removes what ``wish`` allows; a row for each image that is gone: names, size_mib, runtime, idle_s."""
-        removed: List[Fields] = []
+        removed: List[JsonObject] = []
         for runtime in self._tasks.runtimes.values():
-            if runtime.kind != "process" and wish is not None:
-                with contextlib.suppress(Refusal):  # an engine that does not answer keeps its images
-                    removed.extend(self._in(runtime, wish))
+            if runtime.kind != "process" and policy is not None:
+                with contextlib.suppress(AgentError):  # an engine that does not answer keeps its images
+                    removed.extend(self._collect_runtime(runtime, policy))
         return removed
 
-    def _in(self, runtime: Runtime, wish: Wish) -> List[Fields]:
-        until_s, now_s, removed = time.monotonic() + _WITHIN_S, time.time(), []
+    def _collect_runtime(self, runtime: Runtime, policy: ImageGcPolicy) -> List[JsonObject]:
+        until_s, now_s, removed = time.monotonic() + _TIME_LIMIT_S, time.time(), []
         images = runtime.images()
-        with self._tasks.ledger.change() as state:
-            note_here(state, runtime.kind, [image.image_id for image in images], now_s)
-        used = used_percent(runtime)
-        if used is None or used < wish.high_percent:
+        with self._tasks.ledger.transaction() as state:
+            record_present(state, runtime.kind, [image.image_id for image in images], now_s)
+        used = store_used_percent(runtime)
+        if used is None or used < policy.high_percent:
             return []
         in_use = runtime.images_in_use()
-        for since_s, image in self._oldest_first(runtime, images, in_use, wish, now_s):
-            used = used_percent(runtime)
-            if used is None or used <= wish.low_percent or time.monotonic() > until_s:
+        for since_s, image in self._oldest_first(runtime, images, in_use, policy, now_s):
+            used = store_used_percent(runtime)
+            if used is None or used <= policy.low_percent or time.monotonic() > until_s:
                 break
-            with self._tasks.places.removes_image([*image.names, ANY_LOADED]) as alone:
+            with self._tasks.directories.lock_image_for_removal([*image.names, UNKNOWN_ARCHIVE]) as alone:
                 # since we looked, a task may have come to use it and have let go of the lock again
-                if alone and self._idle_since_s(runtime, image) == since_s and runtime.remove_image(image):
+                if alone and self._unused_since_s(runtime, image) == since_s and runtime.remove_image(image):
                     removed.append(_row(runtime.kind, image, now_s - since_s))
         return removed
 
     def _oldest_first(
-        self, runtime: Runtime, images: List[Image], in_use: Set[str], wish: Wish, now_s: float
+        self, runtime: Runtime, images: List[Image], in_use: Set[str], policy: ImageGcPolicy, now_s: float
     ) -> List[Tuple[float, Image]]:
         state = self._tasks.ledger.read()
         found = []
         for image in images:
-            facts = known(state, runtime.kind, image.image_id, image.names)
-            mine = facts is not None and (facts.ours or wish.others)
-            needed = image.image_id in in_use or any(plain_name(name) in wish.keep for name in image.names)
-            since_s = self._idle_since_s(runtime, image)
-            if mine and not needed and since_s is not None and now_s - since_s >= wish.keep_s:
+            facts = find_usage(state, runtime.kind, image.image_id, image.names)
+            mine = facts is not None and (facts.managed or policy.include_unmanaged)
+            needed = image.image_id in in_use or any(normalize_image_name(name) in policy.protected for name in image.names)
+            since_s = self._unused_since_s(runtime, image)
+            if mine and not needed and since_s is not None and now_s - since_s >= policy.keep_s:
                 found.append((since_s, image))
         return sorted(found, key=lambda each: (each[0], each[1].image_id))
 
-    def _idle_since_s(self, runtime: Runtime, image: Image) -> Optional[float]:
+    def _unused_since_s(self, runtime: Runtime, image: Image) -> Optional[float]:
         """Since when no task of ours needs it; None while one does, or when nothing is known of it."""
         state = self._tasks.ledger.read()
-        names = {plain_name(name) for name in image.names}
+        names = {normalize_image_name(name) for name in image.names}
         for record in state["tasks"].values():
             wanted = record.get("image")  # older records lack it: their containers say what they use
-            if record["phase"] in HOLDING and wanted is not None and plain_name(wanted) in names:
+            if record["phase"] in LIVE_PHASES and wanted is not None and normalize_image_name(wanted) in names:
                 return None
-        facts = known(state, runtime.kind, image.image_id, image.names)
-        return facts.idle_since_s if facts else None
+        facts = find_usage(state, runtime.kind, image.image_id, image.names)
+        return facts.unused_since_s if facts else None
 
 
-def used_percent(runtime: Runtime) -> Optional[float]:
+def store_used_percent(runtime: Runtime) -> Optional[float]:
     """How full the file system is that holds an engine's images, 0 to 100; None when nobody can say."""
-    with contextlib.suppress(Refusal, OSError):
+    with contextlib.suppress(AgentError, OSError):
         path = runtime.store_path()
         if path is not None:
             facts = os.statvfs(path)
@@ -121,6 +121,6 @@ def used_percent(runtime: Runtime) -> Optional[float]:
     return None
 
 
-def _row(runtime: str, image: Image, idle_s: float) -> Fields:
+def _row(runtime: str, image: Image, idle_s: float) -> JsonObject:
     names = image.refs or image.digests or [image.image_id]
     return {"runtime": runtime, "names": names, "size_mib": image.size_mib, "idle_s": round(idle_s)}

@@ -12,12 +12,12 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 from agents.node.machine import read_text
 
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
-_FOLDER = "/sys/class/net"
+_SYSFS_NET = "/sys/class/net"
 _NO_METRIC = 1 << 32
 _NO_ROUTE = 2, _NO_METRIC
-_EVERYWHERE = 0x00
+_SCOPE_GLOBAL = 0x00
 _TEMPORARY, _FAILED, _DEPRECATED, _TENTATIVE = 0x01, 0x08, 0x20, 0x40
-_PASSING = _TEMPORARY | _FAILED | _DEPRECATED | _TENTATIVE
+_UNSTABLE_FLAGS = _TEMPORARY | _FAILED | _DEPRECATED | _TENTATIVE
 """Flags of linux/if_addr.h."""
 _Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
@@ -33,7 +33,7 @@ class Interface(NamedTuple):
     addresses: Sequence[str] = ()  # each with its bits, such as 10.0.0.7/24: the IPv4 one, then those of IPv6
 
 
-def interfaces() -> List[Interface]:
+def list_interfaces() -> List[Interface]:
     """The interfaces by which other machines may be reached, by name.
 
     Loopback is none of them, nor are the bridges of engines unless the default route leads there. Chosen is the one
@@ -56,7 +56,7 @@ def interfaces() -> List[Interface]:
     ]
 
 
-def own_addresses() -> List[str]:
+def host_addresses() -> List[str]:
     """Every address of this machine but loopback, those of bridges too, without the bits of its network."""
     return [str(each.ip) for own in _addresses().values() for each in own]
 
@@ -85,16 +85,16 @@ def _addresses() -> Dict[str, List[_Address]]:
     """The addresses of each interface but loopback, for those that have any; of IPv4 the first alone."""
     found: Dict[str, List[_Address]] = {}
     for _, name in socket.if_nameindex():
-        first = _network(name)
+        first = _ipv4_address(name)
         if first is not None:
             found[name] = [first]
-    for name, address in lasting_ipv6(read_text("/proc/net/if_inet6") or ""):
+    for name, address in stable_ipv6_addresses(read_text("/proc/net/if_inet6") or ""):
         found.setdefault(name, []).append(address)
     found.pop("lo", None)
     return found
 
 
-def lasting_ipv6(table: str) -> List[Tuple[str, ipaddress.IPv6Interface]]:
+def stable_ipv6_addresses(table: str) -> List[Tuple[str, ipaddress.IPv6Interface]]:
     """Interface and address for each line of the kernel's table that others may use for long.
 
     Neither addresses of one wire alone (fe80::), nor such as are not sure yet, are not to be used any more, or are
@@ -103,17 +103,17 @@ def lasting_ipv6(table: str) -> List[Tuple[str, ipaddress.IPv6Interface]]:
     found = []
     for line in table.splitlines():
         address, _, prefix, scope, flags, name = line.split()
-        if int(scope, 16) == _EVERYWHERE and not int(flags, 16) & _PASSING:
+        if int(scope, 16) == _SCOPE_GLOBAL and not int(flags, 16) & _UNSTABLE_FLAGS:
             own = ipaddress.IPv6Address(int(address, 16))
             found.append((name, ipaddress.IPv6Interface(f"{own}/{int(prefix, 16)}")))
     return sorted(found)
 
 
 def _is_bridge(name: str) -> bool:
-    return os.path.isdir(os.path.join(_FOLDER, name, "bridge"))
+    return os.path.isdir(os.path.join(_SYSFS_NET, name, "bridge"))
 
 
-def _network(name: str) -> Optional[ipaddress.IPv4Interface]:
+def _ipv4_address(name: str) -> Optional[ipaddress.IPv4Interface]:
     """The first IPv4 address of an interface; None when it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         request = struct.pack("256s", name.encode()[:15])
@@ -143,5 +143,5 @@ def _default_metrics() -> Dict[str, Tuple[int, int]]:
 
 
 def _speed_mbit(name: str) -> Optional[int]:
-    text = (read_text(os.path.join(_FOLDER, name, "speed")) or "").strip()
+    text = (read_text(os.path.join(_SYSFS_NET, name, "speed")) or "").strip()
     return int(text) if text.isdigit() else None

@@ -20,14 +20,14 @@ import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from agents.node import machine, refusals
-from agents.node.durable import locked, read_json, write_json
-from agents.node.image_book import note_use
-from agents.node.refusals import Refusal
-from agents.node.spec import MILLI_WHOLE, TaskSpec, network_name
+from agents.node.durable import file_lock, read_json, write_json
+from agents.node.image_book import record_use
+from agents.node.refusals import AgentError
+from agents.node.spec import MILLI_PER_GPU, TaskSpec, network_name
 
 RESERVED, STARTING, RUNNING, EXITED = "reserved", "starting", "running", "exited"
-HOLDING = (RESERVED, STARTING, RUNNING)
-FORGET_JOBS_AFTER_S = 30 * 86_400.0
+LIVE_PHASES = (RESERVED, STARTING, RUNNING)
+JOB_RETENTION_S = 30 * 86_400.0
 _JOB_NETWORK_BITS = 26
 
 Record = Dict[str, Any]
@@ -38,7 +38,7 @@ class Admission(NamedTuple):
     """The answer to a start that the ledger allows."""
 
     record: Record
-    repeated: bool  # the ledger knew this task already
+    is_repeat: bool  # the ledger knew this task already
 
 
 class Ledger:
@@ -51,8 +51,8 @@ class Ledger:
         self._lock_path = os.path.join(state_dir, "ledger.lock")
         self._subnets = ipaddress.IPv4Network(subnets)
         self._uids = uids
-        self._seen: Optional[Tuple[int, int, int]] = None
-        self._copy: Record = _empty()
+        self._file_version: Optional[Tuple[int, int, int]] = None
+        self._cached: Record = _empty_ledger()
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -61,12 +61,12 @@ class Ledger:
         try:
             facts = os.stat(self._path)
         except FileNotFoundError:
-            return _empty()
+            return _empty_ledger()
         seen = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
-        if seen != self._seen:
-            self._copy = read_json(self._path) or _empty()
-            self._seen = seen
-        return self._copy
+        if seen != self._file_version:
+            self._cached = read_json(self._path) or _empty_ledger()
+            self._file_version = seen
+        return self._cached
 
     def tasks(self) -> Dict[str, Record]:
         """All records by container name."""
@@ -99,26 +99,26 @@ class Ledger:
         """Thousandths held on each GPU that is held at all."""
         return _live_milli(self.read())
 
-    def spares(self) -> Dict[str, Record]:
+    def pooled_networks(self) -> Dict[str, Record]:
         """Networks made ahead, by name: ``runtime``, ``subnet``, and whether they are ``ready``."""
         spares: Dict[str, Record] = self.read().get("spares", {})
         return spares
 
     def networks(self) -> Set[str]:
         """Every network that a task or a spare is known to have, or to have had."""
-        used = {network_of(record) for record in self.tasks().values()}
-        return {name for name in used if name is not None} | set(self.spares())
+        used = {task_network(record) for record in self.tasks().values()}
+        return {name for name in used if name is not None} | set(self.pooled_networks())
 
     # -- writing ------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def change(self) -> Iterator[Record]:
+    def transaction(self) -> Iterator[Record]:
         """A transaction: the block may change the ledger, which is on disk when the block has ended.
 
         An exception in the block leaves the file as it was.
         """
-        with locked(self._lock_path):
-            state = read_json(self._path) or _empty()
+        with file_lock(self._lock_path):
+            state = read_json(self._path) or _empty_ledger()
             before = _fingerprint(state)
             yield state
             if _fingerprint(state) != before:
@@ -128,83 +128,83 @@ class Ledger:
         """Refuses a command of a leader that was replaced, and remembers the highest epoch seen."""
         if epoch == self.epoch():
             return
-        with self.change() as state:
+        with self.transaction() as state:
             _check_epoch(state, epoch)
 
     def admit(
         self, epoch: int, spec: TaskSpec, *, needs_uid: bool = False, needs_network: bool = False
     ) -> Admission:
         """Reserves the GPUs of a task, or refuses; a repeat of what is already admitted is granted again."""
-        with self.change() as state:
+        with self.transaction() as state:
             _check_epoch(state, epoch)
             job = state["jobs"].setdefault(spec.job, {"attempt": 0, "tombstones": [], "seen_s": 0.0})
             if spec.attempt in job["tombstones"]:
-                raise Refusal(
+                raise AgentError(
                     refusals.TOMBSTONED,
                     f"Attempt {spec.attempt} of {spec.job} was stopped and never starts again.",
                 )
-            if spec.task in _left(job, spec.attempt):
-                raise Refusal(refusals.TOMBSTONED, f"{spec.name} was asked to leave and never starts again.")
+            if spec.task in _stopped_tasks(job, spec.attempt):
+                raise AgentError(refusals.TOMBSTONED, f"{spec.name} was asked to leave and never starts again.")
             if spec.attempt < job["attempt"]:
-                raise Refusal(
+                raise AgentError(
                     refusals.TOMBSTONED,
                     f"Attempt {spec.attempt} of {spec.job} is older than attempt {job['attempt']}.",
                 )
             known = state["tasks"].get(spec.name)
             if known is not None:
                 if known["digest"] != spec.digest or known["runtime"] != spec.runtime:
-                    raise Refusal(
+                    raise AgentError(
                         refusals.NAME_CONFLICT,
                         f"{spec.name} is known on this node with another specification.",
                     )
-                return Admission(dict(known), repeated=True)
-            _check_milli(state, spec)
-            _check_meet_port(state, spec)
+                return Admission(dict(known), is_repeat=True)
+            _check_gpu_capacity(state, spec)
+            _check_rendezvous_port(state, spec)
             record = _new_record(spec)
-            note_use(state, spec.runtime, spec.image, time.time())
+            record_use(state, spec.runtime, spec.image, time.time())
             if needs_network:
-                record.update(self._network_for(state, spec))
+                record.update(self._allocate_network(state, spec))
             if needs_uid:
-                record["own_uid"] = self._uid_for(state, spec)
+                record["own_uid"] = self._allocate_uid(state, spec)
             state["tasks"][spec.name] = record
             job["attempt"] = spec.attempt
             job["seen_s"] = time.time()
-            return Admission(dict(record), repeated=False)
+            return Admission(dict(record), is_repeat=False)
 
     def assign_ports(
-        self, name: str, ports: Sequence[int], is_free: Callable[[int], bool], span: Tuple[int, int]
+        self, name: str, ports: Sequence[int], is_free: Callable[[int], bool], port_range: Tuple[int, int]
     ) -> Dict[int, int]:
         """Gives each port of a task a port of the node that no other task holds. Repeatable."""
-        with self.change() as state:
+        with self.transaction() as state:
             record = state["tasks"][name]
             taken = {
                 port
                 for each in state["tasks"].values()
-                if each["phase"] in HOLDING
+                if each["phase"] in LIVE_PHASES
                 for port in each["ports"].values()
             }
             for port in ports:
                 if str(port) not in record["ports"]:
-                    record["ports"][str(port)] = _free_port(taken, is_free, span)
+                    record["ports"][str(port)] = _free_port(taken, is_free, port_range)
                     taken.add(record["ports"][str(port)])
             return {int(port): int(number) for port, number in record["ports"].items()}
 
-    def note(self, name: str, **facts: Any) -> Record:
+    def update_task(self, name: str, **fields: Any) -> Record:
         """Writes facts of a task, a phase for instance; an ended task never comes back to life."""
-        with self.change() as state:
+        with self.transaction() as state:
             record = state["tasks"].get(name)
             if record is None:
-                raise Refusal(refusals.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
-            if record["phase"] == EXITED and facts.get("phase") in HOLDING:
-                raise Refusal(refusals.TOMBSTONED, f"{name} has ended and never starts again.")
-            record.update(facts)
-            if facts.get("phase") == EXITED:
-                note_use(state, record["runtime"], record.get("image"), time.time())
+                raise AgentError(refusals.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
+            if record["phase"] == EXITED and fields.get("phase") in LIVE_PHASES:
+                raise AgentError(refusals.TOMBSTONED, f"{name} has ended and never starts again.")
+            record.update(fields)
+            if fields.get("phase") == EXITED:
+                record_use(state, record["runtime"], record.get("image"), time.time())
             return dict(record)
 
     def tombstone(self, epoch: int, job: str, attempt: int, *, grace_s: float = 0.0) -> Dict[str, Record]:
         """Forbids an attempt for ever and gives its tasks, each with a time at which patience ends."""
-        with self.change() as state:
+        with self.transaction() as state:
             _check_epoch(state, epoch)
             facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "seen_s": 0.0})
             if attempt not in facts["tombstones"]:
@@ -217,7 +217,7 @@ class Ledger:
         self, epoch: int, job: str, attempt: int, tasks: Sequence[int], *, grace_s: float = 0.0
     ) -> Dict[str, Record]:
         """As :meth:`tombstone` for some tasks of an attempt, which itself goes on."""
-        with self.change() as state:
+        with self.transaction() as state:
             _check_epoch(state, epoch)
             facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "seen_s": 0.0})
             left = facts.setdefault("left", {})
@@ -225,15 +225,15 @@ class Ledger:
             facts["seen_s"] = time.time()
             return _set_deadlines(state, job, attempt, time.time() + grace_s, tasks)
 
-    def stopping(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Dict[str, Record]:
+    def set_stop_deadline(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Dict[str, Record]:
         """As :meth:`tombstone`, for a stop that leaves the attempt free to start again."""
-        with self.change() as state:
+        with self.transaction() as state:
             _check_epoch(state, epoch)
             return _set_deadlines(state, job, attempt, time.time() + grace_s)
 
-    def forget(self, names: Sequence[str]) -> None:
+    def remove_tasks(self, names: Sequence[str]) -> None:
         """Drops tasks that are gone. Their attempts cannot start again: that stays known by the tombstone."""
-        with self.change() as state:
+        with self.transaction() as state:
             for name in names:
                 record = state["tasks"].pop(name, None)
                 if record is not None:
@@ -243,50 +243,50 @@ class Ledger:
                     if record["phase"] != RESERVED and record["attempt"] not in facts["tombstones"]:
                         facts["tombstones"] = sorted([*facts["tombstones"], record["attempt"]])
 
-    def forget_old_jobs(self, now_s: float) -> int:
+    def remove_old_jobs(self, now_s: float) -> int:
         """Drops jobs unheard of for thirty days and without tasks; gives how many."""
-        with self.change() as state:
+        with self.transaction() as state:
             busy = {record["job"] for record in state["tasks"].values()}
             old = [
                 job
                 for job, facts in state["jobs"].items()
-                if job not in busy and now_s - facts["seen_s"] > FORGET_JOBS_AFTER_S
+                if job not in busy and now_s - facts["seen_s"] > JOB_RETENTION_S
             ]
             for job in old:
                 del state["jobs"][job]
             return len(old)
 
-    def begin(self, name: str) -> Record:
+    def mark_starting(self, name: str) -> Record:
         """The last moment before a task runs: refused when a stop came first, else phase ``starting``."""
-        with self.change() as state:
+        with self.transaction() as state:
             record = state["tasks"].get(name)
             if record is None:
-                raise Refusal(refusals.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
+                raise AgentError(refusals.NO_SUCH_CONTAINER, f"{name} is not known on this node.")
             facts = state["jobs"].get(record["job"], {})
             forbidden = record["attempt"] in facts.get("tombstones", ())
-            forbidden = forbidden or record["task"] in _left(facts, record["attempt"])
+            forbidden = forbidden or record["task"] in _stopped_tasks(facts, record["attempt"])
             if forbidden or record["phase"] == EXITED:
-                raise Refusal(refusals.TOMBSTONED, f"{name} was stopped before it ran.")
+                raise AgentError(refusals.TOMBSTONED, f"{name} was stopped before it ran.")
             record["phase"] = STARTING
             return dict(record)
 
-    def drop(self, name: str) -> None:
+    def cancel_reservation(self, name: str) -> None:
         """Takes back a reservation of which nothing came to be; the attempt may start again."""
-        with self.change() as state:
+        with self.transaction() as state:
             state["tasks"].pop(name, None)
 
-    def set_boot(self, boot_id: str) -> None:
+    def set_boot_id(self, boot_id: str) -> None:
         """Notes the boot that this ledger speaks of."""
-        with self.change() as state:
+        with self.transaction() as state:
             state["boot_id"] = boot_id
 
-    def promise_spare(self, name: str, runtime: str) -> Optional[str]:
+    def reserve_pooled_network(self, name: str, runtime: str) -> Optional[str]:
         """Sets a piece of the address range aside for a network that is about to be made; None when full.
 
         It comes from the upper half, at random: an agent of the version before, which knows no spares, looks
         for a piece from below, and another cluster on this machine makes spares of its own.
         """
-        with self.change() as state:
+        with self.transaction() as state:
             pieces = list(self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS))
             upper = pieces[len(pieces) // 2 :]
             random.shuffle(upper)
@@ -295,27 +295,27 @@ class Ledger:
                 state.setdefault("spares", {})[name] = {"runtime": runtime, "subnet": subnet, "ready": False}
             return subnet
 
-    def spare_ready(self, name: str) -> None:
+    def mark_pooled_network_ready(self, name: str) -> None:
         """The network exists: the next job of its runtime may have it."""
-        with self.change() as state:
+        with self.transaction() as state:
             spare = state.get("spares", {}).get(name)
             if spare is not None:
                 spare["ready"] = True
 
-    def drop_spare(self, name: str) -> None:
+    def remove_pooled_network(self, name: str) -> None:
         """Forgets a spare that came to nothing."""
-        with self.change() as state:
+        with self.transaction() as state:
             state.get("spares", {}).pop(name, None)
 
     # -- choosing -----------------------------------------------------------------------------------------
 
-    def _network_for(self, state: Record, spec: TaskSpec) -> Record:
+    def _allocate_network(self, state: Record, spec: TaskSpec) -> Record:
         """The network of a task: its job's own on this node, else a spare that is ready, else one to make."""
         for record in state["tasks"].values():
-            live = record["job"] == spec.job and record["phase"] in HOLDING
+            live = record["job"] == spec.job and record["phase"] in LIVE_PHASES
             if live and record["subnet"] and record["runtime"] == spec.runtime:
                 return {
-                    "network": network_of(record),
+                    "network": task_network(record),
                     "subnet": record["subnet"],
                     "made_ahead": bool(record.get("made_ahead")),
                 }
@@ -326,29 +326,29 @@ class Ledger:
                 return {"network": name, "subnet": spare["subnet"], "made_ahead": True}
         name = network_name(spec.cluster, spec.job)
         for record in state["tasks"].values():  # of an attempt that has ended, perhaps not yet cleaned up
-            if network_of(record) == name:
+            if task_network(record) == name:
                 return {"network": name, "subnet": record["subnet"], "made_ahead": False}
         subnet = self._free_subnet(state, self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS))
         if subnet is None:
-            raise Refusal(refusals.ENGINE_ERROR, "Every job network of this node is in use.")
+            raise AgentError(refusals.ENGINE_ERROR, "Every job network of this node is in use.")
         return {"network": name, "subnet": subnet, "made_ahead": False}
 
     @staticmethod
-    def _free_subnet(state: Record, pieces: Iterable[ipaddress.IPv4Network]) -> Optional[str]:
+    def _free_subnet(state: Record, candidates: Iterable[ipaddress.IPv4Network]) -> Optional[str]:
         taken = {record.get("subnet") for record in state["tasks"].values()}
         taken.update(spare["subnet"] for spare in state.get("spares", {}).values())
         routed = machine.routed_networks()  # another cluster on this machine, or the site's own network
-        for subnet in pieces:
+        for subnet in candidates:
             if str(subnet) not in taken and not any(subnet.overlaps(each) for each in routed):
                 return str(subnet)
         return None
 
-    def _uid_for(self, state: Record, spec: TaskSpec) -> int:
+    def _allocate_uid(self, state: Record, spec: TaskSpec) -> int:
         first, count = self._uids
         live = [record for record in state["tasks"].values() if record.get("own_uid") is not None]
         home = spec.home.source if spec.home else None
         for record in live:
-            if home is not None and record.get("home") == home and record["phase"] in HOLDING:
+            if home is not None and record.get("home") == home and record["phase"] in LIVE_PHASES:
                 return int(record["own_uid"])  # one home, one owner, while both live
         taken = {record["own_uid"] for record in live}
         turn = int(state.get("uid_turn", 0))
@@ -357,17 +357,17 @@ class Ledger:
             if uid not in taken:
                 state["uid_turn"] = (turn + step + 1) % count
                 return uid
-        raise Refusal(refusals.ENGINE_ERROR, "Every account number for jobs of this node is in use.")
+        raise AgentError(refusals.ENGINE_ERROR, "Every account number for jobs of this node is in use.")
 
 
-def network_of(record: Record) -> Optional[str]:
+def task_network(record: Record) -> Optional[str]:
     """The name of a task's network; None for a task without one."""
     if not record["subnet"]:
         return None
     return record.get("network") or network_name(record["cluster"], record["job"])  # older records lack it
 
 
-def _empty() -> Record:
+def _empty_ledger() -> Record:
     return {"version": 1, "boot_id": None, "epoch": 0, "jobs": {}, "tasks": {}, "spares": {}, "uid_turn": 0}
 
 
@@ -417,7 +417,7 @@ def _new_record(spec: TaskSpec) -> Record:
 
 def _check_epoch(state: Record, epoch: int) -> None:
     if epoch < state["epoch"]:
-        raise Refusal(
+        raise AgentError(
             refusals.STALE_EPOCH,
             f"The command is of epoch {epoch}; this node has heard epoch {state['epoch']}.",
         )
@@ -427,28 +427,28 @@ def _check_epoch(state: Record, epoch: int) -> None:
 def _live_milli(state: Record) -> Dict[str, int]:
     held: Dict[str, int] = {}
     for record in state["tasks"].values():
-        if record["phase"] in HOLDING:
+        if record["phase"] in LIVE_PHASES:
             for share in record["gpus"]:
                 held[share["uuid"]] = held.get(share["uuid"], 0) + share["milli"]
     return held
 
 
-def _check_milli(state: Record, spec: TaskSpec) -> None:
+def _check_gpu_capacity(state: Record, spec: TaskSpec) -> None:
     held = _live_milli(state)
     for share in spec.gpus:
-        if held.get(share.uuid, 0) + share.milli > MILLI_WHOLE:
-            raise Refusal(
+        if held.get(share.uuid, 0) + share.milli > MILLI_PER_GPU:
+            raise AgentError(
                 refusals.OVER_MILLI,
                 f"GPU {share.uuid} has {held[share.uuid]} of 1000 thousandths in use; "
                 f"{share.milli} more do not fit.",
             )
 
 
-def _check_meet_port(state: Record, spec: TaskSpec) -> None:
+def _check_rendezvous_port(state: Record, spec: TaskSpec) -> None:
     for record in state["tasks"].values():
-        held = record["phase"] in HOLDING and record.get("meet_port") is not None  # older records lack it
+        held = record["phase"] in LIVE_PHASES and record.get("meet_port") is not None  # older records lack it
         if held and record["meet_port"] == spec.meet_port:
-            raise Refusal(
+            raise AgentError(
                 refusals.MEET_PORT_IN_USE,
                 f"Port {spec.meet_port} of this node is where the ranks of {record['job']} meet.",
             )
@@ -459,10 +459,10 @@ def _free_port(taken: Set[int], is_free: Callable[[int], bool], span: Tuple[int,
         port = random.randrange(*span)  # noqa: S311 - spread, not secrecy
         if port not in taken and is_free(port):
             return port
-    raise Refusal(refusals.PORT_IN_USE, "No free port was found on this node.")
+    raise AgentError(refusals.PORT_IN_USE, "No free port was found on this node.")
 
 
-def _left(facts: Record, attempt: int) -> Sequence[int]:
+def _stopped_tasks(facts: Record, attempt: int) -> Sequence[int]:
     """The tasks of an attempt that were asked to leave alone; ledgers of older agents know none."""
     tasks: Sequence[int] = facts.get("left", {}).get(str(attempt), ())
     return tasks
@@ -476,7 +476,7 @@ def _set_deadlines(
         if record["job"] != job or record["attempt"] != attempt:
             continue
         if tasks is None or record["task"] in tasks:
-            if record["phase"] in HOLDING:
+            if record["phase"] in LIVE_PHASES:
                 record["stop_at_s"] = min(record["stop_at_s"] or deadline_s, deadline_s)
             found[name] = dict(record)
     return found

@@ -10,31 +10,31 @@ from typing import Any, Dict, Tuple
 
 from agents.node import refusals
 from agents.node.ledger import EXITED
-from agents.node.places import BEGINNING
-from agents.node.refusals import Refusal
-from agents.node.spec import container_name, public_id, whole_number
-from agents.node.task_log import log_cut
-from agents.node.tasks import Tasks
+from agents.node.places import FIRST_LOG_SUFFIX
+from agents.node.refusals import AgentError
+from agents.node.spec import container_name, parse_public_id, parse_integer
+from agents.node.task_log import log_cut_message
+from agents.node.tasks import TaskManager
 
 MAX_BYTES = 262_144
 
 
-def read_log(tasks: Tasks, fields: Dict[str, Any]) -> Dict[str, Any]:
+def read_log(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
     """Bytes of a task's log from ``offset``; ``eof`` only when the task has ended and nothing follows."""
-    job, attempt = public_id(fields, "job"), whole_number(fields, "attempt")
+    job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
     task, offset = (
-        whole_number(dict(fields, task=fields.get("task", 0)), "task"),
-        whole_number(fields, "offset"),
+        parse_integer(dict(request, task=request.get("task", 0)), "task"),
+        parse_integer(request, "offset"),
     )
-    limit = min(whole_number(dict(fields, limit=fields.get("limit", MAX_BYTES)), "limit"), MAX_BYTES)
+    limit = min(parse_integer(dict(request, limit=request.get("limit", MAX_BYTES)), "limit"), MAX_BYTES)
     name = container_name(tasks.settings.cluster, job, attempt, task)
     record = tasks.ledger.tasks().get(name)
     if record is None:
-        raise Refusal(refusals.NO_SUCH_CONTAINER, f"{name} is not on this node.")
+        raise AgentError(refusals.NO_SUCH_CONTAINER, f"{name} is not on this node.")
     ended = record["phase"] == EXITED  # asked before the file is read, so that eof is never early
     runtime = tasks.runtimes[record["runtime"]]
-    gather_log(tasks, name)
-    data, size = _bytes(tasks.places.log(name), offset, limit, tasks.settings.log_mib)
+    collect_log(tasks, name)
+    data, size = _read_bytes(tasks.directories.log_path(name), offset, limit, tasks.settings.log_mib)
     return {
         "data_b64": base64.b64encode(data).decode("ascii"),
         "offset": offset,
@@ -45,22 +45,22 @@ def read_log(tasks: Tasks, fields: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def gather_log(tasks: Tasks, name: str) -> None:
+def collect_log(tasks: TaskManager, name: str) -> None:
     """Brings the log of a task to its place, before its engine drops what it wrote first."""
     record = tasks.ledger.tasks().get(name)
     if record is not None:
-        tasks.runtimes[record["runtime"]].gather_log(name, tasks.places.log(name))
+        tasks.runtimes[record["runtime"]].collect_log(name, tasks.directories.log_path(name))
 
 
-def _bytes(path: str, offset: int, limit: int, limit_mib: int) -> Tuple[bytes, int]:
+def _read_bytes(path: str, offset: int, limit: int, limit_mib: int) -> Tuple[bytes, int]:
     """Bytes of a log and its size so far; a log that was cut ends with a line that says so."""
     last_words = b""
     with contextlib.suppress(FileNotFoundError):
-        first, now = os.stat(path + BEGINNING), os.stat(path)
-        path += BEGINNING
+        first, now = os.stat(path + FIRST_LOG_SUFFIX), os.stat(path)
+        path += FIRST_LOG_SUFFIX
         if first.st_ino != now.st_ino:
             moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(first.st_mtime))
-            last_words = f"{moment}.000000000+00:00 stdout F {log_cut(limit_mib)}\n".encode()
+            last_words = f"{moment}.000000000+00:00 stdout F {log_cut_message(limit_mib)}\n".encode()
     try:
         with open(path, "rb") as stream:
             size = os.fstat(stream.fileno()).st_size

@@ -78,7 +78,7 @@ def cpu_percent(before: Optional[CpuTicks], after: Optional[CpuTicks]) -> Option
     return round(100.0 * (after.busy - before.busy) / (after.total - before.total), 1)
 
 
-class ProcessFacts(NamedTuple):
+class ProcessInfo(NamedTuple):
     """One process as /proc tells it; ``start_ticks`` with ``pid`` names it for ever within a boot."""
 
     pid: int
@@ -91,13 +91,13 @@ class ProcessFacts(NamedTuple):
     state: str
 
 
-def process(pid: int) -> Optional[ProcessFacts]:
+def read_process(pid: int) -> Optional[ProcessInfo]:
     """Facts of a process, None when it is gone."""
     text = read_text(f"/proc/{pid}/stat")
     if not text:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return ProcessFacts(
+    return ProcessInfo(
         pid=pid,
         parent=int(fields[1]),
         group=int(fields[2]),
@@ -109,7 +109,7 @@ def process(pid: int) -> Optional[ProcessFacts]:
     )
 
 
-def open_pid(pid: int) -> Optional[int]:
+def open_pidfd(pid: int) -> Optional[int]:
     """A descriptor that becomes readable when the process ends; None when gone or not supported."""
     if hasattr(os, "pidfd_open"):
         try:
@@ -126,7 +126,7 @@ def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def give_memory_back() -> None:
+def trim_memory() -> None:
     """Gives back to the kernel what this process has freed, such as what compiling its own program took."""
     trim = getattr(_libc(), "malloc_trim", None)  # of glibc alone
     if trim is not None:
@@ -137,22 +137,22 @@ def is_alive(pid: Optional[int], start_ticks: Optional[int]) -> bool:
     """True while exactly this process runs: same number, same start, not a zombie."""
     if not pid:
         return False
-    facts = process(pid)
+    facts = read_process(pid)
     return facts is not None and facts.state not in "ZX" and start_ticks in (None, facts.start_ticks)
 
 
-def processes() -> List[ProcessFacts]:
+def list_processes() -> List[ProcessInfo]:
     """Every process of the machine that can be seen."""
-    found = (process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return [facts for facts in found if facts is not None]
 
 
-def descendants(root: int, everyone: List[ProcessFacts]) -> List[ProcessFacts]:
+def descendants(root: int, processes: List[ProcessInfo]) -> List[ProcessInfo]:
     """A process and all that descend from it, among ``everyone``."""
-    children: Dict[int, List[ProcessFacts]] = {}
-    for facts in everyone:
+    children: Dict[int, List[ProcessInfo]] = {}
+    for facts in processes:
         children.setdefault(facts.parent, []).append(facts)
-    found = [facts for facts in everyone if facts.pid == root]
+    found = [facts for facts in processes if facts.pid == root]
     for facts in found:  # grows while we walk it
         found.extend(children.get(facts.pid, ()))
     return found

@@ -11,14 +11,14 @@ NOSUID, NODEV, RDONLY, REMOUNT, BIND = 2, 4, 1, 32, 4096
 _REC, _PRIVATE = 16384, 1 << 18
 
 
-def leave_for_own(flags: int) -> None:
+def unshare(flags: int) -> None:
     """Gives this process namespaces of its own of these kinds, mounts always among them. OSError where it may not."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS | flags) != 0:
         raise OSError(ctypes.get_errno(), "this machine does not allow private mounts")
 
 
-def keep_apart() -> None:
+def make_mounts_private() -> None:
     """What is mounted from now on stays in this namespace."""
     mount("none", "/", None, _REC | _PRIVATE)
 
@@ -31,7 +31,7 @@ def mount(source: str, target: str, kind: Optional[str], flags: int, data: Optio
         raise OSError(ctypes.get_errno(), f"mounting at {target} failed")
 
 
-def stay_the_same_account(uid: int, gid: int) -> None:
+def map_own_ids(uid: int, gid: int) -> None:
     """In a user namespace of one's own: the account keeps its numbers, and there is no other."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY)

@@ -12,55 +12,55 @@ import os
 import shutil
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
-from agents.node.gpus import GpuFacts
+from agents.node.gpus import GpuInfo
 from agents.node.settings import Settings
-from agents.node.spec import MILLI_WHOLE, GpuShare
+from agents.node.spec import MILLI_PER_GPU, GpuShare
 
-PIPES_IN_CONTAINER = "/run/fairway-mps"
-SHM = "/dev/shm"  # noqa: S108 - where clients and server meet, by the driver's choice
-MANY_ACCOUNTS = "-multiuser-server"
-FAULT = "mps_lost"
+CONTAINER_PIPE_DIR = "/run/fairway-mps"
+SHM_DIR = "/dev/shm"  # noqa: S108 - where clients and server meet, by the driver's choice
+MULTIUSER_OPTION = "-multiuser-server"
+MPS_DAEMON_LOST = "mps_lost"
 """What ``fault`` of an ended task says when its daemon had gone."""
-COMMAND = "nvidia-cuda-mps"
+PROCESS_NAME = "nvidia-cuda-mps"
 """What the kernel calls a daemon and its servers: the first fifteen letters of their programs' names."""
-QUIT_WITHIN_S = 2
-ALIVE = "get_default_active_thread_percentage"
-SERVERS = "get_server_list"
-QUIT = f"quit -t {QUIT_WITHIN_S}"
+QUIT_TIMEOUT_S = 2
+PING_COMMAND = "get_default_active_thread_percentage"
+LIST_SERVERS_COMMAND = "get_server_list"
+QUIT_COMMAND = f"quit -t {QUIT_TIMEOUT_S}"
 _DEVICE = "0"
 """The one GPU that a daemon sees, counted from nought."""
 
 
-class Share(NamedTuple):
+class MpsShare(NamedTuple):
     """What a task gets of a GPU by MPS, and the folders where it meets the daemon."""
 
     uuid: str
-    limit_mib: int
+    memory_limit_mib: int
     percent: float  # of the GPU's multiprocessors, more than 0 and at most 100
-    pipes: str
-    shm: str
+    pipe_dir: str
+    shm_dir: str
 
 
-def only_share(gpus: Sequence[GpuShare]) -> Optional[GpuShare]:
+def find_fractional_share(gpus: Sequence[GpuShare]) -> Optional[GpuShare]:
     """The share that a task holds of one GPU; None for one with whole GPUs, several or none."""
-    return gpus[0] if len(gpus) == 1 and gpus[0].milli < MILLI_WHOLE else None
+    return gpus[0] if len(gpus) == 1 and gpus[0].milli < MILLI_PER_GPU else None
 
 
-def limit_mib(facts: GpuFacts, milli: int) -> Optional[int]:
+def share_memory_mib(facts: GpuInfo, milli: int) -> Optional[int]:
     """The memory of a share: of what the driver leaves; at least 1 MiB. None where the GPU does not tell its own."""
     if facts.memory_mib is None:
         return None
-    return max(1, (facts.memory_mib - (facts.reserved_mib or 0)) * milli // MILLI_WHOLE)
+    return max(1, (facts.memory_mib - (facts.reserved_mib or 0)) * milli // MILLI_PER_GPU)
 
 
-def key_of(uuid: str) -> str:
+def gpu_key(uuid: str) -> str:
     """A short name for folders: paths of sockets have little room, and UUIDs of slices may hold a slash."""
     return hashlib.blake2b(uuid.encode(), digest_size=6).hexdigest()
 
 
-def daemon_command(program: str, *, many_accounts: bool) -> List[str]:
+def daemon_command(program: str, *, multiuser: bool) -> List[str]:
     """It stays in the foreground of a process of its own, so that its number is known before it begins."""
-    return [program, "-f", *([MANY_ACCOUNTS] if many_accounts else [])]
+    return [program, "-f", *([MULTIUSER_OPTION] if multiuser else [])]
 
 
 def daemon_environment(uuid: str, pipes: str, logs: str) -> Dict[str, str]:
@@ -72,7 +72,7 @@ def daemon_environment(uuid: str, pipes: str, logs: str) -> Dict[str, str]:
     }
 
 
-def limit_lines(limit_mib: int, percent: float, servers: Sequence[int]) -> List[str]:
+def limit_commands(limit_mib: int, percent: float, servers: Sequence[int]) -> List[str]:
     """Words that bound every client from now on, of servers to come and of these that run.
 
     A client's own variables can only lower what it gets.
@@ -87,35 +87,35 @@ def limit_lines(limit_mib: int, percent: float, servers: Sequence[int]) -> List[
     return lines
 
 
-def servers_in(answer: str) -> List[int]:
+def parse_server_pids(answer: str) -> List[int]:
     """The process numbers in the answer to ``SERVERS``."""
     return [int(word) for word in answer.split() if word.isdigit()]
 
 
-def variables(share: Share, pipes: str) -> Dict[str, str]:
+def client_environment(share: MpsShare, pipes: str) -> Dict[str, str]:
     """The variables of a task with this share, which sees the daemon's pipes at that place."""
     return {
         "CUDA_MPS_PIPE_DIRECTORY": pipes,
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"{_DEVICE}={share.limit_mib}M",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"{_DEVICE}={share.memory_limit_mib}M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{share.percent:g}",
     }
 
 
-def program_of(settings: Settings) -> Optional[str]:
+def find_control_program(settings: Settings) -> Optional[str]:
     """The control program on this machine; None where it is not, or is not to be used."""
     return shutil.which(settings.mps_control) if settings.mps_control else None
 
 
-def knows_many_accounts(program: str) -> bool:
+def supports_multiuser(program: str) -> bool:
     """Whether this version has the server for many accounts: the program holds the name of that option."""
     try:
         with open(program, "rb") as stream:
-            return MANY_ACCOUNTS[1:].encode() in stream.read()
+            return MULTIUSER_OPTION[1:].encode() in stream.read()
     except OSError:
         return False
 
 
-def why_not(settings: Settings, gpus: Sequence[GpuFacts], program: Optional[str]) -> Optional[str]:
+def unavailable_reason(settings: Settings, gpus: Sequence[GpuInfo], program: Optional[str]) -> Optional[str]:
     """Why shares of this node's GPUs are not enforced, as a clause; None where they are."""
     if not gpus:
         return "it has no GPU"
@@ -126,16 +126,16 @@ def why_not(settings: Settings, gpus: Sequence[GpuFacts], program: Optional[str]
     if program is None:
         return f"{settings.mps_control} is not on it"
     if os.geteuid() == 0:
-        if not knows_many_accounts(program):
+        if not supports_multiuser(program):
             return "its MPS serves one account at a time, and tasks run under many; newer drivers serve them together"
-    elif not all(_is_our_account(settings)):
+    elif not all(_runs_as_agent_user(settings)):
         return "its agent is not root, and tasks run under other accounts"
     elif len(settings.runtimes) > 1:
         return "its tasks are both containers and processes of one account, which meet a daemon at different places"
     return None
 
 
-def _is_our_account(settings: Settings) -> List[bool]:
+def _runs_as_agent_user(settings: Settings) -> List[bool]:
     """For each runtime, without root, whether its tasks run under the agent's own account."""
     return [
         each.kind == "process" or (each.kind == "podman" and each.program[0] != "sudo")
@@ -143,13 +143,13 @@ def _is_our_account(settings: Settings) -> List[bool]:
     ]
 
 
-def sentence(why_not: Optional[str]) -> str:
+def sharing_message(unavailable_reason: Optional[str]) -> str:
     """What hello, preflight and pages say of it."""
-    if why_not is None:
+    if unavailable_reason is None:
         return "Shares of its GPUs are enforced by MPS."
-    return f"Shares of its GPUs are not enforced: {why_not}."
+    return f"Shares of its GPUs are not enforced: {unavailable_reason}."
 
 
-def has_own_shm(settings: Settings) -> bool:
+def uses_private_shm(settings: Settings) -> bool:
     """Whether daemon and tasks meet in a /dev/shm of their own; processes of our account see the machine's."""
     return os.geteuid() == 0 or all(each.kind != "process" for each in settings.runtimes)

@@ -11,23 +11,23 @@ _GROUP = re.compile(r"oom_memcg=([^,\s]+)")
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
-class KernelLog:
+class OomLog:
     """Follows ``/dev/kmsg`` from now on; where it may not be read, nothing is known."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._lock = threading.Lock()
-        self._killed: Set[str] = set()
+        self._killed_containers: Set[str] = set()
         try:
             self._log: Optional[int] = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._log, 0, os.SEEK_END)
         except OSError:
             self._log = None
 
-    def killed(self, group_folder: str) -> bool:
+    def has_oom_kill(self, group_folder: str) -> bool:
         """True when the kernel has ended something in this container for want of memory."""
         with self._lock:
             self._read()
-            return any(container in self._killed for container in _CONTAINER.findall(group_folder))
+            return any(container in self._killed_containers for container in _CONTAINER.findall(group_folder))
 
     def _read(self) -> None:
         while self._log is not None:
@@ -40,4 +40,4 @@ class KernelLog:
             if not line:
                 return
             for group in _GROUP.findall(line):
-                self._killed.update(_CONTAINER.findall(group))
+                self._killed_containers.update(_CONTAINER.findall(group))

@@ -11,11 +11,11 @@ from agents.node.gpus import GpuProcess
 from agents.node.ledger import Record
 
 _Root = TypeVar("_Root")
-_DEEPEST = 64
-_LONGEST = 64
+_MAX_DEPTH = 64
+_MAX_NAME_LENGTH = 64
 
 
-class Owner(NamedTuple):
+class ProcessOwner(NamedTuple):
     """Job and attempt of a task of ours, or else account and first word of the command, as far as they are told."""
 
     job: Optional[str]
@@ -24,7 +24,7 @@ class Owner(NamedTuple):
     command: Optional[str] = None
 
 
-class Owners:
+class ProcessOwnerResolver:
     """Finds owners by looking at the processes asked for and their ancestors, never at all of the machine.
 
     That a process is ours is remembered while it lives: its number and the tick of its start say that it is the
@@ -32,11 +32,11 @@ class Owners:
     """
 
     def __init__(self) -> None:
-        self._known: Dict[Tuple[int, int], Owner] = {}
+        self._known: Dict[Tuple[int, int], ProcessOwner] = {}
 
-    def rows(
+    def describe_processes(
         self,
-        on_gpus: Iterable[List[GpuProcess]],
+        processes_by_gpu: Iterable[List[GpuProcess]],
         records: Iterable[Record],
         daemons: Iterable[int] = (),
     ) -> List[List[Dict[str, Any]]]:
@@ -48,23 +48,23 @@ class Owners:
         tasks = [record for record in records if record["pid"]]
         roots = {record["pid"]: record for record in tasks}
         groups: Optional[Dict[str, Record]] = None
-        known: Dict[Tuple[int, int], Owner] = {}
+        known: Dict[Tuple[int, int], ProcessOwner] = {}
         told = []
-        for processes in on_gpus:
+        for processes in processes_by_gpu:
             rows = []
             for each in processes:
-                facts = machine.process(each.pid)
+                facts = machine.read_process(each.pid)
                 owner = None if facts is None else self._known.get((facts.pid, facts.start_ticks))
                 if owner is None:
-                    groups = _groups(tasks) if groups is None else groups
-                    owner = _find(each.pid, facts, roots, groups)
+                    groups = _task_cgroups(tasks) if groups is None else groups
+                    owner = _find_owner(each.pid, facts, roots, groups)
                 if facts is not None and owner.job is not None:
                     known[facts.pid, facts.start_ticks] = owner
                 rows.append(
                     {
                         "pid": each.pid,
                         "memory_mib": each.memory_mib,
-                        "foreign": owner.job is None and not _ancestor(facts, sharing),
+                        "foreign": owner.job is None and not _find_ancestor(facts, sharing),
                         **owner._asdict(),
                     }
                 )
@@ -73,30 +73,30 @@ class Owners:
         return told
 
 
-def is_own_group(pid: int) -> bool:
+def has_own_cgroup(pid: int) -> bool:
     """True when a process stands in a group of its own, not in the one the agent was started in."""
     return machine.read_text(f"/proc/{pid}/cgroup") != machine.read_text("/proc/self/cgroup")
 
 
-def _groups(tasks: List[Record]) -> Dict[str, Record]:
+def _task_cgroups(tasks: List[Record]) -> Dict[str, Record]:
     """Control groups of tasks that have one of their own, as /proc tells them."""
     found = ((machine.read_text(f"/proc/{task['pid']}/cgroup"), task) for task in tasks)
     own = machine.read_text("/proc/self/cgroup")
     return {text: task for text, task in found if text and text != own}
 
 
-def _find(
+def _find_owner(
     pid: int,
-    facts: Optional[machine.ProcessFacts],
+    facts: Optional[machine.ProcessInfo],
     roots: Dict[int, Record],
     groups: Dict[str, Record],
-) -> Owner:
+) -> ProcessOwner:
     text = machine.read_text(f"/proc/{pid}/cgroup") or ""
     task = next((task for group, task in groups.items() if _is_within(text, group)), None)
-    task = task or _ancestor(facts, roots)
+    task = task or _find_ancestor(facts, roots)
     if task is not None:
-        return Owner(task["job"], task["attempt"])
-    return Owner(None, None, _account(pid), _command(pid))
+        return ProcessOwner(task["job"], task["attempt"])
+    return ProcessOwner(None, None, _user_name(pid), _program_name(pid))
 
 
 def _is_within(text: str, group: str) -> bool:
@@ -107,17 +107,17 @@ def _is_within(text: str, group: str) -> bool:
     )
 
 
-def _ancestor(facts: Optional[machine.ProcessFacts], roots: Mapping[int, _Root]) -> Optional[_Root]:
-    for _ in range(_DEEPEST):
+def _find_ancestor(facts: Optional[machine.ProcessInfo], roots: Mapping[int, _Root]) -> Optional[_Root]:
+    for _ in range(_MAX_DEPTH):
         if facts is None or facts.pid <= 1:
             return None
         if facts.pid in roots:
             return roots[facts.pid]
-        facts = machine.process(facts.parent)
+        facts = machine.read_process(facts.parent)
     return None
 
 
-def _account(pid: int) -> Optional[str]:
+def _user_name(pid: int) -> Optional[str]:
     for line in (machine.read_text(f"/proc/{pid}/status") or "").splitlines():
         if line.startswith("Uid:"):
             uid = int(line.split()[1])
@@ -128,9 +128,9 @@ def _account(pid: int) -> Optional[str]:
     return None
 
 
-def _command(pid: int) -> Optional[str]:
+def _program_name(pid: int) -> Optional[str]:
     """The name of its program, without its arguments: these may hold secrets."""
     text = machine.read_text(f"/proc/{pid}/cmdline") or machine.read_text(f"/proc/{pid}/comm") or ""
     words = text.split("\0", 1)[0].split()
     name = os.path.basename(words[0]) if words else ""
-    return "".join(letter for letter in name if letter.isprintable())[:_LONGEST] or None
+    return "".join(letter for letter in name if letter.isprintable())[:_MAX_NAME_LENGTH] or None

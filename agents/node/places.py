@@ -9,80 +9,80 @@ import zlib
 from typing import Iterable, Iterator, Optional
 
 from agents.node import refusals, word_files
-from agents.node.durable import free_mib, full_disk_refused, locked
-from agents.node.environment import VARIABLES, variables_file
-from agents.node.image_names import plain_name
-from agents.node.refusals import Refusal
+from agents.node.durable import free_mib, disk_full_as_error, file_lock
+from agents.node.environment import SECRET_ENV_FILE, secret_env_file_content
+from agents.node.image_names import normalize_image_name
+from agents.node.refusals import AgentError
 from agents.node.settings import Settings
 from agents.node.spec import TaskSpec
 from agents.node.volumes import Volumes
 
-BEGINNING = ".first"
+FIRST_LOG_SUFFIX = ".first"
 """What the name of a log has at its end for the file that podman wrote first."""
 
 
-class Places:
+class NodeDirectories:
     """The folders of one node. The state folder can be walked through by people, but not read."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.tasks = os.path.join(settings.state_dir, "tasks")
-        self.locks = os.path.join(settings.state_dir, "locks")
-        self.uploads = os.path.join(settings.state_dir, "uploads")
+        self.tasks_dir = os.path.join(settings.state_dir, "tasks")
+        self.locks_dir = os.path.join(settings.state_dir, "locks")
+        self.uploads_dir = os.path.join(settings.state_dir, "uploads")
         self.volumes = Volumes(settings)
 
-    def make(self) -> None:
+    def create_all(self) -> None:
         """Makes the folders that every node has."""
-        with full_disk_refused(self._settings.state_dir):
-            for folder, mode in ((self._settings.state_dir, 0o711), (self.tasks, 0o711), (self.locks, 0o700)):
+        with disk_full_as_error(self._settings.state_dir):
+            for folder, mode in ((self._settings.state_dir, 0o711), (self.tasks_dir, 0o711), (self.locks_dir, 0o700)):
                 os.makedirs(folder, mode=mode, exist_ok=True)
                 os.chmod(folder, mode)
-            os.makedirs(self.uploads, mode=0o700, exist_ok=True)
+            os.makedirs(self.uploads_dir, mode=0o700, exist_ok=True)
             for folder in (self._settings.home_root, self._settings.scratch_root):
                 os.makedirs(folder, mode=0o711, exist_ok=True)
 
-    def folder(self, name: str) -> str:
-        return os.path.join(self.tasks, name)
+    def task_dir(self, name: str) -> str:
+        return os.path.join(self.tasks_dir, name)
 
-    def log(self, name: str) -> str:
-        return os.path.join(self.tasks, name, "log")
+    def log_path(self, name: str) -> str:
+        return os.path.join(self.tasks_dir, name, "log")
 
-    def lock(self, name: str) -> str:
+    def lock_path(self, name: str) -> str:
         """The lock of a task: one of a fixed number of files that are never removed."""
-        return os.path.join(self.locks, format(zlib.crc32(name.encode()) % 256, "02x"))
+        return os.path.join(self.locks_dir, format(zlib.crc32(name.encode()) % 256, "02x"))
 
     @contextlib.contextmanager
-    def needs_image(self, name: Optional[str]) -> Iterator[None]:
+    def hold_image(self, name: Optional[str]) -> Iterator[None]:
         """Keeps the image of this name from being removed, by whatever agent process; None needs none."""
         if name is None:
             yield
             return
-        with locked(self._image_lock(name), shared=True):
+        with file_lock(self._image_lock(name), shared=True):
             yield
 
     @contextlib.contextmanager
-    def removes_image(self, names: Iterable[str]) -> Iterator[bool]:
+    def lock_image_for_removal(self, names: Iterable[str]) -> Iterator[bool]:
         """Holds an image alone by all its names; False when somebody needs it at this moment."""
         with contextlib.ExitStack() as held:
             locks = sorted({self._image_lock(name) for name in names})
-            yield all(held.enter_context(locked(each, wait=False)) is not None for each in locks)
+            yield all(held.enter_context(file_lock(each, wait=False)) is not None for each in locks)
 
     def _image_lock(self, name: str) -> str:
-        return os.path.join(self.locks, f"image-{zlib.crc32(plain_name(name).encode()) % 256:02x}")
+        return os.path.join(self.locks_dir, f"image-{zlib.crc32(normalize_image_name(name).encode()) % 256:02x}")
 
-    def check_room(self) -> None:
+    def check_disk_space(self) -> None:
         """Refuses when a disk that tasks write to is below the floor."""
-        short = self.short_of_room(self._settings.disk_floor_mib)
+        short = self.disk_shortage(self._settings.disk_floor_mib)
         if short is not None:
-            raise Refusal(refusals.DISK_FULL, f"The disk of the node is full: {short}")
+            raise AgentError(refusals.DISK_FULL, f"The disk of the node is full: {short}")
 
-    def short_of_room(self, floor: int) -> Optional[str]:
+    def disk_shortage(self, minimum_mib: int) -> Optional[str]:
         """The first disk that tasks write to with less than ``floor`` MiB free, as words; None when all have it."""
         settings = self._settings
         disks = (settings.state_dir, settings.home_root, settings.scratch_root, *settings.disk_paths)
         for path in disks:
             free = free_mib(path)
-            if free is not None and free < floor:
+            if free is not None and free < minimum_mib:
                 return f"{path} has {free} MiB left; {settings.disk_floor_mib} MiB are kept."
         return None
 
@@ -91,28 +91,28 @@ class Places:
 
         Repeatable, before the task runs.
         """
-        folder = self.folder(spec.name)
-        with full_disk_refused(folder):
+        folder = self.task_dir(spec.name)
+        with disk_full_as_error(folder):
             os.makedirs(folder, mode=0o711, exist_ok=True)
             secrets, temporary = os.path.join(folder, "secrets"), os.path.join(folder, "tmp")
             for each in (secrets, temporary):
                 os.makedirs(each, mode=0o700, exist_ok=True)
             files = dict(spec.secret_files)
             if spec.secret_variables:
-                files[VARIABLES] = variables_file(spec.secret_variables)
+                files[SECRET_ENV_FILE] = secret_env_file_content(spec.secret_variables)
             for name, content in files.items():
-                self._secret(os.path.join(secrets, name), content.encode(), uid, gid)
+                self._write_secret(os.path.join(secrets, name), content.encode(), uid, gid)
             for each in (secrets, temporary):
-                _own(each, uid, gid)
-            for file in word_files.ALL:
-                word_files.make(file, folder, uid, gid)
+                _chown(each, uid, gid)
+            for file in word_files.REPORT_FILES:
+                word_files.create_report_file(file, folder, uid, gid)
             with open(os.path.join(folder, "hosts"), "w", encoding="ascii") as stream:
                 stream.write(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.0.1\t{spec.job}\n")
             os.chmod(os.path.join(folder, "hosts"), 0o644)
         return folder
 
     @staticmethod
-    def _secret(path: str, content: bytes, uid: Optional[int], gid: Optional[int]) -> None:
+    def _write_secret(path: str, content: bytes, uid: Optional[int], gid: Optional[int]) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -123,14 +123,14 @@ class Places:
         finally:
             os.close(descriptor)
 
-    def drop_secrets(self, name: str) -> None:
-        shutil.rmtree(os.path.join(self.folder(name), "secrets"), ignore_errors=True)
+    def remove_secrets(self, name: str) -> None:
+        shutil.rmtree(os.path.join(self.task_dir(name), "secrets"), ignore_errors=True)
 
-    def drop_task(self, name: str) -> None:
+    def remove_task(self, name: str) -> None:
         """Removes the task's folder with its log."""
-        shutil.rmtree(self.folder(name), ignore_errors=True)
+        shutil.rmtree(self.task_dir(name), ignore_errors=True)
 
 
-def _own(path: str, uid: Optional[int], gid: Optional[int]) -> None:
+def _chown(path: str, uid: Optional[int], gid: Optional[int]) -> None:
     if uid is not None:
         os.chown(path, uid, gid if gid is not None else -1, follow_symlinks=False)

@@ -6,39 +6,39 @@ import os
 from typing import Any, Dict, List, Optional
 
 from agents.node import machine, mps, versions
-from agents.node.fabric import fabric_check
+from agents.node.fabric import check_fabric
 from agents.node.settings import Settings
-from agents.node.tasks import Tasks
+from agents.node.tasks import TaskManager
 
-_looked: Optional[Dict[str, Optional[str]]] = None
+_cached_versions: Optional[Dict[str, Optional[str]]] = None
 
 
-def versions_of(tasks: Tasks) -> Dict[str, Optional[str]]:
+def installed_versions(tasks: TaskManager) -> Dict[str, Optional[str]]:
     """Versions by tool, engines and driver too; tools are asked once per agent process."""
-    global _looked
-    if _looked is None:
-        _looked = versions.look()
-    found = dict(_looked)
+    global _cached_versions
+    if _cached_versions is None:
+        _cached_versions = versions.collect_versions()
+    found = dict(_cached_versions)
     found.update((kind, runtime.version()) for kind, runtime in tasks.runtimes.items() if kind != "process")
-    found["driver"] = tasks.gpus.driver()
+    found["driver"] = tasks.gpus.driver_version()
     return found
 
 
-def below_floor(tasks: Tasks, found: Dict[str, Optional[str]]) -> List[str]:
+def below_floor(tasks: TaskManager, found: Dict[str, Optional[str]]) -> List[str]:
     """A sentence for each of these versions that is too old for what this node does."""
     containers = any(runtime.kind != "process" for runtime in tasks.runtimes.values())
-    return versions.floor_sentences(found, containers=containers)
+    return versions.version_warnings(found, containers=containers)
 
 
-def shares_of(tasks: Tasks) -> Optional[Dict[str, Any]]:
+def gpu_sharing(tasks: TaskManager) -> Optional[Dict[str, Any]]:
     """Whether shares of this node's GPUs are enforced, and a sentence of it; None without GPUs."""
     if not tasks.gpus.gpus():
         return None
-    why_not = tasks.mps.why_not()
-    return {"enforced": why_not is None, "sentence": mps.sentence(why_not)}
+    why_not = tasks.mps_daemons.unavailable_reason()
+    return {"enforced": why_not is None, "sentence": mps.sharing_message(why_not)}
 
 
-def preflight(tasks: Tasks, fabric: Any = None) -> Dict[str, Any]:
+def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
     """Every check with its outcome: ``{"checks": [{name, ok, sentence}]}``.
 
     ``fabric`` is what the node's pool names for gangs on several nodes, and the runtime of these; None: nothing.
@@ -54,7 +54,7 @@ def preflight(tasks: Tasks, fabric: Any = None) -> Dict[str, Any]:
         )
     )
     checks.append(_gpu_check(tasks))
-    shares = shares_of(tasks)
+    shares = gpu_sharing(tasks)
     if shares is not None:
         pretend = any(facts.simulated for facts in tasks.gpus.gpus())
         checks.append(_check("shares", shares["enforced"] or pretend, shares["sentence"]))
@@ -67,24 +67,24 @@ def preflight(tasks: Tasks, fabric: Any = None) -> Dict[str, Any]:
         writable = os.access(mount, os.W_OK)
         checks.append(_check(name, writable, f"{mount} can{'' if writable else 'not'} be written."))
     if fabric is not None:
-        checks.append(fabric_check(fabric, tasks.runtimes, settings.fabric_devices))
-    found = versions_of(tasks)
+        checks.append(check_fabric(fabric, tasks.runtimes, settings.fabric_devices))
+    found = installed_versions(tasks)
     checks.extend(_check("version", False, sentence) for sentence in below_floor(tasks, found))
     return {"checks": checks, "versions": found, "ok": all(check["ok"] for check in checks)}
 
 
-def preflight_of(settings: Settings, agent: List[str]) -> Dict[str, Any]:
+def run_preflight_command(settings: Settings, agent_command: List[str]) -> Dict[str, Any]:
     """The checks for a person at a shell of the node."""
     from agents.node.gpus import open_gpus
     from agents.node.ledger import Ledger
-    from agents.node.places import Places
+    from agents.node.places import NodeDirectories
     from agents.node.runtimes.choose import open_runtimes
 
-    places = Places(settings)
-    places.make()
+    places = NodeDirectories(settings)
+    places.create_all()
     ledger = Ledger(settings.state_dir)
-    return preflight(
-        Tasks(settings, ledger, places, open_runtimes(settings, agent), open_gpus(settings.gpus), agent)
+    return run_preflight(
+        TaskManager(settings, ledger, places, open_runtimes(settings, agent_command), open_gpus(settings.gpu_provider), agent_command)
     )
 
 
@@ -96,7 +96,7 @@ def _engine_check(kind: str, version: Optional[str]) -> Dict[str, Any]:
     )
 
 
-def _gpu_check(tasks: Tasks) -> Dict[str, Any]:
+def _gpu_check(tasks: TaskManager) -> Dict[str, Any]:
     gpus = tasks.gpus.gpus()
     ill = [facts for facts in gpus if facts.health != "ok"]
     if ill:

@@ -23,18 +23,18 @@ _FLAGS = "<IIIII8x"  # flags, extent size, extents, project, copy extent size
 _QUOTA = "<QQQQQQQQI4x"  # hard and soft limit in KiB, bytes used; the same of inodes; graces; which are valid
 _INFO_BYTES = 24
 _LIMITS_OF_BLOCKS = 1
-_NONE = frozenset({errno.ENOTSUP, errno.ENOTTY, errno.ENOSYS, errno.ESRCH, errno.EINVAL, errno.EPERM})
+_UNSUPPORTED_ERRNOS = frozenset({errno.ENOTSUP, errno.ENOTTY, errno.ENOSYS, errno.ESRCH, errno.EINVAL, errno.EPERM})
 
 
-def holds(folder: str) -> bool:
+def is_supported(folder: str) -> bool:
     """Whether the file system of a folder sees to limits."""
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
-        _control(descriptor, _GET_INFO, 0, ctypes.create_string_buffer(_INFO_BYTES))
+        _quotactl(descriptor, _GET_INFO, 0, ctypes.create_string_buffer(_INFO_BYTES))
         return True
     return False
 
 
-def limit(folder: str, number: int, mib: int) -> bool:
+def set_limit(folder: str, project_id: int, mib: int) -> bool:
     """Gives a folder that is still empty, or has this number, a limit; 0 is none. False where nothing holds it.
 
     Raises OSError for what has nothing to do with quotas.
@@ -42,35 +42,35 @@ def limit(folder: str, number: int, mib: int) -> bool:
     try:
         with _opened(folder) as descriptor:
             flags = list(struct.unpack(_FLAGS, fcntl.ioctl(descriptor, _GET_FLAGS, bytes(28))))
-            if flags[3] != number or not flags[0] & _INHERIT:
-                flags[0], flags[3] = flags[0] | _INHERIT, number
+            if flags[3] != project_id or not flags[0] & _INHERIT:
+                flags[0], flags[3] = flags[0] | _INHERIT, project_id
                 fcntl.ioctl(descriptor, _SET_FLAGS, struct.pack(_FLAGS, *flags))
             wanted = struct.pack(_QUOTA, mib * 1024, 0, 0, 0, 0, 0, 0, 0, _LIMITS_OF_BLOCKS)
-            _control(descriptor, _SET_QUOTA, number, ctypes.create_string_buffer(wanted, len(wanted)))
+            _quotactl(descriptor, _SET_QUOTA, project_id, ctypes.create_string_buffer(wanted, len(wanted)))
     except OSError as error:
-        if error.errno not in _NONE:
+        if error.errno not in _UNSUPPORTED_ERRNOS:
             raise
         return False
     return True
 
 
-def used_mib(folder: str, number: int) -> Optional[int]:
+def used_mib(folder: str, project_id: int) -> Optional[int]:
     """What is held under a number in the file system of a folder; None where nobody counts."""
     answer = ctypes.create_string_buffer(struct.calcsize(_QUOTA))
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
-        _control(descriptor, _GET_QUOTA, number, answer)
+        _quotactl(descriptor, _GET_QUOTA, project_id, answer)
         return int(struct.unpack(_QUOTA, answer.raw)[2]) // (1024 * 1024)
     return None
 
 
-def _control(descriptor: int, command: int, number: int, data: "ctypes.Array[ctypes.c_char]") -> None:
+def _quotactl(descriptor: int, command: int, project_id: int, data: "ctypes.Array[ctypes.c_char]") -> None:
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     done = call(
         ctypes.c_long(_QUOTACTL_FD),
         ctypes.c_long(descriptor),
         ctypes.c_long(command << 8 | _PROJECT),
-        ctypes.c_long(number),
+        ctypes.c_long(project_id),
         data,
     )
     if done != 0:

@@ -19,7 +19,7 @@ MEET_PORT_IN_USE = "meet_port_in_use"
 PROTOCOL_VERSION = "protocol_version"
 
 
-class Refusal(Exception):
+class AgentError(Exception):
     """The node will not do what was asked, and nothing of it was done that a repeat would not heal."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -28,6 +28,6 @@ class Refusal(Exception):
         self.message = message
 
 
-def bad_spec(message: str) -> Refusal:
+def bad_spec(message: str) -> AgentError:
     """A refusal of what was asked for, whatever the state of the node."""
-    return Refusal(BAD_SPEC, message)
+    return AgentError(BAD_SPEC, message)

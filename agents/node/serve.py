@@ -17,81 +17,81 @@ import traceback
 from typing import Any, BinaryIO, Callable, Dict, List, Optional
 
 from agents.node import machine, refusals
-from agents.node.disk_limit import DiskLimit
-from agents.node.durable import full_disk_refused
-from agents.node.egress import denied, keep_denied
-from agents.node.fabric import devices_here
+from agents.node.disk_limit import DiskLimitEnforcer
+from agents.node.durable import disk_full_as_error
+from agents.node.egress import read_denied_networks, save_denied_networks
+from agents.node.fabric import list_fabric_devices
 from agents.node.gpus import open_gpus
-from agents.node.images import Images
-from agents.node.interfaces import interfaces
+from agents.node.images import ImageManager
+from agents.node.interfaces import list_interfaces
 from agents.node.ledger import Ledger
 from agents.node.logs import read_log
-from agents.node.meeting import reach
-from agents.node.places import Places
-from agents.node.preflight import below_floor, preflight, shares_of, versions_of
-from agents.node.probe import probe
-from agents.node.refusals import Refusal, bad_spec
+from agents.node.meeting import check_rendezvous
+from agents.node.places import NodeDirectories
+from agents.node.preflight import below_floor, run_preflight, gpu_sharing, installed_versions
+from agents.node.probe import probe_port
+from agents.node.refusals import AgentError, bad_spec
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
-from agents.node.spares import Spares
-from agents.node.spec import TAKES, TAKES_MORE
-from agents.node.stats import Sampler, until_phase_s
-from agents.node.tasks import Tasks
-from agents.node.terminals import Terminals
-from agents.node.tidy import Tidier
-from agents.node.upgrade import Upgrades, own_digest
-from agents.node.watch import Watch
+from agents.node.spares import NetworkPool
+from agents.node.spec import SPEC_CAPABILITIES, VERB_CAPABILITIES
+from agents.node.stats import Sampler, wait_until_phase_s
+from agents.node.tasks import TaskManager
+from agents.node.terminals import TerminalManager
+from agents.node.tidy import GarbageCollector
+from agents.node.upgrade import AgentUpgrader, own_digest
+from agents.node.watch import TaskMonitor
 
 PROTOCOL = 1
 OLDEST_PROTOCOL = 1
 """A client of this protocol or the one before is served; there is none before the first."""
 AGENT_VERSION = "0.1.0"
 MAX_LINE_BYTES = 1024 * 1024
-_WORKERS = 6
+_WORKER_THREADS = 6
 
-OPENABLE = {"control": ("control", "bulk"), "bulk": ("bulk",), "watch": ("watch",)}
-_READING = frozenset({"hello", "list", "logs", "stats"})
-_IMAGES = frozenset({"images", "pull", "load"})
-VERBS_OF = {
-    "control": _READING
-    | _IMAGES
+ALLOWED_ROLES = {"control": ("control", "bulk"), "bulk": ("bulk",), "watch": ("watch",)}
+_READ_VERBS = frozenset({"hello", "list", "logs", "stats"})
+_IMAGE_VERBS = frozenset({"images", "pull", "load"})
+VERBS_BY_ROLE = {
+    "control": _READ_VERBS
+    | _IMAGE_VERBS
     | {"start", "terminal", "prepare", "stop", "remove", "signal", "probe", "reach"}
     | {"preflight", "gc", "upgrade", "deny"},
-    "bulk": (_READING | _IMAGES | {"upgrade"}) - {"stats"},
-    "watch": _READING,
+    "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
+    "watch": _READ_VERBS,
 }
-Fields = Dict[str, Any]
+JsonObject = Dict[str, Any]
 
 
-class Session:
+class AgentSession:
     """One conversation with the portal over a pair of byte streams."""
 
     def __init__(
-        self, settings: Settings, role: str, reading: BinaryIO, writing: BinaryIO, agent: List[str]
+        self, settings: Settings, role: str, reader: BinaryIO, writer: BinaryIO, agent_command: List[str]
     ) -> None:
         self._settings = settings
-        self._bound = role
+        self._key_role = role
         self.role = role
-        self._reading = reading
-        self._writing = writing
+        self._reader = reader
+        self._writer = writer
         self._write_lock = threading.Lock()
-        self._requests: "queue.Queue[Optional[Fields]]" = queue.Queue(maxsize=1000)
+        self._requests: "queue.Queue[Optional[JsonObject]]" = queue.Queue(maxsize=1000)
         self._closing = threading.Event()
         self._subscribed = threading.Event()
         ledger = Ledger(
             settings.state_dir, subnets=settings.subnets, uids=(settings.uid_first, settings.uid_count)
         )
-        self._places = Places(settings)
-        self.tasks = Tasks(
-            settings, ledger, self._places, open_runtimes(settings, agent), open_gpus(settings.gpus), agent
+        self._directories = NodeDirectories(settings)
+        self.tasks = TaskManager(
+            settings, ledger, self._directories, open_runtimes(settings, agent_command), open_gpus(settings.gpu_provider), agent_command
         )
-        self._images = Images(self.tasks, self.push)
-        self._spares = Spares(self.tasks)
-        self._upgrades = Upgrades(settings)
-        self._terminals = Terminals(self.tasks, agent)
-        self._agent = agent
-        self._program = own_digest(agent)
-        self._verbs: Dict[str, Callable[[Fields], Fields]] = {
+        self._images = ImageManager(self.tasks, self.push)
+        self._network_pool = NetworkPool(self.tasks)
+        self._upgrades = AgentUpgrader(settings)
+        self._terminals = TerminalManager(self.tasks, agent_command)
+        self._agent_command = agent_command
+        self._agent_digest = own_digest(agent_command)
+        self._verbs: Dict[str, Callable[[JsonObject], JsonObject]] = {
             "hello": lambda _: {"hello": self.hello()},
             "list": self._list,
             "start": self.tasks.start,
@@ -100,27 +100,27 @@ class Session:
             "remove": self.tasks.remove,
             "signal": self.tasks.signal,
             "logs": lambda fields: read_log(self.tasks, fields),
-            "probe": lambda fields: probe(self.tasks, fields),
+            "probe": lambda fields: probe_port(self.tasks, fields),
             "stats": self._stats,
-            "images": lambda _: self._images.told(),
+            "images": lambda _: self._images.list_images(),
             "pull": self._images.pull,
             "load": self._images.load,
-            "preflight": lambda fields: preflight(self.tasks, fields.get("fabric")),
-            "reach": lambda fields: reach(fields, settings.cluster),
-            "gc": Tidier(self.tasks, self._images, self._spares).tidy,
+            "preflight": lambda fields: run_preflight(self.tasks, fields.get("fabric")),
+            "reach": lambda fields: check_rendezvous(fields, settings.cluster),
+            "gc": GarbageCollector(self.tasks, self._images, self._network_pool).collect,
             "upgrade": self._upgrades.receive,
-            "deny": self._deny,
+            "deny": self._deny_egress,
             "terminal": self._terminals.open,
         }
 
     def run(self) -> int:
         """Greets, answers until the other side closes, and leaves the tasks running."""
         try:
-            greeting = self._line()
+            greeting = self._read_line()
             if greeting is None:
                 return 0
-            self._open(greeting)
-        except Refusal as refusal:
+            self._check_greeting(greeting)
+        except AgentError as refusal:
             self.push({"ok": False, "code": refusal.code, "message": refusal.message})
             return 2
         except OSError as error:
@@ -128,20 +128,20 @@ class Session:
             self.push({"ok": False, "code": refusals.ENGINE_ERROR, "message": message})
             return 2
         watch = (
-            Watch(self.tasks, self.push, DiskLimit(self.tasks, self._agent))
+            TaskMonitor(self.tasks, self.push, DiskLimitEnforcer(self.tasks, self._agent_command))
             if self.role == "control"
             else None
         )
         self.push({"hello": self.hello()})
         if watch is not None:
             watch.start()
-            self._spares.start()
+            self._network_pool.start()
         workers = [
-            threading.Thread(target=self._work, name=f"work-{n}", daemon=True) for n in range(_WORKERS)
+            threading.Thread(target=self._work, name=f"work-{n}", daemon=True) for n in range(_WORKER_THREADS)
         ]
         for worker in workers:
             worker.start()
-        machine.give_memory_back()
+        machine.trim_memory()
         try:
             self._read_requests()
         finally:
@@ -151,18 +151,18 @@ class Session:
             for worker in workers:
                 worker.join(timeout=30.0)  # what was begun is finished, so that less is left to heal
             if watch is not None:
-                self._spares.stop()
+                self._network_pool.stop()
                 watch.stop()
         return 0
 
-    def hello(self) -> Fields:
+    def hello(self) -> JsonObject:
         """What a portal must know before it asks for anything."""
-        gpus, versions = self.tasks.gpus, versions_of(self.tasks)
-        silent = gpus.silent()  # before they are named: what answers meanwhile must not look lost
+        gpus, versions = self.tasks.gpus, installed_versions(self.tasks)
+        silent = gpus.driver_error()  # before they are named: what answers meanwhile must not look lost
         return {
             "protocol": PROTOCOL,
             "agent_version": AGENT_VERSION,
-            "program": self._program,
+            "program": self._agent_digest,
             "role": self.role,
             "cluster": self._settings.cluster,
             "boot_id": machine.boot_id(self._settings.boot_id_path),
@@ -173,23 +173,23 @@ class Session:
             "memory_mib": machine.memory_mib(),
             "disk_free_mib": machine.disk_free_mib(self._settings.state_dir),
             "loopback": self._settings.loopback,
-            "runtimes": [runtime.facts() for runtime in self.tasks.runtimes.values()],
+            "runtimes": [runtime.info() for runtime in self.tasks.runtimes.values()],
             "gpus": [facts._asdict() for facts in gpus.gpus()],
             "gpus_silent": silent,
-            "shares": shares_of(self.tasks),
+            "shares": gpu_sharing(self.tasks),
             "links": [link._asdict() for link in gpus.links()],
             "driver": versions["driver"],
             "cuda_driver": gpus.cuda_driver(),
             "loader": int(os.environ.get("FAIRWAY_LOADER", "0")),
             "versions": versions,
             "below_floor": below_floor(self.tasks, versions),
-            "images": self._images.rows(),
+            "images": self._images.image_rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
             "separates_people": os.geteuid() == 0,
-            "takes": [*TAKES, *TAKES_MORE],
-            "storage": self._places.volumes.facts(),
-            "interfaces": [each._asdict() for each in interfaces()],
-            "fabric": devices_here(self._settings.fabric_devices),
+            "takes": [*SPEC_CAPABILITIES, *VERB_CAPABILITIES],
+            "storage": self._directories.volumes.storage_info(),
+            "interfaces": [each._asdict() for each in list_interfaces()],
+            "fabric": list_fabric_devices(self._settings.fabric_devices),
             "networks": self._networks() if self.role == "control" else None,
             "gang_ports": list(self._settings.gang_ports),
             "egress": {each.kind: each.firewall_fault() == "" for each in self.tasks.runtimes.values()},
@@ -198,62 +198,62 @@ class Session:
     def _networks(self) -> Dict[str, Any]:
         """By engine, the networks that people made; None for one that does not say."""
         engines = [each for each in self.tasks.runtimes.values() if each.kind != "process"]
-        return {each.kind: each.outer_networks() for each in engines}
+        return {each.kind: each.external_networks() for each in engines}
 
-    def push(self, message: Fields) -> None:
+    def push(self, message: JsonObject) -> None:
         """Writes one line; a closed stream ends the session, never a task."""
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         with self._write_lock:
             try:
-                self._writing.write(line)
-                self._writing.flush()
+                self._writer.write(line)
+                self._writer.flush()
             except (BrokenPipeError, ValueError):
                 self._closing.set()
 
-    def _open(self, greeting: Fields) -> None:
+    def _check_greeting(self, greeting: JsonObject) -> None:
         role = greeting.get("role")
-        if role not in OPENABLE[self._bound]:
-            raise Refusal(refusals.NOT_ALLOWED, f"This key opens {self._bound}, not {role}.")
+        if role not in ALLOWED_ROLES[self._key_role]:
+            raise AgentError(refusals.NOT_ALLOWED, f"This key opens {self._key_role}, not {role}.")
         protocol = greeting.get("protocol")
         if not isinstance(protocol, int) or not OLDEST_PROTOCOL <= protocol <= PROTOCOL + 1:
-            raise Refusal(
+            raise AgentError(
                 refusals.PROTOCOL_VERSION,
                 f"The portal speaks protocol {protocol}; this agent ({AGENT_VERSION}) speaks {PROTOCOL} "
                 "and the versions beside it. Upgrade the older of the two.",
             )
         if greeting.get("cluster") != self._settings.cluster:
-            raise Refusal(
+            raise AgentError(
                 refusals.NOT_ALLOWED,
                 f"This node belongs to the cluster {self._settings.cluster}, not to another one.",
             )
         self.role = str(role)
-        self._places.make()
-        self.tasks.enter_boot()
+        self._directories.create_all()
+        self.tasks.handle_reboot()
         if self.role == "control":
             try:
-                self.tasks.heal()
-            except Refusal as refusal:  # an engine that does not answer must not silence the node
+                self.tasks.reconcile()
+            except AgentError as refusal:  # an engine that does not answer must not silence the node
                 sys.stderr.write(f"{refusal.message}\n")
 
-    def _line(self) -> Optional[Fields]:
-        line = self._reading.readline(MAX_LINE_BYTES + 1)
+    def _read_line(self) -> Optional[JsonObject]:
+        line = self._reader.readline(MAX_LINE_BYTES + 1)
         if not line or not line.endswith(b"\n"):
             if len(line) > MAX_LINE_BYTES:
-                raise Refusal(refusals.BAD_SPEC, "A line is longer than 1 MiB.")
+                raise AgentError(refusals.BAD_SPEC, "A line is longer than 1 MiB.")
             return None
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise Refusal(refusals.BAD_SPEC, "A line is not JSON.") from error
+            raise AgentError(refusals.BAD_SPEC, "A line is not JSON.") from error
         if not isinstance(value, dict):
-            raise Refusal(refusals.BAD_SPEC, "A line is not a JSON object.")
+            raise AgentError(refusals.BAD_SPEC, "A line is not a JSON object.")
         return value
 
     def _read_requests(self) -> None:
         while not self._closing.is_set():
             try:
-                request = self._line()
-            except Refusal as refusal:  # the stream cannot be trusted to be in step any more
+                request = self._read_line()
+            except AgentError as refusal:  # the stream cannot be trusted to be in step any more
                 self.push({"ok": False, "code": refusal.code, "message": refusal.message})
                 return
             if request is None:
@@ -265,23 +265,23 @@ class Session:
             request = self._requests.get()
             if request is None:
                 return
-            self.push(self._answer(request))
+            self.push(self._handle(request))
 
-    def _answer(self, request: Fields) -> Fields:
+    def _handle(self, request: JsonObject) -> JsonObject:
         """The answer to one request; every refusal has a code, the unforeseen is an engine error."""
         number, verb = request.get("id"), request.get("verb")
         try:
             if verb not in self._verbs:
-                raise Refusal(
+                raise AgentError(
                     refusals.UNKNOWN_VERB, f"This agent ({AGENT_VERSION}) does not know the verb {verb!r}."
                 )
-            if verb not in VERBS_OF[self.role]:
-                raise Refusal(refusals.NOT_ALLOWED, f"The role {self.role} may not {verb}.")
-            with full_disk_refused(self._settings.state_dir):
+            if verb not in VERBS_BY_ROLE[self.role]:
+                raise AgentError(refusals.NOT_ALLOWED, f"The role {self.role} may not {verb}.")
+            with disk_full_as_error(self._settings.state_dir):
                 answer = self._verbs[verb](request)
-        except Refusal as refusal:
+        except AgentError as refusal:
             if verb in ("start", "prepare") and refusal.code == refusals.DISK_FULL:
-                self.tasks.note_full_disk(refusal.message)
+                self.tasks.record_disk_full(refusal.message)
             return {"id": number, "ok": False, "code": refusal.code, "message": refusal.message}
         except Exception as error:  # the door: one broken request must not end the conversation
             traceback.print_exc(file=sys.stderr)
@@ -289,19 +289,19 @@ class Session:
             return {"id": number, "ok": False, "code": refusals.ENGINE_ERROR, "message": message}
         return dict(answer, id=number, ok=True)
 
-    def _deny(self, fields: Fields) -> Fields:
+    def _deny_egress(self, fields: JsonObject) -> JsonObject:
         """Keeps to which addresses no container may connect, and has those that run keep to it at once."""
-        keep_denied(self._settings.state_dir, fields.get("deny"))
+        save_denied_networks(self._settings.state_dir, fields.get("deny"))
         for runtime in self.tasks.runtimes.values():
             runtime.refresh_firewall()
-        return {"denied": len(denied(self._settings.state_dir))}
+        return {"denied": len(read_denied_networks(self._settings.state_dir))}
 
-    def _list(self, fields: Fields) -> Fields:
+    def _list(self, fields: JsonObject) -> JsonObject:
         if self.role == "control":
-            self.tasks.heal()
+            self.tasks.reconcile()
         return self.tasks.list_tasks(fields)
 
-    def _stats(self, fields: Fields) -> Fields:
+    def _stats(self, fields: JsonObject) -> JsonObject:
         """``subscribe`` (true when missing) turns a sample a second on or off; ``once`` gives one.
 
         ``phase_s`` is when in each second of this node's clock samples are taken, at least 0 and less than 1.
@@ -322,12 +322,12 @@ class Session:
         sampler = Sampler(self.tasks)
         while self._subscribed.is_set() and not self._closing.is_set():
             self.push(sampler.sample())
-            self._closing.wait(until_phase_s(phase_s, time.time()))
+            self._closing.wait(wait_until_phase_s(phase_s, time.time()))
 
 
-def serve(settings: Settings, role: str, agent: List[str]) -> int:
+def serve(settings: Settings, role: str, agent_command: List[str]) -> int:
     """Runs one session over standard input and output."""
     threading.stack_size(512 * 1024)
     reading, writing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing that prints by accident may break the lines
-    return Session(settings, role, reading, writing, agent).run()
+    return AgentSession(settings, role, reading, writing, agent_command).run()

@@ -32,11 +32,11 @@ class Settings(NamedTuple):
     home_root: str
     path_roots: Tuple[str, ...]
     runtimes: Tuple[RuntimeSettings, ...]
-    gpus: str  # nvml, none, or file:PATH
+    gpu_provider: str  # nvml, none, or file:PATH
     boot_id_path: str
     loopback: str
     subnets: str
-    egress_deny: Tuple[str, ...]
+    denied_networks: Tuple[str, ...]
     firewall: bool
     disk_floor_mib: int
     disk_paths: Tuple[str, ...]
@@ -115,20 +115,20 @@ def parse_settings(raw: Any) -> Settings:
     if not isinstance(merged["log_mib"], int) or merged["log_mib"] < 1:
         raise SettingsError("log_mib is not a number of MiB.")
     merged["job_ports"] = (int(merged["job_ports"][0]), int(merged["job_ports"][1]))
-    merged["gang_ports"] = _span(merged["gang_ports"])
+    merged["gang_ports"] = _parse_port_range(merged["gang_ports"])
     merged["fabric_devices"] = tuple(str(each).rstrip("/") for each in merged["fabric_devices"])
-    merged["runtimes"] = tuple(_runtime(each) for each in merged["runtimes"])
+    merged["runtimes"] = tuple(_parse_runtime(each) for each in merged["runtimes"])
     return Settings(**merged)
 
 
-def _span(raw: Any) -> Tuple[int, int]:
+def _parse_port_range(raw: Any) -> Tuple[int, int]:
     first, last = (int(each) for each in raw)
     if not 1024 <= first <= last <= 65_535:
         raise SettingsError("gang_ports are two ports from 1024 to 65535, the smaller first.")
     return first, last
 
 
-def _runtime(raw: Any) -> RuntimeSettings:
+def _parse_runtime(raw: Any) -> RuntimeSettings:
     if not isinstance(raw, dict) or raw.get("kind") not in ("podman", "docker", "process"):
         raise SettingsError("A runtime is one of podman, docker, process.")
     unknown = sorted(set(raw) - {"kind", "program", "global_flags", "create_flags", "gpus"})

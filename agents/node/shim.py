@@ -17,25 +17,25 @@ import time
 from typing import Any, Dict, List, Optional
 
 from agents.node import cgroup, machine, mounts
-from agents.node.durable import full_disk_refused, read_json, write_json
-from agents.node.task_log import TaskLog
+from agents.node.durable import disk_full_as_error, read_json, write_json
+from agents.node.task_log import TaskLogWriter
 
-ALREADY_CLAIMED = 17
+EXIT_ALREADY_CLAIMED = 17
 _FAILED = 1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
-_LOOK_EVERY_S = 0.25
+_POLL_INTERVAL_S = 0.25
 
 
-def claim(folder: str, word: str) -> bool:
+def claim_task(folder: str, decision: str) -> bool:
     """Decides whether the task runs; False when it was decided before."""
     path = os.path.join(folder, "claim")
-    with full_disk_refused(path):
+    with disk_full_as_error(path):
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             return False
         try:
-            os.write(descriptor, word.encode())
+            os.write(descriptor, decision.encode())
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -59,26 +59,26 @@ def main(folder: str) -> int:
     with os.fdopen(reading, "rb") as stream:
         said = stream.read()
     if said == b"already":
-        return ALREADY_CLAIMED
+        return EXIT_ALREADY_CLAIMED
     if said != b"started":
         sys.stderr.write(said.decode(errors="replace") or "the shim ended before it started anything\n")
         return _FAILED
     return 0
 
 
-def _run(folder: str, report: int) -> None:
+def _run(folder: str, report_fd: int) -> None:
     lock = os.open(os.path.join(folder, "shim.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     order: Dict[str, Any] = read_json(os.path.join(folder, "order.json")) or {}
-    if not claim(folder, "run"):
-        os.write(report, b"already")
+    if not claim_task(folder, "run"):
+        os.write(report_fd, b"already")
         return
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     limits = order["limits"]
-    group = cgroup.make(
+    group = cgroup.create(
         order["name"], memory_mib=limits["memory_mib"], pids=limits["pids"], cpu_milli=limits["cpu_milli"]
     )
     go_read, go_write = os.pipe()
@@ -87,12 +87,12 @@ def _run(folder: str, report: int) -> None:
     child = os.fork()
     if child == 0:
         os.close(go_write)
-        os.close(report)
-        _become(order, group, go_read, out_write, err_write)
+        os.close(report_fd)
+        _exec_task(order, group, go_read, out_write, err_write)
     for ours_no_more in (go_read, out_write, err_write):
         os.close(ours_no_more)
-    log = TaskLog(order["log_path"], order["log_mib"], out_read, err_read)
-    facts = machine.process(child)
+    log = TaskLogWriter(order["log_path"], order["log_mib"], out_read, err_read)
+    facts = machine.read_process(child)
     write_json(
         os.path.join(folder, "pid.json"),
         {
@@ -104,22 +104,22 @@ def _run(folder: str, report: int) -> None:
     )
     os.write(go_write, b"go")
     os.close(go_write)
-    os.write(report, b"started")
-    os.close(report)
-    _let_go_of_streams()
-    _wait(folder, _Family(child, group), limits["memory_mib"], log)
+    os.write(report_fd, b"started")
+    os.close(report_fd)
+    _detach_streams()
+    _supervise(folder, _ProcessTree(child, group), limits["memory_mib"], log)
 
 
-def _let_go_of_streams() -> None:
+def _detach_streams() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
 
 
-class _Family:
+class _ProcessTree:
     """The child and everything that descends from it; orphans come to us because we are their reaper."""
 
-    def __init__(self, child: int, group: Optional[cgroup.OwnGroup]) -> None:
+    def __init__(self, child: int, group: Optional[cgroup.TaskCgroup]) -> None:
         self.child = child
         self.group = group
         self.status: Optional[int] = None
@@ -133,16 +133,16 @@ class _Family:
                 if pid == self.child:
                     self.status = status
 
-    def living(self) -> List[machine.ProcessFacts]:
-        everyone = machine.descendants(os.getpid(), machine.processes())[1:]
+    def running(self) -> List[machine.ProcessInfo]:
+        everyone = machine.descendants(os.getpid(), machine.list_processes())[1:]
         return [each for each in everyone if each.state not in "ZX"]
 
-    def end(self) -> None:
+    def kill_all(self) -> None:
         """Kills until nothing is left, for at most four seconds."""
         for _ in range(400):
             if self.group is not None:
                 self.group.kill()
-            left = self.living()
+            left = self.running()
             for each in left:
                 with contextlib.suppress(OSError):
                     os.kill(each.pid, signal.SIGKILL)
@@ -152,27 +152,27 @@ class _Family:
             time.sleep(0.01)
 
 
-def _wait(folder: str, family: _Family, limit_mib: Optional[int], log: TaskLog) -> None:
+def _supervise(folder: str, tree: _ProcessTree, limit_mib: Optional[int], log: TaskLogWriter) -> None:
     """Waits for the child, keeps it under its memory when no control group does, and records the end."""
     peak_mib, oom_kills, over = 0.0, 0, False
-    group = family.group
+    group = tree.group
     while True:
-        family.reap()
+        tree.reap()
         if group is not None:
             usage = group.usage()
             peak_mib, oom_kills = max(peak_mib, usage.peak_memory_mib or 0), usage.oom_kills or 0
-        elif family.status is None:
-            used_mib = sum(each.resident_mib for each in family.living())
+        elif tree.status is None:
+            used_mib = sum(each.resident_mib for each in tree.running())
             peak_mib = max(peak_mib, used_mib)
             if limit_mib is not None and used_mib > limit_mib:
                 over = True
-                family.end()
-        if family.status is not None:
+                tree.kill_all()
+        if tree.status is not None:
             break
-        signal.sigtimedwait([signal.SIGCHLD], _LOOK_EVERY_S)
-    family.end()
-    log.end()
-    code = os.WEXITSTATUS(family.status) if os.WIFEXITED(family.status) else 128 + os.WTERMSIG(family.status)
+        signal.sigtimedwait([signal.SIGCHLD], _POLL_INTERVAL_S)
+    tree.kill_all()
+    log.wait()
+    code = os.WEXITSTATUS(tree.status) if os.WIFEXITED(tree.status) else 128 + os.WTERMSIG(tree.status)
     write_json(
         os.path.join(folder, "exit.json"),
         {
@@ -186,25 +186,25 @@ def _wait(folder: str, family: _Family, limit_mib: Optional[int], log: TaskLog) 
         group.remove()
 
 
-def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, out: int, err: int) -> None:
+def _exec_task(order: Dict[str, Any], group: Optional[cgroup.TaskCgroup], go_fd: int, stdout_fd: int, stderr_fd: int) -> None:
     """Turns the forked child into the task; never returns. What fails is said in the task's log."""
     try:
         if order["own_uid"] is not None:
-            for stream in (out, err):
+            for stream in (stdout_fd, stderr_fd):
                 os.fchown(stream, order["own_uid"], -1)  # so that it can open /dev/stdout
         os.setsid()
-        if os.read(go, 2) != b"go":
+        if os.read(go_fd, 2) != b"go":
             os._exit(127)
         if group is not None:
             group.join()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        limit(order)
+        os.dup2(stdout_fd, 1)
+        os.dup2(stderr_fd, 2)
+        set_rlimits(order)
         if order["own_uid"] is not None:
-            _private_places(order)
-        become_account(order["own_uid"])
+            _enter_namespaces(order)
+        drop_privileges(order["own_uid"])
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.umask(0o027)
         os.chdir(order["workdir"])
@@ -223,7 +223,7 @@ def _become(order: Dict[str, Any], group: Optional[cgroup.OwnGroup], go: int, ou
         os._exit(126)
 
 
-def limit(order: Dict[str, Any]) -> None:
+def set_rlimits(order: Dict[str, Any]) -> None:
     """The limits of a task that no control group has."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pids = order["limits"]["pids"]
@@ -231,24 +231,24 @@ def limit(order: Dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
 
 
-def become_account(own_uid: Optional[int]) -> None:
+def drop_privileges(task_uid: Optional[int]) -> None:
     """Gives up every other right for good; None: there is only the account we have."""
-    if own_uid is not None:
+    if task_uid is not None:
         os.setgroups([])
-        os.setresgid(own_uid, own_uid, own_uid)
-        os.setresuid(own_uid, own_uid, own_uid)
+        os.setresgid(task_uid, task_uid, task_uid)
+        os.setresuid(task_uid, task_uid, task_uid)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
-def _private_places(order: Dict[str, Any]) -> None:
+def _enter_namespaces(order: Dict[str, Any]) -> None:
     """A mount namespace of its own: private /tmp and /dev/shm, declared mounts, others' processes unseen."""
     try:
-        mounts.leave_for_own(mounts.CLONE_NEWIPC)
+        mounts.unshare(mounts.CLONE_NEWIPC)
     except OSError:
         if order["binds"] or order.get("shm"):
             raise
         return
-    mounts.keep_apart()
+    mounts.make_mounts_private()
     for source, target, read_only in order["binds"]:
         mounts.mount(source, target, None, mounts.BIND)
         flags = mounts.BIND | mounts.REMOUNT | mounts.NOSUID | mounts.NODEV

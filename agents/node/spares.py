@@ -16,87 +16,87 @@ import threading
 import time
 import traceback
 
-from agents.node.durable import locked
-from agents.node.refusals import Refusal
+from agents.node.durable import file_lock
+from agents.node.refusals import AgentError
 from agents.node.runtimes import Runtime
-from agents.node.tasks import Tasks
+from agents.node.tasks import TaskManager
 
-QUIET_S = 1.0
+IDLE_DELAY_S = 1.0
 """A spare is made when no start has been under way for so long, and so takes nothing from a burst of them."""
-_AGAIN_S = 30.0
+_RETRY_DELAY_S = 30.0
 
 
-class Spares:
+class NetworkPool:
     """A thread of a control session. One agent process at a time makes spares; the others leave it to that one."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
         self._lock_path = os.path.join(tasks.settings.state_dir, "spares.lock")
-        self._wanted = threading.Event()
+        self._wakeup = threading.Event()
         self._stopped = threading.Event()
-        self._quiet_at_s = 0.0
+        self._idle_at_s = 0.0
         self._thread = threading.Thread(target=self._run, name="spares", daemon=True)
 
     def start(self) -> None:
-        self._tasks.starting = self.soon
-        self.soon()
+        self._tasks.on_start = self.schedule
+        self.schedule()
         self._thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
-        self._wanted.set()
+        self._wakeup.set()
         self._thread.join(timeout=5.0)
 
-    def soon(self) -> None:
+    def schedule(self) -> None:
         """Asks for a turn once the node has been quiet for a while."""
-        self._quiet_at_s = time.monotonic() + QUIET_S
-        self._wanted.set()
+        self._idle_at_s = time.monotonic() + IDLE_DELAY_S
+        self._wakeup.set()
 
     def _run(self) -> None:
         first = True
         while True:
-            self._wanted.wait()
-            if self._wait_for_quiet():
+            self._wakeup.wait()
+            if self._wait_until_idle():
                 return
-            self._wanted.clear()
+            self._wakeup.clear()
             try:
                 if first:
                     for runtime in self._tasks.runtimes.values():
                         runtime.warm_up()
-                    self.reap()
+                    self.remove_orphans()
                     first = False
-                done = self.keep()
-            except (Refusal, OSError):
+                done = self.refill()
+            except (AgentError, OSError):
                 traceback.print_exc(file=sys.stderr)
                 done = False
             if not done:
-                self._wanted.wait(_AGAIN_S)
-                self._wanted.set()
+                self._wakeup.wait(_RETRY_DELAY_S)
+                self._wakeup.set()
 
-    def _wait_for_quiet(self) -> bool:
+    def _wait_until_idle(self) -> bool:
         """True when the session ends instead."""
         while not self._stopped.is_set():
-            rest_s = self._quiet_at_s - time.monotonic()
+            rest_s = self._idle_at_s - time.monotonic()
             if rest_s <= 0:
                 return False
             self._stopped.wait(rest_s)
         return True
 
-    def keep(self) -> bool:
+    def refill(self) -> bool:
         """Makes what was promised, and a spare for each runtime without one; False when to be tried again."""
-        with locked(self._lock_path, wait=False) as hold_fd:
+        with file_lock(self._lock_path, wait=False) as hold_fd:
             if hold_fd is None:
                 return False
-            here = [runtime for runtime in self._tasks.runtimes.values() if runtime.keeps_spares]
-            made = [self._keep_one_of(runtime, hold_fd) for runtime in here]
+            here = [runtime for runtime in self._tasks.runtimes.values() if runtime.pools_networks]
+            made = [self._refill_runtime(runtime, hold_fd) for runtime in here]
             return all(made)
 
-    def _keep_one_of(self, runtime: Runtime, hold_fd: int) -> bool:
+    def _refill_runtime(self, runtime: Runtime, hold_fd: int) -> bool:
         ledger = self._tasks.ledger
-        mine = {name: spare for name, spare in ledger.spares().items() if spare["runtime"] == runtime.kind}
+        mine = {name: spare for name, spare in ledger.pooled_networks().items() if spare["runtime"] == runtime.kind}
         if not mine:
             name = f"fw-{self._tasks.settings.cluster}-spare-{secrets.token_hex(4)}"
-            subnet = ledger.promise_spare(name, runtime.kind)
+            subnet = ledger.reserve_pooled_network(name, runtime.kind)
             if subnet is None:
                 return True  # every piece is in use; jobs come first
             mine = {name: {"subnet": subnet, "ready": False}}
@@ -108,23 +108,23 @@ class Spares:
 
     def _make(self, runtime: Runtime, name: str, subnet: str, hold_fd: int) -> bool:
         try:
-            runtime.make_network(name, subnet, keep_fd=hold_fd)
-        except Refusal as refusal:
+            runtime.create_network(name, subnet, lock_fd=hold_fd)
+        except AgentError as refusal:
             sys.stderr.write(f"No network could be made ahead: {refusal.message}\n")
             runtime.remove_network(name)  # a command that was cut short may have got that far
-            self._tasks.ledger.drop_spare(name)
+            self._tasks.ledger.remove_pooled_network(name)
             return False
-        self._tasks.ledger.spare_ready(name)
+        self._tasks.ledger.mark_pooled_network_ready(name)
         return True
 
-    def reap(self) -> int:
+    def remove_orphans(self) -> int:
         """Removes networks of ours that no task and no spare is known to have; gives how many.
 
         The engine is asked before the ledger is read: what stands there then was promised before it was made.
         """
         removed = 0
         for runtime in self._tasks.runtimes.values():
-            with contextlib.suppress(Refusal):
+            with contextlib.suppress(AgentError):
                 here = runtime.networks(self._tasks.settings.cluster)
                 for name in sorted(set(here) - self._tasks.ledger.networks()):
                     runtime.remove_network(name)

@@ -6,11 +6,11 @@ import ipaddress
 import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from agents.node.egress import Egress, parse_egress
-from agents.node.refusals import Refusal, bad_spec
-from agents.node.word_files import ALL as WORD_FILES
+from agents.node.egress import EgressPolicy, parse_egress_policy
+from agents.node.refusals import AgentError, bad_spec
+from agents.node.word_files import REPORT_FILES as WORD_FILES
 
-MILLI_WHOLE = 1000
+MILLI_PER_GPU = 1000
 MAX_SECRET_BYTES = 256 * 1024
 
 _PUBLIC_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,40}\Z")
@@ -26,7 +26,7 @@ _DEVICE = re.compile(r"/dev(/(?![.-])([A-Za-z0-9_.*?-]|\[[A-Za-z0-9_-]+\]){1,64}
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,49}\Z")
 _NETWORK = re.compile(r"(?!fw-|host\Z|none\Z)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 
-REFUSED_ENV = ("LD_PRELOAD", "LD_AUDIT")
+FORBIDDEN_ENV = ("LD_PRELOAD", "LD_AUDIT")
 """Loaders obey these before any program of ours runs, also in hooks outside the container."""
 
 
@@ -88,10 +88,10 @@ class TaskSpec(NamedTuple):
     address: Optional[str] = None  # in it, of rank 0
     devices: Tuple[str, ...] = ()  # of a fabric, or patterns; with them it may lock all memory it has
     meet_port: Optional[int] = None  # on this node, where the ranks of its gang meet: it must be free
-    listens: bool = False  # the agent listens at that port until the task begins, so that others can try it
+    hold_rendezvous_port: bool = False  # the agent listens at that port until the task begins, so that others can try it
     meets_here: bool = False  # all ranks of its gang stand on this node, in the network of their job
     secret_variables: Dict[str, str] = {}
-    egress: Egress = Egress()  # where it may connect to
+    egress: EgressPolicy = EgressPolicy()  # where it may connect to
     disk_mib: Optional[int] = None  # what it may write to the node's disk outside its volumes
 
     @property
@@ -122,7 +122,7 @@ _REQUIRED = frozenset(
 _OPTIONAL = frozenset(TaskSpec._fields) - _REQUIRED
 
 
-TAKES = (
+SPEC_CAPABILITIES = (
     "owner",
     "project",
     "tasks",
@@ -140,37 +140,37 @@ TAKES = (
     "egress",
 )
 """Keys of a spec that the first agents did not know; a portal sends them to those who say so in their hello."""
-STOPS_TASKS = "stop.tasks"
+CAN_STOP_TASKS = "stop.tasks"
 """The same for the field of ``stop`` that names some tasks of an attempt: who does not know it would stop all."""
-VOLUMES = "mounts.volumes"
+CAN_MOUNT_VOLUMES = "mounts.volumes"
 """The same for mounts that are neither a home nor a plain path."""
-LOGINS = "pull.login"
+CAN_USE_REGISTRY_LOGINS = "pull.login"
 """The same for the field of ``pull`` that says who we are at the registry."""
-REACHES = "reach"
+CAN_CHECK_RENDEZVOUS = "reach"
 """The same for the verb that looks whether the node reaches the place where a gang will meet."""
-CHECKS_FABRIC = "preflight.fabric"
+CAN_CHECK_FABRIC = "preflight.fabric"
 """The same for the field of ``preflight`` that says what the node's pool names."""
-DEVICE_PATTERNS = "devices.patterns"
+CAN_EXPAND_DEVICE_PATTERNS = "devices.patterns"
 """The same for patterns among the devices of a spec."""
-PREPARES = "prepare"
+CAN_PREPARE = "prepare"
 """The same for the verb that does all of a start but its last step."""
-OPENS_TERMINALS = "terminal"
+CAN_OPEN_TERMINALS = "terminal"
 """The same for the verb that opens a terminal in a task."""
-DENIES = "deny"
+CAN_DENY_EGRESS = "deny"
 """The same for the verb that says to which addresses no container may connect."""
-TAKES_MORE = (
-    STOPS_TASKS,
-    PREPARES,
-    VOLUMES,
-    LOGINS,
-    OPENS_TERMINALS,
-    REACHES,
-    CHECKS_FABRIC,
-    DEVICE_PATTERNS,
-    DENIES,
+VERB_CAPABILITIES = (
+    CAN_STOP_TASKS,
+    CAN_PREPARE,
+    CAN_MOUNT_VOLUMES,
+    CAN_USE_REGISTRY_LOGINS,
+    CAN_OPEN_TERMINALS,
+    CAN_CHECK_RENDEZVOUS,
+    CAN_CHECK_FABRIC,
+    CAN_EXPAND_DEVICE_PATTERNS,
+    CAN_DENY_EGRESS,
 )
 """All of these, as this agent says them in its hello."""
-FIRST_RANK = "{first_rank}"
+RANK0_ADDRESS_PLACEHOLDER = "{first_rank}"
 """A variable of this value is the address of rank 0, where all ranks stand in one network of their job."""
 
 
@@ -187,43 +187,43 @@ def parse_spec(raw: Any) -> TaskSpec:
     if raw["runtime"] not in ("podman", "docker", "process"):
         raise bad_spec("runtime is not one of podman, docker, process.")
     spec = TaskSpec(
-        cluster=_text(raw, "cluster", _PUBLIC_ID),
-        job=_text(raw, "job", _PUBLIC_ID),
-        attempt=_number(raw, "attempt", 1, 10**9),
-        task=_number(raw, "task", 0, 100_000),
-        digest=_text(raw, "digest", _DIGEST),
+        cluster=_parse_text(raw, "cluster", _PUBLIC_ID),
+        job=_parse_text(raw, "job", _PUBLIC_ID),
+        attempt=_parse_number(raw, "attempt", 1, 10**9),
+        task=_parse_number(raw, "task", 0, 100_000),
+        digest=_parse_text(raw, "digest", _DIGEST),
         runtime=raw["runtime"],
-        image=_text(raw, "image", _IMAGE) if raw.get("image") is not None else None,
-        command=_command(raw["command"]),
-        workdir=_text(raw, "workdir", _PATH) if raw.get("workdir") is not None else None,
-        env=_env(raw.get("env")),
-        secret_files=_secret_files(raw.get("secret_files")),
-        uid=_number(raw, "uid", 1, 2**32 - 2),
-        gid=_number(raw, "gid", 1, 2**32 - 2),
-        user=_text(raw, "user", _USER),
-        gpus=_gpus(raw.get("gpus")),
-        cpu_milli=_optional_number(raw, "cpu_milli", 10, 10**7),
-        memory_mib=_optional_number(raw, "memory_mib", 8, 10**9),
-        shm_mib=_optional_number(raw, "shm_mib", 1, 10**9),
-        pids=_optional_number(raw, "pids", 2, 4 * 10**6),
-        ports=_ports(raw.get("ports")),
-        mounts=_mounts(raw.get("mounts")),
-        stop_grace_s=seconds(raw.get("stop_grace_s"), 10.0),
-        owner=_text(raw, "owner", _PUBLIC_ID) if raw.get("owner") is not None else None,
-        project=_text(raw, "project", _PUBLIC_ID) if raw.get("project") is not None else None,
-        tasks=_optional_number(raw, "tasks", 1, 100_000),
-        tasks_min=_optional_number(raw, "tasks_min", 1, 100_000),
-        tasks_max=_optional_number(raw, "tasks_max", 1, 100_000),
-        node_network=_yes(raw, "node_network"),
-        network=_text(raw, "network", _NETWORK) if raw.get("network") is not None else None,
-        address=ip_address(raw["address"]) if raw.get("address") is not None else None,
-        devices=_devices(raw.get("devices")),
-        meet_port=_optional_number(raw, "meet_port", 1024, 65_535),
-        listens=_yes(raw, "listens"),
-        meets_here=_yes(raw, "meets_here"),
-        secret_variables=_env(raw.get("secret_variables")),
-        disk_mib=_optional_number(raw, "disk_mib", 1, 2**40),
-        egress=parse_egress(raw.get("egress")),
+        image=_parse_text(raw, "image", _IMAGE) if raw.get("image") is not None else None,
+        command=_parse_command(raw["command"]),
+        workdir=_parse_text(raw, "workdir", _PATH) if raw.get("workdir") is not None else None,
+        env=_parse_env(raw.get("env")),
+        secret_files=_parse_secret_files(raw.get("secret_files")),
+        uid=_parse_number(raw, "uid", 1, 2**32 - 2),
+        gid=_parse_number(raw, "gid", 1, 2**32 - 2),
+        user=_parse_text(raw, "user", _USER),
+        gpus=_parse_gpus(raw.get("gpus")),
+        cpu_milli=_parse_optional_number(raw, "cpu_milli", 10, 10**7),
+        memory_mib=_parse_optional_number(raw, "memory_mib", 8, 10**9),
+        shm_mib=_parse_optional_number(raw, "shm_mib", 1, 10**9),
+        pids=_parse_optional_number(raw, "pids", 2, 4 * 10**6),
+        ports=_parse_ports(raw.get("ports")),
+        mounts=_parse_mounts(raw.get("mounts")),
+        stop_grace_s=parse_seconds(raw.get("stop_grace_s"), 10.0),
+        owner=_parse_text(raw, "owner", _PUBLIC_ID) if raw.get("owner") is not None else None,
+        project=_parse_text(raw, "project", _PUBLIC_ID) if raw.get("project") is not None else None,
+        tasks=_parse_optional_number(raw, "tasks", 1, 100_000),
+        tasks_min=_parse_optional_number(raw, "tasks_min", 1, 100_000),
+        tasks_max=_parse_optional_number(raw, "tasks_max", 1, 100_000),
+        node_network=_parse_boolean(raw, "node_network"),
+        network=_parse_text(raw, "network", _NETWORK) if raw.get("network") is not None else None,
+        address=parse_ip_address(raw["address"]) if raw.get("address") is not None else None,
+        devices=_parse_devices(raw.get("devices")),
+        meet_port=_parse_optional_number(raw, "meet_port", 1024, 65_535),
+        hold_rendezvous_port=_parse_boolean(raw, "listens"),
+        meets_here=_parse_boolean(raw, "meets_here"),
+        secret_variables=_parse_env(raw.get("secret_variables")),
+        disk_mib=_parse_optional_number(raw, "disk_mib", 1, 2**40),
+        egress=parse_egress_policy(raw.get("egress")),
     )
     secrets = (*spec.secret_files.values(), *spec.secret_variables.values())
     if sum(len(content.encode()) for content in secrets) > MAX_SECRET_BYTES:
@@ -233,7 +233,7 @@ def parse_spec(raw: Any) -> TaskSpec:
     return spec
 
 
-def _text(raw: Dict[str, Any], key: str, pattern: "re.Pattern[str]") -> str:
+def _parse_text(raw: Dict[str, Any], key: str, pattern: "re.Pattern[str]") -> str:
     value = raw[key]
     if not isinstance(value, str) or not pattern.match(value):
         raise bad_spec(f"{key} is not of the form that is allowed.")
@@ -244,18 +244,18 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _number(raw: Dict[str, Any], key: str, lowest: int, highest: int) -> int:
+def _parse_number(raw: Dict[str, Any], key: str, lowest: int, highest: int) -> int:
     value = raw[key]
     if not _is_int(value) or not lowest <= value <= highest:
         raise bad_spec(f"{key} is not a whole number from {lowest} to {highest}.")
     return int(value)
 
 
-def _optional_number(raw: Dict[str, Any], key: str, lowest: int, highest: int) -> Optional[int]:
-    return None if raw.get(key) is None else _number(raw, key, lowest, highest)
+def _parse_optional_number(raw: Dict[str, Any], key: str, lowest: int, highest: int) -> Optional[int]:
+    return None if raw.get(key) is None else _parse_number(raw, key, lowest, highest)
 
 
-def seconds(value: Any, default: float) -> float:
+def parse_seconds(value: Any, default: float) -> float:
     """A grace in seconds, ``default`` when none is given."""
     if value is None:
         return default
@@ -264,7 +264,7 @@ def seconds(value: Any, default: float) -> float:
     return float(value)
 
 
-def _command(value: Any) -> Tuple[str, ...]:
+def _parse_command(value: Any) -> Tuple[str, ...]:
     if not isinstance(value, list) or not value or len(value) > 1000:
         raise bad_spec("command is not a list of at least one word.")
     for word in value:
@@ -275,7 +275,7 @@ def _command(value: Any) -> Tuple[str, ...]:
     return tuple(value)
 
 
-def _env(value: Any) -> Dict[str, str]:
+def _parse_env(value: Any) -> Dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > 1000:
@@ -283,12 +283,12 @@ def _env(value: Any) -> Dict[str, str]:
     for name, text in value.items():
         if not _ENV_NAME.match(name) or not isinstance(text, str) or "\x00" in text:
             raise bad_spec(f"env holds something that is not a name with a text: {name!r}.")
-        if name in REFUSED_ENV:
+        if name in FORBIDDEN_ENV:
             raise bad_spec(f"env may not set {name}.")
     return dict(value)
 
 
-def _secret_files(value: Any) -> Dict[str, str]:
+def _parse_secret_files(value: Any) -> Dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > 64:
@@ -299,7 +299,7 @@ def _secret_files(value: Any) -> Dict[str, str]:
     return dict(value)
 
 
-def _gpus(value: Any) -> Tuple[GpuShare, ...]:
+def _parse_gpus(value: Any) -> Tuple[GpuShare, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > 256:
@@ -308,21 +308,21 @@ def _gpus(value: Any) -> Tuple[GpuShare, ...]:
     for each in value:
         if not isinstance(each, dict) or set(each) != {"uuid", "milli"}:
             raise bad_spec("Each of gpus has exactly a uuid and a milli.")
-        shares.append(GpuShare(_text(each, "uuid", _GPU), _number(each, "milli", 1, MILLI_WHOLE)))
+        shares.append(GpuShare(_parse_text(each, "uuid", _GPU), _parse_number(each, "milli", 1, MILLI_PER_GPU)))
     if len({share.uuid for share in shares}) != len(shares):
         raise bad_spec("gpus names the same GPU twice.")
     return tuple(shares)
 
 
-def _ports(value: Any) -> Tuple[int, ...]:
+def _parse_ports(value: Any) -> Tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > 32 or len(set(map(str, value))) != len(value):
         raise bad_spec("ports is not a list of different ports.")
-    return tuple(_number({"ports": port}, "ports", 1, 65_535) for port in value)
+    return tuple(_parse_number({"ports": port}, "ports", 1, 65_535) for port in value)
 
 
-def _mounts(value: Any) -> Tuple[Mount, ...]:
+def _parse_mounts(value: Any) -> Tuple[Mount, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > 64:
@@ -331,7 +331,7 @@ def _mounts(value: Any) -> Tuple[Mount, ...]:
     for each in value:
         if not isinstance(each, dict) or not {"kind", "source", "target"} <= set(each) <= set(Mount._fields):
             raise bad_spec("Each of mounts has kind, source, target, and nothing that is not known.")
-        mounts.append(_mount(each))
+        mounts.append(_parse_mount(each))
     if len({mount.target for mount in mounts}) != len(mounts):
         raise bad_spec("Two mounts have the same target.")
     if sum(mount.kind == "home" for mount in mounts) > 1:
@@ -339,7 +339,7 @@ def _mounts(value: Any) -> Tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def _mount(each: Dict[str, Any]) -> Mount:
+def _parse_mount(each: Dict[str, Any]) -> Mount:
     kind = each["kind"]
     if kind not in MOUNT_KINDS:
         raise bad_spec(f"The kind of a mount is one of {', '.join(MOUNT_KINDS)}.")
@@ -347,25 +347,25 @@ def _mount(each: Dict[str, Any]) -> Mount:
         raise bad_spec("A mount of a project has a folder and a gid.")
     return Mount(
         kind=kind,
-        source=_text(each, "source", _PATH if kind in ("path", "project") else _HOME_NAME),
-        target=_target(each),
-        read_only=_yes(each, "read_only"),
-        filesystem=_text(each, "filesystem", _FILE_NAME) if each.get("filesystem") is not None else None,
-        folder=_text(each, "folder", _PUBLIC_ID) if each.get("folder") is not None else None,
-        gid=_optional_number(each, "gid", 1000, 2**32 - 2),
-        quota_mib=_optional_number(each, "quota_mib", 1, 2**40),
+        source=_parse_text(each, "source", _PATH if kind in ("path", "project") else _HOME_NAME),
+        target=_parse_mount_target(each),
+        read_only=_parse_boolean(each, "read_only"),
+        filesystem=_parse_text(each, "filesystem", _FILE_NAME) if each.get("filesystem") is not None else None,
+        folder=_parse_text(each, "folder", _PUBLIC_ID) if each.get("folder") is not None else None,
+        gid=_parse_optional_number(each, "gid", 1000, 2**32 - 2),
+        quota_mib=_parse_optional_number(each, "quota_mib", 1, 2**40),
     )
 
 
-def _devices(value: Any) -> Tuple[str, ...]:
+def _parse_devices(value: Any) -> Tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > 64:
         raise bad_spec("devices is not a list.")
-    return tuple(_text({"devices": each}, "devices", _DEVICE) for each in value)
+    return tuple(_parse_text({"devices": each}, "devices", _DEVICE) for each in value)
 
 
-class Fabric(NamedTuple):
+class FabricRequirements(NamedTuple):
     """What a pool names for gangs on several nodes; blank: nothing."""
 
     runtime: str  # in which such gangs run on this node
@@ -374,24 +374,24 @@ class Fabric(NamedTuple):
     devices: Tuple[str, ...]
 
 
-def fabric_of(raw: Any) -> Fabric:
+def parse_fabric(raw: Any) -> FabricRequirements:
     """The same in a request."""
-    if not isinstance(raw, dict) or set(raw) != set(Fabric._fields):
+    if not isinstance(raw, dict) or set(raw) != set(FabricRequirements._fields):
         raise bad_spec("fabric has a runtime, an interface, a network and devices.")
     if "/" in str(raw["interface"]):
         try:
             ipaddress.ip_network(raw["interface"])
         except ValueError as error:
             raise bad_spec("interface is no network.") from error
-    return Fabric(
-        _text(raw, "runtime", _PUBLIC_ID),
-        _text(raw, "interface", _INTERFACE) if raw["interface"] else "",
-        _text(raw, "network", _NETWORK) if raw["network"] else "",
-        _devices(raw["devices"]),
+    return FabricRequirements(
+        _parse_text(raw, "runtime", _PUBLIC_ID),
+        _parse_text(raw, "interface", _INTERFACE) if raw["interface"] else "",
+        _parse_text(raw, "network", _NETWORK) if raw["network"] else "",
+        _parse_devices(raw["devices"]),
     )
 
 
-def ip_address(value: Any) -> str:
+def parse_ip_address(value: Any) -> str:
     """A field that must be an address of IPv4 or IPv6."""
     try:
         return str(ipaddress.ip_address(value))
@@ -399,47 +399,47 @@ def ip_address(value: Any) -> str:
         raise bad_spec("address is no address of IPv4 or IPv6.") from error
 
 
-def _yes(raw: Dict[str, Any], key: str) -> bool:
+def _parse_boolean(raw: Dict[str, Any], key: str) -> bool:
     value = raw.get(key, False)
     if not isinstance(value, bool):
         raise bad_spec(f"{key} is neither true nor false.")
     return value
 
 
-_KEPT_PLACES = (
+_RESERVED_MOUNT_TARGETS = (
     *("/proc", "/sys", "/dev", "/run/fairway", "/run/fairway-mps", "/etc"),
-    *(file.in_container for file in WORD_FILES),
+    *(file.container_path for file in WORD_FILES),
 )
 
 
-def _target(each: Dict[str, Any]) -> str:
-    target = _text(each, "target", _PATH).rstrip("/")
-    fault = fault_of_target(target)
+def _parse_mount_target(each: Dict[str, Any]) -> str:
+    target = _parse_text(each, "target", _PATH).rstrip("/")
+    fault = mount_target_error(target)
     if fault is not None:
         raise bad_spec(fault)
     return target
 
 
-def fault_of_target(target: str) -> Optional[str]:
+def mount_target_error(target: str) -> Optional[str]:
     """Why nothing can be mounted at a place in a container, as a sentence; None where something can."""
     plain = _PATH.match(target) and all(part not in ("", ".", "..") for part in target.split("/")[1:])
     if not plain:
         return "The target of a mount is not a plain absolute path."
-    if any(target == place or target.startswith(place + "/") for place in _KEPT_PLACES):
+    if any(target == place or target.startswith(place + "/") for place in _RESERVED_MOUNT_TARGETS):
         return f"Nothing can be mounted at {target}."
     return None
 
 
-def whole_number(fields: Dict[str, Any], key: str) -> int:
+def parse_integer(fields: Dict[str, Any], key: str) -> int:
     """A field of a request that must be a whole number of at least 0."""
     value = fields.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise Refusal("bad_spec", f"{key} is not a whole number.")
+        raise AgentError("bad_spec", f"{key} is not a whole number.")
     return value
 
 
-def public_id(fields: Dict[str, Any], key: str) -> str:
+def parse_public_id(fields: Dict[str, Any], key: str) -> str:
     """A field of a request that must be a public id."""
     if not isinstance(fields.get(key), str):
         raise bad_spec(f"{key} is missing.")
-    return _text(fields, key, _PUBLIC_ID)
+    return _parse_text(fields, key, _PUBLIC_ID)

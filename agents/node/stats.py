@@ -6,27 +6,27 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from agents.node import cgroup, machine
-from agents.node.gpus import GpuReading
+from agents.node.gpus import GpuSample
 from agents.node.ledger import RUNNING, Record
-from agents.node.owners import Owners, is_own_group
-from agents.node.tasks import Tasks
+from agents.node.owners import ProcessOwnerResolver, has_own_cgroup
+from agents.node.tasks import TaskManager
 
-REST_S = 0.2
+MIN_PAUSE_S = 0.2
 """Even a sample that took long is followed by a pause."""
 
 
-def until_phase_s(phase_s: float, now_s: float) -> float:
+def wait_until_phase_s(phase_s: float, now_s: float) -> float:
     """How long to wait for that moment (0 to 1) of a second of the clock that says ``now_s``: 0.2 to 1.2 s."""
-    return REST_S + (phase_s - now_s - REST_S) % 1.0
+    return MIN_PAUSE_S + (phase_s - now_s - MIN_PAUSE_S) % 1.0
 
 
 class Sampler:
     """Samples of one subscription; percentages are between two samples, so the first are unknown."""
 
-    def __init__(self, tasks: Tasks) -> None:
+    def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
         self._ticks: Optional[machine.CpuTicks] = None
-        self._owners = Owners()
+        self._owners = ProcessOwnerResolver()
         self._task_cpu: Dict[str, Tuple[float, float]] = {}
 
     def sample(self) -> Dict[str, Any]:
@@ -36,24 +36,24 @@ class Sampler:
         }
         ticks, before = machine.cpu_ticks(), self._ticks
         self._ticks = ticks
-        readings = self._tasks.gpus.readings(self._tasks.ledger.live_milli())
+        readings = self._tasks.gpus.sample(self._tasks.ledger.live_milli())
         on_gpus = [reading.processes for reading in readings]
-        owners = self._owners.rows(on_gpus, records.values(), self._tasks.mps.pids())
+        owners = self._owners.describe_processes(on_gpus, records.values(), self._tasks.mps_daemons.pids())
         return {
             "event": "sample",
             "at_s": time.time(),
             "cpu_percent": machine.cpu_percent(before, ticks),
             "memory_used_mib": machine.memory_used_mib(),
             "disk_free_mib": machine.disk_free_mib(self._tasks.settings.state_dir),
-            "gpus": [_gpu(reading, rows) for reading, rows in zip(readings, owners)],
+            "gpus": [_gpu_row(reading, rows) for reading, rows in zip(readings, owners)],
             "tasks": self._task_rows(records),
         }
 
     def _task_rows(self, records: Dict[str, Record]) -> List[Dict[str, Any]]:
-        now_s, everyone = time.monotonic(), _Everyone()
+        now_s, everyone = time.monotonic(), _ProcessSnapshot()
         rows, cpu = [], {}
         for name, record in sorted(records.items()):
-            usage = _usage(record, everyone)
+            usage = _task_usage(record, everyone)
             percent = None
             if usage.cpu_s is not None:
                 cpu[name] = (now_s, usage.cpu_s)
@@ -73,27 +73,27 @@ class Sampler:
         return rows
 
 
-class _Everyone:
+class _ProcessSnapshot:
     """All processes of the machine, looked at once and only if a task has no group of its own to count it."""
 
     def __init__(self) -> None:
-        self._found: Optional[List[machine.ProcessFacts]] = None
+        self._found: Optional[List[machine.ProcessInfo]] = None
 
-    def descendants(self, pid: int) -> List[machine.ProcessFacts]:
+    def descendants(self, pid: int) -> List[machine.ProcessInfo]:
         if self._found is None:
-            self._found = machine.processes()
+            self._found = machine.list_processes()
         return machine.descendants(pid, self._found)
 
 
-def _usage(record: Record, everyone: _Everyone) -> cgroup.Usage:
+def _task_usage(record: Record, processes: _ProcessSnapshot) -> cgroup.CgroupUsage:
     pid = record["pid"]
     if not machine.is_alive(pid, record["pid_start"]):
-        return cgroup.NOTHING
-    group = cgroup.of_process(pid)
-    if group is not None and (record["runtime"] != "process" or is_own_group(pid)):
+        return cgroup.NO_USAGE
+    group = cgroup.cgroup_of(pid)
+    if group is not None and (record["runtime"] != "process" or has_own_cgroup(pid)):
         return group.usage()
-    family = everyone.descendants(pid)
-    return cgroup.Usage(
+    family = processes.descendants(pid)
+    return cgroup.CgroupUsage(
         memory_mib=int(sum(each.resident_mib for each in family)),
         peak_memory_mib=None,
         oom_kills=None,
@@ -101,7 +101,7 @@ def _usage(record: Record, everyone: _Everyone) -> cgroup.Usage:
     )
 
 
-def _gpu(reading: GpuReading, owners: List[Dict[str, Any]]) -> Dict[str, Any]:
+def _gpu_row(reading: GpuSample, owners: List[Dict[str, Any]]) -> Dict[str, Any]:
     row = reading._asdict()
     row["processes"] = owners
     return row

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any, Dict, Optional
 
 from agents.node.ledger import EXITED, RESERVED, RUNNING, STARTING, Record
-from agents.node.runtimes import CREATED, Found
+from agents.node.runtimes import CREATED, ContainerInfo
 from agents.node.runtimes import EXITED as IS_EXITED
 from agents.node.runtimes import RUNNING as IS_RUNNING
 
-Fields = Dict[str, Any]
-TOLD_OF_DISK = ("disk_mib", "disk_used_mib")
+JsonObject = Dict[str, Any]
+DISK_FIELDS = ("disk_mib", "disk_used_mib")
 """The limit of what a task may write outside its volumes, and what it had written when it was ended for that."""
 
 
-def started(name: str, record: Record, state: str, *, already: bool) -> Fields:
+def start_reply(name: str, record: Record, state: str, *, already: bool) -> JsonObject:
     return {
         "container": name,
         "state": state,
@@ -24,24 +24,24 @@ def started(name: str, record: Record, state: str, *, already: bool) -> Fields:
     }
 
 
-def facts(name: str, record: Record) -> Fields:
+def row_from_ledger(name: str, record: Record) -> JsonObject:
     """A row of ``list`` for a task that only the ledger knows."""
     state = {RESERVED: CREATED, STARTING: CREATED, RUNNING: IS_RUNNING, EXITED: IS_EXITED}[record["phase"]]
     keys = ("cluster", "job", "attempt", "task", "digest", "runtime", "exit_code", "oom", "peak_memory_mib")
-    row: Fields = {key: record[key] for key in keys}
+    row: JsonObject = {key: record[key] for key in keys}
     row.update(name=name, state=state, ports=record["ports"], gpus=record["gpus"])
     row.update(
         started_s=record["started_s"], ended_s=record["ended_s"], rebooted=bool(record.get("rebooted"))
     )
     row.update(owner=record.get("owner"), project=record.get("project"), fault=record.get("fault"))
-    row.update({key: record.get(key) for key in TOLD_OF_DISK})
+    row.update({key: record.get(key) for key in DISK_FIELDS})
     return row
 
 
-def row(found: Found, record: Optional[Record], runtime: str) -> Fields:
+def row_from_runtime(found: ContainerInfo, record: Optional[Record], runtime: str) -> JsonObject:
     """A row of ``list`` for a task that its runtime knows; the ledger adds what only it knows."""
     if record is not None and record["phase"] == EXITED:
-        return facts(found.name, record)
+        return row_from_ledger(found.name, record)
     return {
         "name": found.name,
         "cluster": found.cluster,
@@ -64,8 +64,8 @@ def row(found: Found, record: Optional[Record], runtime: str) -> Fields:
     }
 
 
-def still_there(name: str, record: Record) -> Found:
-    return Found(
+def running_info(name: str, record: Record) -> ContainerInfo:
+    return ContainerInfo(
         name=name,
         cluster=record["cluster"],
         job=record["job"],

@@ -24,16 +24,16 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from agents.node import machine, websocket
 from agents.node.terminal_shell import Shell
 
-ENTER_WITHIN_S = 30.0
+CONNECT_TIMEOUT_S = 30.0
 WINDOW_BYTES = 256 * 1024
-_HEAD_WITHIN_S = 5.0
-_KNOCKING = 8
-_TYPED_BYTES = 64 * 1024
+_HANDSHAKE_TIMEOUT_S = 5.0
+_MAX_PENDING = 8
+_MAX_INPUT_BYTES = 64 * 1024
 """What was typed and not yet taken; the peer is not read beyond it."""
 _READ_BYTES = 32 * 1024
-_LOOK_EVERY_S = 0.5
-_LAST_WORDS_S = 2.0
-_SEES_END_WITHIN_S = 1.0
+_POLL_INTERVAL_S = 0.5
+_FINAL_SEND_TIMEOUT_S = 2.0
+_TASK_END_TIMEOUT_S = 1.0
 EXITED, IDLE, TASK_ENDED, LOST = "exited", "idle", "task_ended", "lost"
 
 
@@ -42,7 +42,7 @@ def main() -> int:
     order: Dict[str, Any] = json.loads(sys.stdin.buffer.read())
     listener = socket.socket()
     listener.bind((order["loopback"], 0))
-    listener.listen(_KNOCKING)
+    listener.listen(_MAX_PENDING)
     sys.stdout.write(str(listener.getsockname()[1]))
     sys.stdout.flush()
     if os.fork() != 0:
@@ -52,32 +52,32 @@ def main() -> int:
         os.dup2(null, descriptor)
     os.close(null)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    peer = let_in(listener, order["secret"])
+    peer = accept_peer(listener, order["secret"])
     listener.close()
     if peer is not None:
-        Terminal(peer, Shell.begin(order), order).run()
+        Terminal(peer, Shell.start(order), order).run()
     return 0
 
 
-class Knock(NamedTuple):
+class PendingConnection(NamedTuple):
     """A connection that has not said the secret yet."""
 
     sock: socket.socket
-    until_s: float
-    said: bytearray
+    deadline_s: float
+    received: bytearray
 
 
-def let_in(listener: socket.socket, secret: str) -> Optional[socket.socket]:
+def accept_peer(listener: socket.socket, secret: str) -> Optional[socket.socket]:
     """The first that knows the secret, after the handshake; None when nobody came in time.
 
     Anybody on the node may knock: who does not know it is hung up on, and keeps nobody waiting.
     """
-    until_s = time.monotonic() + ENTER_WITHIN_S
+    until_s = time.monotonic() + CONNECT_TIMEOUT_S
     listener.setblocking(False)
-    knocks: List[Knock] = []
+    knocks: List[PendingConnection] = []
     while time.monotonic() < until_s:
         reading: List[socket.socket] = [knock.sock for knock in knocks]
-        if len(knocks) < _KNOCKING:
+        if len(knocks) < _MAX_PENDING:
             reading.append(listener)
         ready, _, _ = select.select(reading, [], [], 0.25)
         now_s = time.monotonic()
@@ -85,24 +85,24 @@ def let_in(listener: socket.socket, secret: str) -> Optional[socket.socket]:
             with contextlib.suppress(OSError):
                 sock = listener.accept()[0]
                 sock.setblocking(False)
-                knocks.append(Knock(sock, now_s + _HEAD_WITHIN_S, bytearray()))
+                knocks.append(PendingConnection(sock, now_s + _HANDSHAKE_TIMEOUT_S, bytearray()))
         for knock in list(knocks):
             if knock.sock in ready:
                 try:
                     data = knock.sock.recv(4096)
                 except OSError:
                     data = b""
-                knock.said.extend(data)
-                whole = knock.said.endswith(b"\r\n\r\n")
-                answer = websocket.answer(bytes(knock.said), secret) if whole else None
+                knock.received.extend(data)
+                whole = knock.received.endswith(b"\r\n\r\n")
+                answer = websocket.handshake_response(bytes(knock.received), secret) if whole else None
                 if answer is not None:
                     knock.sock.setblocking(True)
                     knock.sock.sendall(answer)
                     _close(each.sock for each in knocks if each is not knock)
                     return knock.sock
-                if data and not whole and len(knock.said) < websocket.MAX_HEAD_BYTES:
+                if data and not whole and len(knock.received) < websocket.MAX_HEAD_BYTES:
                     continue
-            elif now_s < knock.until_s:
+            elif now_s < knock.deadline_s:
                 continue
             knocks.remove(knock)
             knock.sock.close()
@@ -125,88 +125,88 @@ class Terminal:
         self._shell = shell
         self._task: Tuple[int, Optional[int]] = (order["pid"], order["pid_start"])
         self._idle_s = float(order["idle_s"])
-        self._messages = websocket.Messages()
-        self._typed = bytearray()
-        self._told = bytearray()
-        self._printed_bytes = 0
-        self._seen_bytes = 0
-        self._typed_s = time.monotonic()
+        self._messages = websocket.MessageReader()
+        self._input = bytearray()
+        self._output = bytearray()
+        self._sent_bytes = 0
+        self._acknowledged_bytes = 0
+        self._last_input_s = time.monotonic()
         self.resize(order["cols"], order["rows"])
 
     def run(self) -> None:
         """Until the shell, the task, the patience or the connection ends; nothing of the shell is left then."""
         why = LOST
         try:
-            why = self._carry()
-        except (OSError, websocket.BadPeer):
+            why = self._relay()
+        except (OSError, websocket.WebSocketProtocolError):
             why = LOST
         finally:
-            code = self._shell.end()
+            code = self._shell.terminate()
             if why != LOST:
-                self._say_end(why, code)
+                self._send_end(why, code)
             self._peer.close()
 
     def resize(self, cols: int, rows: int) -> None:
         """The shell and what runs in it are told of a new size."""
         fcntl.ioctl(self._shell.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
-    def _carry(self) -> str:
+    def _relay(self) -> str:
         master = self._shell.master
         looked_s = 0.0
         while True:
-            reading: List[Any] = [self._peer] if len(self._typed) < _TYPED_BYTES else []
-            unseen = self._printed_bytes - self._seen_bytes
-            if unseen < WINDOW_BYTES and not self._told:
+            reading: List[Any] = [self._peer] if len(self._input) < _MAX_INPUT_BYTES else []
+            unseen = self._sent_bytes - self._acknowledged_bytes
+            if unseen < WINDOW_BYTES and not self._output:
                 reading.append(master)
-            writing: List[Any] = [self._peer] if self._told else []
-            if self._typed and self._shell.listens:
+            writing: List[Any] = [self._peer] if self._output else []
+            if self._input and self._shell.is_ready:
                 writing.append(master)
-            readable, writable, _ = select.select(reading, writing, [], _LOOK_EVERY_S)
+            readable, writable, _ = select.select(reading, writing, [], _POLL_INTERVAL_S)
             if self._peer in writable:
-                del self._told[: self._peer.send(self._told)]
+                del self._output[: self._peer.send(self._output)]
             if master in writable:
-                del self._typed[: os.write(master, self._typed)]
-            if self._peer in readable and not self._hear(self._peer.recv(_READ_BYTES)):
+                del self._input[: os.write(master, self._input)]
+            if self._peer in readable and not self._handle_input(self._peer.recv(_READ_BYTES)):
                 return LOST
-            if master in readable and not self._print():
-                return self._end_of_shell()
+            if master in readable and not self._read_shell():
+                return self._shell_end_reason()
             now_s = time.monotonic()
-            if now_s - looked_s >= _LOOK_EVERY_S:
+            if now_s - looked_s >= _POLL_INTERVAL_S:
                 looked_s = now_s
                 if not machine.is_alive(*self._task):
                     return TASK_ENDED
-                if now_s - self._typed_s >= self._idle_s:
+                if now_s - self._last_input_s >= self._idle_s:
                     return IDLE
 
-    def _print(self) -> bool:
+    def _read_shell(self) -> bool:
         """Takes what the shell prints; False at its end."""
         try:
             data = os.read(self._shell.master, _READ_BYTES)
         except OSError:  # how a pseudo terminal says that nobody is at its other side any more
             data = b""
-        shown = self._shell.without_mark(data)
+        shown = self._shell.strip_pid_marker(data)
         if shown:
-            self._printed_bytes += len(shown)
-            self._told += websocket.frame(websocket.BINARY, shown)
+            self._sent_bytes += len(shown)
+            self._output += websocket.frame(websocket.BINARY, shown)
         return bool(data)
 
-    def _hear(self, data: bytes) -> bool:
+    def _handle_input(self, data: bytes) -> bool:
         """Takes what the peer sent; False when it left."""
         if not data:
             return False
         for kind, payload in self._messages.feed(data):
             if kind == websocket.BINARY:
-                self._typed += payload
-                self._typed_s = time.monotonic()
+                self._input += payload
+                self._last_input_s = time.monotonic()
             elif kind == websocket.TEXT:
-                self._heed(payload)
-            elif kind == websocket.PING and len(self._told) < _READ_BYTES:
-                self._told += websocket.frame(websocket.PONG, payload)
+                self._handle_control(payload)
+            elif kind == websocket.PING and len(self._output) < _READ_BYTES:
+                self._output += websocket.frame(websocket.PONG, payload)
             elif kind == websocket.CLOSE:
                 return False
         return True
 
-    def _heed(self, payload: bytes) -> None:
+    def _handle_control(self, payload: bytes) -> None:
         """A word of the peer's page; what is not understood is left."""
         try:
             word = json.loads(payload)
@@ -217,25 +217,25 @@ class Terminal:
         if set(word) == {"cols", "rows"} and all(1 <= value <= 1000 for value in word.values()):
             self.resize(word["cols"], word["rows"])
         elif set(word) == {"seen"}:
-            self._seen_bytes = min(max(self._seen_bytes, word["seen"]), self._printed_bytes)
+            self._acknowledged_bytes = min(max(self._acknowledged_bytes, word["seen"]), self._sent_bytes)
 
-    def _end_of_shell(self) -> str:
+    def _shell_end_reason(self) -> str:
         """Why the shell ended: by itself, or because its task did, which may show a moment later."""
-        code = self._shell.wait(_SEES_END_WITHIN_S)
-        until_s = time.monotonic() + (_SEES_END_WITHIN_S if code is None or code >= 128 else 0.0)
+        code = self._shell.wait(_TASK_END_TIMEOUT_S)
+        until_s = time.monotonic() + (_TASK_END_TIMEOUT_S if code is None or code >= 128 else 0.0)
         while machine.is_alive(*self._task):
             if time.monotonic() >= until_s:
                 return EXITED
             time.sleep(0.05)
         return TASK_ENDED
 
-    def _say_end(self, why: str, code: Optional[int]) -> None:
-        words = json.dumps({"ended": why, "exit_code": code}).encode()
-        self._told += websocket.frame(websocket.TEXT, words)
-        self._told += websocket.frame(websocket.CLOSE, struct.pack("!H", 1000))
-        self._peer.settimeout(_LAST_WORDS_S)
+    def _send_end(self, reason: str, code: Optional[int]) -> None:
+        words = json.dumps({"ended": reason, "exit_code": code}).encode()
+        self._output += websocket.frame(websocket.TEXT, words)
+        self._output += websocket.frame(websocket.CLOSE, struct.pack("!H", 1000))
+        self._peer.settimeout(_FINAL_SEND_TIMEOUT_S)
         with contextlib.suppress(OSError):
-            self._peer.sendall(self._told)
+            self._peer.sendall(self._output)
             self._peer.shutdown(socket.SHUT_WR)
             while self._peer.recv(_READ_BYTES):  # a close with bytes unread would take back what was sent
                 pass

@@ -16,13 +16,13 @@ from typing import Any, Dict, List, Optional
 
 from agents.node import cgroup, machine
 from agents.node.runtimes.arguments import TERM
-from agents.node.shim import become_account, limit
+from agents.node.shim import drop_privileges, set_rlimits
 
 SHELLS = ("/bin/bash", "/bin/sh")
-_HANG_UP_WITHIN_S = 10.0
-_LEAVES_WITHIN_S = 2.0
-_MARK = re.compile(rb"\x1e(\d{1,10})\x1e")
-_BEFORE_MARK_BYTES = 4096
+_SIGNAL_TIMEOUT_S = 10.0
+_EXIT_TIMEOUT_S = 2.0
+_PID_MARKER = re.compile(rb"\x1e(\d{1,10})\x1e")
+_MAX_BYTES_BEFORE_MARKER = 4096
 _NAMESPACES = ("ipc", "mnt")
 
 
@@ -32,13 +32,13 @@ class Shell:
     def __init__(self, pid: int, master: int, hang_up: Optional[List[str]]) -> None:
         self.pid = pid
         self.master = master
-        self._hang_up = hang_up
+        self._signal_command = hang_up
         self._code: Optional[int] = None
-        self._first: Optional[bytes] = b"" if hang_up is not None else None
-        self._inner = ""
+        self._startup_output: Optional[bytes] = b"" if hang_up is not None else None
+        self._container_pid = ""
 
     @classmethod
-    def begin(cls, order: Dict[str, Any]) -> Shell:
+    def start(cls, order: Dict[str, Any]) -> Shell:
         """Starts the shell that a runtime's ``shell`` describes."""
         told = order["shell"]
         master, slave = pty.openpty()
@@ -53,7 +53,7 @@ class Shell:
                 if "command" in told:
                     os.closerange(3, 1024)
                     os.execvp(told["command"][0], told["command"])  # noqa: S606 - no shell is the point
-                _stand_beside(told, order["pid"], order["pid_start"])
+                _exec_beside_task(told, order["pid"], order["pid_start"])
             except OSError as error:
                 os.write(2, f"fairway: the shell could not be started: {error}\r\n".encode())
             finally:
@@ -63,27 +63,27 @@ class Shell:
         return cls(pid, master, told.get("hang_up"))
 
     @property
-    def listens(self) -> bool:
+    def is_ready(self) -> bool:
         """False while an engine still begins: what is typed now would be told back before the shell is there."""
-        return self._first is None
+        return self._startup_output is None
 
-    def without_mark(self, data: bytes) -> bytes:
+    def strip_pid_marker(self, data: bytes) -> bytes:
         """What is to be shown: without the number by which a shell in a container says, first of all, who it is."""
-        if self._first is None:
+        if self._startup_output is None:
             return data
-        self._first += data
-        found = _MARK.search(self._first)
-        if found is None and data and len(self._first) < _BEFORE_MARK_BYTES:
+        self._startup_output += data
+        found = _PID_MARKER.search(self._startup_output)
+        if found is None and data and len(self._startup_output) < _MAX_BYTES_BEFORE_MARKER:
             return b""  # it is on its way; an engine may have a word to say before
-        shown = self._first
+        shown = self._startup_output
         if found is not None:
-            self._inner, shown = found.group(1).decode(), shown[: found.start()] + shown[found.end() :]
-        self._first = None
+            self._container_pid, shown = found.group(1).decode(), shown[: found.start()] + shown[found.end() :]
+        self._startup_output = None
         return shown
 
-    def wait(self, within_s: float) -> Optional[int]:
+    def wait(self, timeout_s: float) -> Optional[int]:
         """Its exit code, 128 and more after a signal; None while it runs."""
-        until_s = time.monotonic() + within_s
+        until_s = time.monotonic() + timeout_s
         while self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -95,28 +95,28 @@ class Shell:
                 time.sleep(0.01)
         return self._code
 
-    def end(self) -> Optional[int]:
+    def terminate(self) -> Optional[int]:
         """Hangs up on the shell as a terminal does, and kills what does not leave; its exit code, None: killed."""
         if self.wait(0.0) is None:
             self._signal("HUP")
-            if self.wait(_LEAVES_WITHIN_S) is None:
+            if self.wait(_EXIT_TIMEOUT_S) is None:
                 self._signal("KILL")
         os.close(self.master)
         code = self.wait(0.0)
         if code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-            self.wait(_LEAVES_WITHIN_S)
-        if self._hang_up is None:
+            self.wait(_EXIT_TIMEOUT_S)
+        if self._signal_command is None:
             self._kill_session()
         return code
 
     def _kill_session(self) -> None:
         """Kills whatever the shell has left behind, until nothing is: some may start others while we look."""
-        until_s = time.monotonic() + _LEAVES_WITHIN_S
+        until_s = time.monotonic() + _EXIT_TIMEOUT_S
         while True:
             left = [
-                each for each in machine.processes() if each.session == self.pid and each.state not in "ZX"
+                each for each in machine.list_processes() if each.session == self.pid and each.state not in "ZX"
             ]
             for each in left:
                 with contextlib.suppress(OSError):
@@ -125,46 +125,46 @@ class Shell:
                 return
             time.sleep(0.02)
 
-    def _signal(self, word: str) -> None:
+    def _signal(self, signal_name: str) -> None:
         """Signals the shell itself: an engine's ``exec`` that is killed leaves it running in its container."""
-        if self._hang_up is None:
+        if self._signal_command is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, getattr(signal, f"SIG{word}"))
-        elif self._inner:
+                os.killpg(self.pid, getattr(signal, f"SIG{signal_name}"))
+        elif self._container_pid:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
-                    [*self._hang_up, word, self._inner],
+                    [*self._signal_command, signal_name, self._container_pid],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    timeout=_HANG_UP_WITHIN_S,
+                    timeout=_SIGNAL_TIMEOUT_S,
                     check=False,
                 )
 
 
-def _stand_beside(told: Dict[str, Any], pid: int, pid_start: Optional[int]) -> None:
+def _exec_beside_task(shell_info: Dict[str, Any], pid: int, pid_start: Optional[int]) -> None:
     """Turns this process into a shell with the account, the limits and the view of a task; never returns.
 
     Raises OSError. The view may be of the task's own making: nothing is looked up by name before its user is taken.
     """
     views = []
-    if told["own_uid"] is not None:
+    if shell_info["own_uid"] is not None:
         views = [os.open(f"/proc/{pid}/ns/{each}", os.O_RDONLY) for each in _NAMESPACES]
     if not machine.is_alive(pid, pid_start):
         raise OSError("its task has ended")
-    group = cgroup.find(told["name"])
+    group = cgroup.find(shell_info["name"])
     if group is not None:
         group.join()
     libc = ctypes.CDLL(None, use_errno=True)
     for view in views:
         if libc.setns(view, 0) != 0:
             raise OSError(ctypes.get_errno(), "the view of its task cannot be entered")
-    limit(told)
-    become_account(told["own_uid"])
+    set_rlimits(shell_info)
+    drop_privileges(shell_info["own_uid"])
     os.umask(0o027)
-    os.chdir(told["workdir"])
+    os.chdir(shell_info["workdir"])
     os.closerange(3, 1024)
-    environment = dict(told["env"], TERM=TERM)
+    environment = dict(shell_info["env"], TERM=TERM)
     for shell in SHELLS:
         with contextlib.suppress(FileNotFoundError):
             os.execve(shell, [os.path.basename(shell), "-i"], environment)  # noqa: S606 - as above

@@ -15,83 +15,83 @@ import subprocess
 from typing import Any, Dict, Iterator, List
 
 from agents.node import refusals
-from agents.node.durable import locked
+from agents.node.durable import file_lock
 from agents.node.ledger import RUNNING
-from agents.node.refusals import Refusal, bad_spec
-from agents.node.spec import container_name, public_id, whole_number
-from agents.node.tasks import Tasks
+from agents.node.refusals import AgentError, bad_spec
+from agents.node.spec import container_name, parse_public_id, parse_integer
+from agents.node.tasks import TaskManager
 
-MOST_OF_A_NODE, MOST_OF_A_TASK = 32, 4
+MAX_PER_NODE, MAX_PER_TASK = 32, 4
 MAX_IDLE_S = 86_400
-MAX_SIDE = 1000
+MAX_ROWS_OR_COLUMNS = 1000
 """Columns or rows."""
-_LISTENS_WITHIN_S = 15.0
+_START_TIMEOUT_S = 15.0
 _SECRET = re.compile(r"[A-Za-z0-9_-]{32,128}\Z")
 
 
-class Terminals:
+class TerminalManager:
     """The terminals of this node. Each holds the lock of a file of its own, by which they are counted."""
 
-    def __init__(self, tasks: Tasks, agent: List[str]) -> None:
+    def __init__(self, tasks: TaskManager, agent: List[str]) -> None:
         self._tasks = tasks
         self._agent = agent
         self._folder = os.path.join(tasks.settings.state_dir, "terminals")
 
-    def open(self, fields: Dict[str, Any]) -> Dict[str, Any]:
+    def open(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """A terminal in a task that runs; ``port`` is where it listens on the node's loopback address.
 
         ``secret`` is what its peer has to know, ``idle_s`` how long it may go without a keystroke, ``cols`` and
         ``rows`` its size at first.
         """
-        job, attempt = public_id(fields, "job"), whole_number(fields, "attempt")
-        name = container_name(self._tasks.settings.cluster, job, attempt, whole_number(fields, "task"))
-        secret = fields.get("secret")
+        job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
+        name = container_name(self._tasks.settings.cluster, job, attempt, parse_integer(request, "task"))
+        secret = request.get("secret")
         if not isinstance(secret, str) or not _SECRET.match(secret):
             raise bad_spec("secret is not 32 to 128 letters, digits, hyphens and underscores.")
         order = {
             "secret": secret,
-            "cols": _at_most(fields, "cols", MAX_SIDE),
-            "rows": _at_most(fields, "rows", MAX_SIDE),
-            "idle_s": _at_most(fields, "idle_s", MAX_IDLE_S),
+            "cols": _parse_bounded(request, "cols", MAX_ROWS_OR_COLUMNS),
+            "rows": _parse_bounded(request, "rows", MAX_ROWS_OR_COLUMNS),
+            "idle_s": _parse_bounded(request, "idle_s", MAX_IDLE_S),
             "loopback": self._tasks.settings.loopback,
         }
         record = self._tasks.ledger.tasks().get(name)
         if record is None or record["phase"] != RUNNING or record["pid"] is None:
-            raise Refusal(refusals.NO_SUCH_CONTAINER, f"{name} does not run on this node.")
+            raise AgentError(refusals.NO_SUCH_CONTAINER, f"{name} does not run on this node.")
         runtime = self._tasks.runtimes[record["runtime"]]
         order.update(pid=record["pid"], pid_start=record["pid_start"], shell=runtime.shell(name))
-        with self._seat(name) as seat_fd:
-            return {"port": self._begin(order, seat_fd)}
+        with self._acquire_slot(name) as seat_fd:
+            return {"port": self._start_process(order, seat_fd)}
 
     @contextlib.contextmanager
-    def _seat(self, name: str) -> Iterator[int]:
+    def _acquire_slot(self, name: str) -> Iterator[int]:
         """A lock to hand on; refused when the node, or the task, has as many terminals as it may have."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        with locked(os.path.join(self._tasks.places.locks, "terminals")):
-            taken = self._taken()
-            if len(taken) >= MOST_OF_A_NODE:
-                raise Refusal(refusals.NOT_ALLOWED, f"This node has {len(taken)} terminals open already.")
-            if taken.count(name) >= MOST_OF_A_TASK:
-                sentence = f"At most {MOST_OF_A_TASK} terminals are open in one task. Close another first."
-                raise Refusal(refusals.NOT_ALLOWED, sentence)
-            with locked(os.path.join(self._folder, f"{name}.{secrets.token_hex(6)}")) as seat_fd:
+        with file_lock(os.path.join(self._tasks.directories.locks_dir, "terminals")):
+            taken = self._open_terminals()
+            if len(taken) >= MAX_PER_NODE:
+                raise AgentError(refusals.NOT_ALLOWED, f"This node has {len(taken)} terminals open already.")
+            if taken.count(name) >= MAX_PER_TASK:
+                sentence = f"At most {MAX_PER_TASK} terminals are open in one task. Close another first."
+                raise AgentError(refusals.NOT_ALLOWED, sentence)
+            with file_lock(os.path.join(self._folder, f"{name}.{secrets.token_hex(6)}")) as seat_fd:
                 if seat_fd is None:
-                    raise Refusal(refusals.ENGINE_ERROR, "A new file was locked already.")
+                    raise AgentError(refusals.ENGINE_ERROR, "A new file was locked already.")
                 yield seat_fd
 
-    def _taken(self) -> List[str]:
+    def _open_terminals(self) -> List[str]:
         """The task of each open terminal; files that nobody holds any more are removed."""
         taken = []
         for file in os.listdir(self._folder):
             path = os.path.join(self._folder, file)
-            with locked(path, wait=False) as free:
+            with file_lock(path, wait=False) as free:
                 if free is None:
                     taken.append(file.rpartition(".")[0])
                 else:
                     os.unlink(path)
         return taken
 
-    def _begin(self, order: Dict[str, Any], seat_fd: int) -> int:
+    def _start_process(self, order: Dict[str, Any], slot_fd: int) -> int:
         """Starts the process of a terminal and gives its port. The order, with its secret, goes through a pipe."""
         try:
             answer = subprocess.run(
@@ -100,19 +100,19 @@ class Terminals:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                pass_fds=(seat_fd,),
-                timeout=_LISTENS_WITHIN_S,
+                pass_fds=(slot_fd,),
+                timeout=_START_TIMEOUT_S,
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise Refusal(refusals.ENGINE_ERROR, "The terminal did not begin in time.") from error
+            raise AgentError(refusals.ENGINE_ERROR, "The terminal did not begin in time.") from error
         if answer.returncode != 0 or not answer.stdout.isdigit():
-            raise Refusal(refusals.ENGINE_ERROR, "The terminal could not begin to listen.")
+            raise AgentError(refusals.ENGINE_ERROR, "The terminal could not begin to listen.")
         return int(answer.stdout)
 
 
-def _at_most(fields: Dict[str, Any], key: str, most: int) -> int:
-    number = whole_number(fields, key)
-    if not 1 <= number <= most:
-        raise bad_spec(f"{key} is not a number from 1 to {most}.")
+def _parse_bounded(fields: Dict[str, Any], key: str, maximum: int) -> int:
+    number = parse_integer(fields, key)
+    if not 1 <= number <= maximum:
+        raise bad_spec(f"{key} is not a number from 1 to {maximum}.")
     return number

@@ -11,10 +11,10 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from agents.node.durable import full_disk_refused, sync_folder, write_whole
-from agents.node.refusals import ENGINE_ERROR, NOT_ALLOWED, Refusal, bad_spec
+from agents.node.durable import disk_full_as_error, fsync_dir, write_atomic
+from agents.node.refusals import ENGINE_ERROR, NOT_ALLOWED, AgentError, bad_spec
 from agents.node.settings import Settings
-from agents.node.spec import seconds, whole_number
+from agents.node.spec import parse_seconds, parse_integer
 
 IDENTITY, NAMESPACE = "fairway-upgrade", "fairway-node"
 _VERIFY_WITHIN_S = 20.0
@@ -27,12 +27,12 @@ def digest_of(path: str) -> Optional[str]:
     return None
 
 
-def own_digest(agent: List[str]) -> Optional[str]:
+def own_digest(agent_command: List[str]) -> Optional[str]:
     """That of the archive which this process came in, by the command that runs it; None outside of one."""
-    return digest_of(agent[-1]) if "-I" in agent else None
+    return digest_of(agent_command[-1]) if "-I" in agent_command else None
 
 
-class Upgrades:
+class AgentUpgrader:
     """The verb ``upgrade``. The loader verifies the signature once more before it runs anything.
 
     A program that came with ``trial_s`` is on trial for so long: unless it is confirmed by then, the loader goes
@@ -42,46 +42,46 @@ class Upgrades:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def receive(self, fields: Dict[str, Any]) -> Dict[str, Any]:
+    def receive(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """One piece of the program; with ``last`` and ``signature`` it is checked and replaces the old.
 
         With ``confirm`` instead, the digest of the program in place: its trial is over.
         """
         target, signers = self._settings.program_path, self._settings.upgrade_signers
         if target is None or signers is None:
-            raise Refusal(
+            raise AgentError(
                 NOT_ALLOWED, "This node was enrolled without upgrades: it has no key to check them with."
             )
-        if fields.get("confirm") is not None:
-            return self._confirm(target, fields["confirm"])
+        if request.get("confirm") is not None:
+            return self._confirm(target, request["confirm"])
         part = target + ".new"
         try:
-            data = base64.b64decode(fields.get("data_b64") or "", validate=True)
+            data = base64.b64decode(request.get("data_b64") or "", validate=True)
         except (binascii.Error, TypeError, ValueError) as error:
             raise bad_spec("data_b64 is not base64.") from error
-        offset = whole_number(fields, "offset")
-        with full_disk_refused(part), open(part, "r+b" if offset else "wb") as stream:
+        offset = parse_integer(request, "offset")
+        with disk_full_as_error(part), open(part, "r+b" if offset else "wb") as stream:
             stream.seek(offset)
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        if not fields.get("last"):
+        if not request.get("last"):
             return {"size": os.stat(part).st_size}
-        signature = fields.get("signature")
+        signature = request.get("signature")
         if not isinstance(signature, str):
             raise bad_spec("The last piece comes with a signature.")
-        write_whole(part + ".sig", signature.encode(), mode=0o644)
+        write_atomic(part + ".sig", signature.encode(), mode=0o644)
         self._verify(part, signers)
-        trial_s = None if fields.get("trial_s") is None else seconds(fields["trial_s"], 0.0)
-        self._exchange(part, target, trial_s)
+        trial_s = None if request.get("trial_s") is None else parse_seconds(request["trial_s"], 0.0)
+        self._install(part, target, trial_s)
         return {"upgraded": True}
 
     @staticmethod
     def _confirm(target: str, wanted: Any) -> Dict[str, Any]:
         if digest_of(target) != wanted:
-            raise Refusal(NOT_ALLOWED, "Another program than the one that is confirmed is in place.")
+            raise AgentError(NOT_ALLOWED, "Another program than the one that is confirmed is in place.")
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(_trial(target))
+            os.unlink(_trial_path(target))
         return {"confirmed": True}
 
     @staticmethod
@@ -105,13 +105,13 @@ class Upgrades:
                     command, stdin=program, capture_output=True, timeout=_VERIFY_WITHIN_S, check=False
                 )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Refusal(ENGINE_ERROR, f"The signature could not be checked: {error}.") from error
+            raise AgentError(ENGINE_ERROR, f"The signature could not be checked: {error}.") from error
         if answer.returncode != 0:
             os.unlink(part)
-            raise Refusal(NOT_ALLOWED, "The program is not signed with the key of this node's enrolment.")
+            raise AgentError(NOT_ALLOWED, "The program is not signed with the key of this node's enrolment.")
 
     @staticmethod
-    def _exchange(part: str, target: str, trial_s: Optional[float]) -> None:
+    def _install(part: str, target: str, confirm_within_s: Optional[float]) -> None:
         """Keeps the program in use as ``.previous`` and puts the new one, then its signature, in place."""
         for ending in ("", ".sig"):
             if os.path.exists(target + ending):
@@ -119,17 +119,17 @@ class Upgrades:
                 if os.path.exists(previous):
                     os.unlink(previous)
                 os.link(target + ending, previous)
-        if trial_s is None:
+        if confirm_within_s is None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(_trial(target))
+                os.unlink(_trial_path(target))
         else:
-            write_whole(_trial(target), f"{int(time.time() + trial_s)}\n".encode(), mode=0o644)
+            write_atomic(_trial_path(target), f"{int(time.time() + confirm_within_s)}\n".encode(), mode=0o644)
         # At each instant one of the two, the present program or the previous one, has its own signature.
         for ending in (".sig", ""):
             os.replace(part + ending, target + ending)
-        sync_folder(os.path.dirname(target))
+        fsync_dir(os.path.dirname(target))
 
 
-def _trial(target: str) -> str:
+def _trial_path(target: str) -> str:
     """Holds the Unix time at which the trial of the program in place ends; the loader reads it."""
     return target + ".trial"

@@ -20,11 +20,11 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 Version = Tuple[int, ...]
 SYSTEM_PATH = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
-ANSWER_WITHIN_S = 5.0
-BANNER_WITHIN_S = 1.0
+COMMAND_TIMEOUT_S = 5.0
+BANNER_TIMEOUT_S = 1.0
 
 
-class Floor(NamedTuple):
+class MinimumVersion(NamedTuple):
     """The lowest good versions; of several, each but the last is the floor of its own minor series."""
 
     name: str  # as a sentence begins with it
@@ -32,19 +32,19 @@ class Floor(NamedTuple):
     containers: bool = False  # matters only where an engine runs containers
 
 
-FLOORS: Dict[str, Floor] = {
-    "podman": Floor("podman", ((5, 7, 1),), containers=True),
-    "docker": Floor("docker", ((27, 1, 1),), containers=True),
-    "runc": Floor("runc", ((1, 2, 8), (1, 3, 3)), containers=True),
-    "crun": Floor("crun", ((1, 20),), containers=True),
-    "conmon": Floor("conmon", ((2, 1, 2),), containers=True),
-    "nvidia-ctk": Floor("The NVIDIA Container Toolkit", ((1, 17, 8),), containers=True),
-    "driver": Floor("NVIDIA's driver", ((525, 60, 13),)),
-    "kernel": Floor("The kernel", ((5, 3),)),
-    "ssh": Floor("OpenSSH", ((9, 6),)),
-    "sshd": Floor("The sshd that runs", ((9, 6),)),
+MINIMUM_VERSIONS: Dict[str, MinimumVersion] = {
+    "podman": MinimumVersion("podman", ((5, 7, 1),), containers=True),
+    "docker": MinimumVersion("docker", ((27, 1, 1),), containers=True),
+    "runc": MinimumVersion("runc", ((1, 2, 8), (1, 3, 3)), containers=True),
+    "crun": MinimumVersion("crun", ((1, 20),), containers=True),
+    "conmon": MinimumVersion("conmon", ((2, 1, 2),), containers=True),
+    "nvidia-ctk": MinimumVersion("The NVIDIA Container Toolkit", ((1, 17, 8),), containers=True),
+    "driver": MinimumVersion("NVIDIA's driver", ((525, 60, 13),)),
+    "kernel": MinimumVersion("The kernel", ((5, 3),)),
+    "ssh": MinimumVersion("OpenSSH", ((9, 6),)),
+    "sshd": MinimumVersion("The sshd that runs", ((9, 6),)),
 }
-LEAST_STARTUPS = 4
+MIN_MAXSTARTUPS = 4
 """Of sshd's MaxStartups the first number, from which on it turns connections away by chance."""
 
 _COMMANDS = {
@@ -63,40 +63,40 @@ def parse_version(text: str) -> Optional[Version]:
     return tuple(int(each) for each in found.groups() if each is not None) if found else None
 
 
-def is_below(version: Version, floors: Tuple[Version, ...]) -> bool:
+def is_outdated(version: Version, minimums: Tuple[Version, ...]) -> bool:
     """True when a version is lower than the floor of its series."""
-    for floor in floors:
+    for floor in minimums:
         if version[:2] == floor[:2]:
             return version < floor
-    return version < floors[-1]
+    return version < minimums[-1]
 
 
-def floor_sentences(versions: Dict[str, Optional[str]], *, containers: bool) -> List[str]:
+def version_warnings(versions: Dict[str, Optional[str]], *, containers: bool) -> List[str]:
     """A sentence for each that is below its floor; what is not known is not below."""
     sentences = []
-    for key, floor in FLOORS.items():
+    for key, floor in MINIMUM_VERSIONS.items():
         version = versions.get(key)
         if not version or (floor.containers and not containers) or (key == "ssh" and versions.get("sshd")):
             continue
         parsed = parse_version(version)
-        if parsed is not None and is_below(parsed, floor.versions):
+        if parsed is not None and is_outdated(parsed, floor.versions):
             wanted = " or ".join(".".join(map(str, each)) for each in floor.versions)
             sentences.append(
                 f"{floor.name} {version} is below {wanted}: upgrade it, or keep vendor backports."
             )
     startups = (versions.get("maxstartups") or "").partition(":")[0]
-    if startups.isdigit() and int(startups) < LEAST_STARTUPS:
+    if startups.isdigit() and int(startups) < MIN_MAXSTARTUPS:
         sentences.append(
-            f"sshd turns connections away from {startups} at once on (MaxStartups): let it take {LEAST_STARTUPS}."
+            f"sshd turns connections away from {startups} at once on (MaxStartups): let it take {MIN_MAXSTARTUPS}."
         )
     return sentences
 
 
-def look() -> Dict[str, Optional[str]]:
+def collect_versions() -> Dict[str, Optional[str]]:
     """Version by tool, None where it is missing or does not say; takes as long as the slowest answer."""
     with ThreadPoolExecutor(max_workers=len(_COMMANDS) + 1) as hands:
         answers = {name: hands.submit(_version_of, command) for name, command in _COMMANDS.items()}
-        sshd = hands.submit(_sshd)
+        sshd = hands.submit(_sshd_info)
         versions = {name: answer.result() for name, answer in answers.items()}
         versions.update(sshd.result())
     versions["kernel"] = os.uname().release
@@ -118,7 +118,7 @@ def _output(command: List[str]) -> Optional[str]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=ANSWER_WITHIN_S,
+            timeout=COMMAND_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -126,12 +126,12 @@ def _output(command: List[str]) -> Optional[str]:
     return answer.stdout + answer.stderr
 
 
-def _sshd() -> Dict[str, Optional[str]]:
+def _sshd_info() -> Dict[str, Optional[str]]:
     """What runs and how it is set: the former from its banner, as the program may have been upgraded since.
 
     Only root is told how it is set.
     """
-    told = parse_sshd(_output(["sshd", "-T"]) or "")
+    told = parse_sshd_config(_output(["sshd", "-T"]) or "")
     banner = _banner(int(told["port"] or "22"))
     found = re.search(r"OpenSSH_(\d+\.\d+)", banner or "")
     return {
@@ -141,7 +141,7 @@ def _sshd() -> Dict[str, Optional[str]]:
     }
 
 
-def parse_sshd(text: str) -> Dict[str, Optional[str]]:
+def parse_sshd_config(text: str) -> Dict[str, Optional[str]]:
     """The first port, MaxSessions and MaxStartups in what ``sshd -T`` prints."""
     found: Dict[str, Optional[str]] = {"port": None, "maxsessions": None, "maxstartups": None}
     for line in text.splitlines():
@@ -153,7 +153,7 @@ def parse_sshd(text: str) -> Dict[str, Optional[str]]:
 
 def _banner(port: int) -> Optional[str]:
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=BANNER_WITHIN_S) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=BANNER_TIMEOUT_S) as connection:
             return connection.recv(256).decode(errors="replace")
     except OSError:
         return None

@@ -14,57 +14,57 @@ from functools import partial
 from typing import Any, Callable, Dict, Set, Tuple
 
 from agents.node import machine, task_rows
-from agents.node.disk_limit import DiskLimit
-from agents.node.gpus import LOST, QUARANTINED, GpuFacts
+from agents.node.disk_limit import DiskLimitEnforcer
+from agents.node.gpus import LOST, QUARANTINED, GpuInfo
 from agents.node.ledger import EXITED, RUNNING, Record
-from agents.node.logs import gather_log
-from agents.node.refusals import Refusal
-from agents.node.tasks import Tasks
+from agents.node.logs import collect_log
+from agents.node.refusals import AgentError
+from agents.node.tasks import TaskManager
 
-LOOK_EVERY_S = 0.1
+POLL_INTERVAL_S = 0.1
 """While something ends, and where the kernel does not tell by itself that a process has ended."""
-_SLOW_EVERY_S = 1.0
-_ILL_AGAIN_AFTER_S = 30.0
+_SLOW_INTERVAL_S = 1.0
+_REPEAT_HEALTH_INTERVAL_S = 30.0
 """One that an administrator gave back too early is told of again, before many tasks are refused on it."""
-_HANDS = 4
+_WORKER_THREADS = 4
 _Push = Callable[[Dict[str, Any]], None]
 
 
-class Watch:
+class TaskMonitor:
     """Waits for the first process of each running task to end; an engine is asked only then.
 
     Tells of GPUs what changes after it was made, which is before hello.
     """
 
-    def __init__(self, tasks: Tasks, push: _Push, disk: DiskLimit) -> None:
+    def __init__(self, tasks: TaskManager, push: _Push, disk_limit: DiskLimitEnforcer) -> None:
         self._tasks = tasks
         self._push = push
-        self._disk = disk
+        self._disk_limit = disk_limit
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopped = threading.Event()
-        self._told: Set[str] = set()
+        self._reported_exits: Set[str] = set()
         self._running: Set[str] = set()
-        self._ends: Dict[str, int] = {}  # descriptors that are readable once a task's first process ended
-        self._hands = ThreadPoolExecutor(max_workers=_HANDS, thread_name_prefix="settle")
+        self._pidfds: Dict[str, int] = {}  # descriptors that are readable once a task's first process ended
+        self._executor = ThreadPoolExecutor(max_workers=_WORKER_THREADS, thread_name_prefix="settle")
         self._busy: Set[Tuple[str, bool]] = set()
         self._retry_at_s: Dict[str, float] = {}
-        self._gpus = {facts.uuid: facts for facts in tasks.gpus.gpus()}
-        tasks.gpus.new_faults()  # what befell them before is past
-        self._ill_again_s = time.monotonic() + _ILL_AGAIN_AFTER_S
+        self._reported_gpus = {facts.uuid: facts for facts in tasks.gpus.gpus()}
+        tasks.gpus.take_faults()  # what befell them before is past
+        self._repeat_health_at_s = time.monotonic() + _REPEAT_HEALTH_INTERVAL_S
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
-        self._tasks.poke = self.wake
-        self._tasks.gpus.follow_faults()
-        self._told = {name for name, each in self._tasks.ledger.tasks().items() if each["phase"] == EXITED}
+        self._tasks.wake_monitor = self.wake
+        self._tasks.gpus.watch_faults()
+        self._reported_exits = {name for name, each in self._tasks.ledger.tasks().items() if each["phase"] == EXITED}
         self._thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
-        self._disk.stop()
+        self._disk_limit.stop()
         self.wake()
         self._thread.join(timeout=5.0)
-        self._hands.shutdown(wait=True)
+        self._executor.shutdown(wait=True)
 
     def wake(self) -> None:
         """Makes the watch look at once."""
@@ -77,107 +77,107 @@ class Watch:
             try:
                 slow = time.monotonic() >= slow_at_s
                 if slow:
-                    slow_at_s = time.monotonic() + _SLOW_EVERY_S
-                    for name in (*self._tasks.past_deadline(time.time()), *self._tasks.mps.lost()):
-                        self._hand_on(name, self._tasks.end_now)
-                    for key in self._tasks.mps.idle():
-                        self._hand_on(key, self._tasks.mps.end_idle)
-                    if self._disk.is_due():
-                        self._hand_on("disk", lambda _: self._disk.look())
-                    self._look_at_gpus()
-                self._look(peaks=slow)
-            except (Refusal, OSError):
+                    slow_at_s = time.monotonic() + _SLOW_INTERVAL_S
+                    for name in (*self._tasks.tasks_past_deadline(time.time()), *self._tasks.mps_daemons.tasks_without_daemon()):
+                        self._submit(name, self._tasks.kill)
+                    for key in self._tasks.mps_daemons.idle_daemons():
+                        self._submit(key, self._tasks.mps_daemons.stop_idle)
+                    if self._disk_limit.is_due():
+                        self._submit("disk", lambda _: self._disk_limit.check_due())
+                    self._check_gpus()
+                self._check_tasks(record_peaks=slow)
+            except (AgentError, OSError):
                 traceback.print_exc(file=sys.stderr)
-                self._stopped.wait(_SLOW_EVERY_S)
-            self._sleep()
+                self._stopped.wait(_SLOW_INTERVAL_S)
+            self._wait()
 
-    def _sleep(self) -> None:
+    def _wait(self) -> None:
         """Until a task ends, somebody wakes us, or it is time to look anyway.
 
         Waking up ten times a second for nothing would cost more than all that is done in it.
         """
-        told = self._running <= set(self._ends) and not any(not beside for _, beside in tuple(self._busy))
+        told = self._running <= set(self._pidfds) and not any(not beside for _, beside in tuple(self._busy))
         poll = select.poll()
-        for descriptor in (self._wake_read, *self._ends.values()):
+        for descriptor in (self._wake_read, *self._pidfds.values()):
             poll.register(descriptor, select.POLLIN)
-        poll.poll((_SLOW_EVERY_S if told else LOOK_EVERY_S) * 1000.0)
+        poll.poll((_SLOW_INTERVAL_S if told else POLL_INTERVAL_S) * 1000.0)
         with contextlib.suppress(OSError):
             while os.read(self._wake_read, 4096):
                 pass
 
-    def _look(self, *, peaks: bool) -> None:
+    def _check_tasks(self, *, record_peaks: bool) -> None:
         now_s = time.monotonic()
         running = {n: r for n, r in self._tasks.ledger.tasks().items() if r["phase"] == RUNNING}
         self._running = set(running)
-        for name in set(self._ends) - set(running):
-            os.close(self._ends.pop(name))
+        for name in set(self._pidfds) - set(running):
+            os.close(self._pidfds.pop(name))
         for name, record in running.items():
             if machine.is_alive(record["pid"], record["pid_start"]):
-                self._follow(name, record["pid"])
-                if peaks:
-                    self._tasks.look_at_peak(name)
-                    self._gather(name)
+                self._watch_process(name, record["pid"])
+                if record_peaks:
+                    self._tasks.record_peak_memory(name)
+                    self._collect_log(name)
             elif now_s >= self._retry_at_s.get(name, 0.0):
-                self._tasks.look_at_peak(name)  # the last chance: the engine is about to remove the group
-                self._retry_at_s[name] = now_s + _SLOW_EVERY_S
-                if name in self._ends:
-                    os.close(self._ends.pop(name))
-                self._hand_on(name, self._tasks.settle)
+                self._tasks.record_peak_memory(name)  # the last chance: the engine is about to remove the group
+                self._retry_at_s[name] = now_s + _SLOW_INTERVAL_S
+                if name in self._pidfds:
+                    os.close(self._pidfds.pop(name))
+                self._submit(name, self._tasks.finalize)
         for name in set(self._retry_at_s) - set(running):
             del self._retry_at_s[name]
-        self._tell_ends(self._tasks.ledger.tasks())
+        self._report_exits(self._tasks.ledger.tasks())
 
-    def _gather(self, name: str) -> None:
-        self._hand_on(name, partial(gather_log, self._tasks), beside=True)
+    def _collect_log(self, name: str) -> None:
+        self._submit(name, partial(collect_log, self._tasks), concurrent=True)
 
-    def _hand_on(self, name: str, what: Callable[[str], object], *, beside: bool = False) -> None:
+    def _submit(self, name: str, function: Callable[[str], object], *, concurrent: bool = False) -> None:
         """Lets another thread ask the engine, so that one slow end does not delay the news of others.
 
         ``beside``: while something else of the same task may be under way.
         """
-        key = (name, beside)
+        key = (name, concurrent)
         if key in self._busy:
             return
         self._busy.add(key)
 
         def work() -> None:
             try:
-                what(name)
-            except (Refusal, OSError):
+                function(name)
+            except (AgentError, OSError):
                 traceback.print_exc(file=sys.stderr)
             finally:
                 self._busy.discard(key)
 
-        self._hands.submit(work)
+        self._executor.submit(work)
 
-    def _follow(self, name: str, pid: int) -> None:
-        if name not in self._ends:
-            self._tasks.look_at_peak(name)
-            self._gather(name)
-            descriptor = machine.open_pid(pid)
+    def _watch_process(self, name: str, pid: int) -> None:
+        if name not in self._pidfds:
+            self._tasks.record_peak_memory(name)
+            self._collect_log(name)
+            descriptor = machine.open_pidfd(pid)
             if descriptor is not None:
-                self._ends[name] = descriptor
+                self._pidfds[name] = descriptor
 
-    def _tell_ends(self, records: Dict[str, Record]) -> None:
+    def _report_exits(self, records: Dict[str, Record]) -> None:
         """Tells each end once in a session; ends before it are told by ``list``."""
         ended = {name for name, record in records.items() if record["phase"] == EXITED}
-        for name in sorted(ended - self._told):
+        for name in sorted(ended - self._reported_exits):
             self._push(exited_event(name, records[name]))
-        self._told = ended
+        self._reported_exits = ended
 
-    def _look_at_gpus(self) -> None:
-        for fault in self._tasks.gpus.new_faults():
+    def _check_gpus(self) -> None:
+        for fault in self._tasks.gpus.take_faults():
             self._push({"event": "gpu_xid", **fault._asdict()})
         now = {facts.uuid: facts for facts in self._tasks.gpus.gpus()}
-        again = time.monotonic() >= self._ill_again_s
+        again = time.monotonic() >= self._repeat_health_at_s
         if again:
-            self._ill_again_s = time.monotonic() + _ILL_AGAIN_AFTER_S
-        for uuid, before in self._gpus.items():
+            self._repeat_health_at_s = time.monotonic() + _REPEAT_HEALTH_INTERVAL_S
+        for uuid, before in self._reported_gpus.items():
             facts = now.get(uuid)
             if facts is None:
                 gone = "The GPU is no longer on the node."
                 facts = now[uuid] = before._replace(health=LOST, health_sentence=gone, fatal=True)
-            if _condition(facts) != _condition(before) or (again and facts.health == QUARANTINED):
+            if _health_state(facts) != _health_state(before) or (again and facts.health == QUARANTINED):
                 self._push(
                     {
                         "event": "gpu_health",
@@ -187,10 +187,10 @@ class Watch:
                         "fatal": facts.fatal,
                     }
                 )
-        self._gpus = now
+        self._reported_gpus = now
 
 
-def _condition(facts: GpuFacts) -> Tuple[object, ...]:
+def _health_state(facts: GpuInfo) -> Tuple[object, ...]:
     return facts.health, facts.health_sentence, facts.fatal
 
 
@@ -201,5 +201,5 @@ def exited_event(name: str, record: Record) -> Dict[str, Any]:
     event.update(
         event="exited", container=name, rebooted=bool(record.get("rebooted")), fault=record.get("fault")
     )
-    event.update({key: record.get(key) for key in task_rows.TOLD_OF_DISK})
+    event.update({key: record.get(key) for key in task_rows.DISK_FIELDS})
     return event

@@ -11,15 +11,15 @@ from typing import Dict, List, Optional, Tuple
 TEXT, BINARY, CLOSE, PING, PONG = 0x1, 0x2, 0x8, 0x9, 0xA
 MAX_HEAD_BYTES = 16 * 1024
 MAX_MESSAGE_BYTES = 256 * 1024
-_CONTINUED = 0x0
+_CONTINUATION = 0x0
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
-class BadPeer(Exception):
+class WebSocketProtocolError(Exception):
     """What came is no WebSocket of a browser, or a message longer than MAX_MESSAGE_BYTES."""
 
 
-def answer(head: bytes, secret: str) -> Optional[bytes]:
+def handshake_response(head: bytes, secret: str) -> Optional[bytes]:
     """The answer to a handshake, ``head`` up to its empty line; None where it does not bear the secret."""
     lines = head.split(b"\r\n")
     fields: Dict[bytes, bytes] = {}
@@ -52,7 +52,7 @@ def frame(kind: int, payload: bytes) -> bytes:
     return head + payload
 
 
-class Messages:
+class MessageReader:
     """Puts together the messages of one browser."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Messages:
             return None
         first, second = data[0], data[1]
         if first & 0x70 or not second & 0x80:
-            raise BadPeer("a frame with an extension, or without a mask")
+            raise WebSocketProtocolError("a frame with an extension, or without a mask")
         size, at = second & 0x7F, 2
         if size >= 126:
             end = 4 if size == 126 else 10
@@ -90,7 +90,7 @@ class Messages:
                 return None
             size, at = int.from_bytes(data[2:end], "big"), end
         if size > MAX_MESSAGE_BYTES or (first & 0x08 and size > 125):
-            raise BadPeer("a frame that is too long")
+            raise WebSocketProtocolError("a frame that is too long")
         if len(data) < at + 4 + size:
             return None
         payload = _unmasked(bytes(data[at + 4 : at + 4 + size]), bytes(data[at : at + 4]))
@@ -100,15 +100,15 @@ class Messages:
     def _message(self, last: bool, opcode: int, payload: bytes) -> Optional[Tuple[int, bytes]]:
         if opcode in (CLOSE, PING, PONG):
             if not last:
-                raise BadPeer("a control frame in pieces")
+                raise WebSocketProtocolError("a control frame in pieces")
             return opcode, payload
-        if opcode not in (_CONTINUED, TEXT, BINARY) or (opcode == _CONTINUED) != (self._kind is not None):
-            raise BadPeer("a frame out of its place")
-        if opcode != _CONTINUED:
+        if opcode not in (_CONTINUATION, TEXT, BINARY) or (opcode == _CONTINUATION) != (self._kind is not None):
+            raise WebSocketProtocolError("a frame out of its place")
+        if opcode != _CONTINUATION:
             self._kind = opcode
         self._parts.append(payload)
         if sum(map(len, self._parts)) > MAX_MESSAGE_BYTES:
-            raise BadPeer("a message that is too long")
+            raise WebSocketProtocolError("a message that is too long")
         if not last or self._kind is None:
             return None
         message = self._kind, b"".join(self._parts)

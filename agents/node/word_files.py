@@ -11,7 +11,7 @@ import os
 from typing import Dict, NamedTuple, Optional
 
 
-class WordFile(NamedTuple):
+class ReportFile(NamedTuple):
     """One of them: the variable that names it to the program, and its name in the folder."""
 
     variable: str
@@ -22,17 +22,17 @@ class WordFile(NamedTuple):
         return os.path.join(folder, self.name)
 
     @property
-    def in_container(self) -> str:
+    def container_path(self) -> str:
         """Where a container sees it."""
         return f"/run/fairway-{self.name}"
 
 
-CHECKPOINT = WordFile("FAIRWAY_CHECKPOINT_FILE", "checkpoint")
-PROGRESS = WordFile("FAIRWAY_PROGRESS_FILE", "progress")
-ALL = (CHECKPOINT, PROGRESS)
+CHECKPOINT_FILE = ReportFile("FAIRWAY_CHECKPOINT_FILE", "checkpoint")
+PROGRESS_FILE = ReportFile("FAIRWAY_PROGRESS_FILE", "progress")
+REPORT_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
 
 
-def make(file: WordFile, folder: str, uid: Optional[int], gid: Optional[int]) -> None:
+def create_report_file(file: ReportFile, folder: str, uid: Optional[int], gid: Optional[int]) -> None:
     """The file for a task that is about to be created, owned by ``uid`` (ourselves when None). Repeatable."""
     path = file.path(folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -43,23 +43,23 @@ def make(file: WordFile, folder: str, uid: Optional[int], gid: Optional[int]) ->
     os.utime(path, (0, 0), follow_symlinks=False)
 
 
-def variables(folder: str) -> Dict[str, str]:
+def report_file_variables(folder: str) -> Dict[str, str]:
     """What names the files to a task that sees its folder."""
-    return {file.variable: file.path(folder) for file in ALL}
+    return {file.variable: file.path(folder) for file in REPORT_FILES}
 
 
-def variables_in_container() -> Dict[str, str]:
+def container_report_file_variables() -> Dict[str, str]:
     """What names them to a task that sees them only."""
-    return {file.variable: file.in_container for file in ALL}
+    return {file.variable: file.container_path for file in REPORT_FILES}
 
 
-def ago_s(written_s: float, started_s: Optional[float], now_s: float) -> Optional[float]:
+def report_age_s(modified_s: float, started_s: Optional[float], now_s: float) -> Optional[float]:
     """Seconds since a task that began at ``started_s`` wrote to a file with this time; None when it never did.
 
     Never less than 0, never more than since the start: whatever time a task gives the file, it said nothing in the
     future, nor before it was there.
     """
-    if written_s == 0:
+    if modified_s == 0:
         return None
-    first_s = written_s if started_s is None else max(written_s, started_s)
+    first_s = modified_s if started_s is None else max(modified_s, started_s)
     return max(0.0, now_s - first_s)

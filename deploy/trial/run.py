@@ -24,12 +24,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import acts
-from stack import SERVICES, Trial
+from stack import SERVICES, ComposeStack
 
 
-def go_through(trial: Trial) -> Iterator[str]:
+def run_steps(trial: ComposeStack) -> Iterator[str]:
     """The steps of docs/operations.md in their order; a word for each that is done."""
-    trial.make_stand_ins()
+    trial.build_stand_in_images()
     yield "stand-ins for the images of a registry"
     trial.compose("--profile", "init", "build", within_s=1800)
     yield "deploy/Dockerfile builds"
@@ -60,7 +60,7 @@ def main() -> int:
     options.add_argument("--folder", type=Path, default=Path("/var/tmp/fairway-trial"))  # noqa: S108
     options.add_argument("--keep", action="store_true", help="keep docker's layers and Debian's packages")
     chosen = options.parse_args()
-    trial = Trial(chosen.folder.resolve())
+    trial = ComposeStack(chosen.folder.resolve())
     shutil.rmtree(trial.site, ignore_errors=True)
     trial.site.mkdir(parents=True)
     plugin = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
@@ -69,12 +69,12 @@ def main() -> int:
     try:
         with trial.daemon():
             try:
-                trial.lay_out()
+                trial.prepare_site()
                 trial.clean()
-                for step in go_through(trial):
+                for step in run_steps(trial):
                     print(f"{time.monotonic() - began_s:6.0f} s  {step}", flush=True)  # noqa: T201
             except Exception:
-                print(trial.story(), file=sys.stderr)  # noqa: T201
+                print(trial.diagnostics(), file=sys.stderr)  # noqa: T201
                 raise
             finally:
                 trial.clean()

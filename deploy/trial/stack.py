@@ -18,7 +18,7 @@ CHECKOUT = HERE.parents[1]
 HOST, APPS = "portal.fairway.test", "apps.fairway.test"
 HTTP_PORT, HTTPS_PORT = 18080, 18443
 UID = 10001
-STAND_INS = {
+STAND_IN_IMAGES = {
     "node:22-bookworm-slim": "",
     "python:3.12-slim-bookworm": "",
     "postgres:17-alpine": "RUN install --directory --owner 70 --group 70 --mode 3777 /var/run/postgresql\n"
@@ -30,7 +30,7 @@ STAND_INS = {
 SERVICES = 11
 
 
-class Trial:
+class ComposeStack:
     """One run of the stack in a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -97,7 +97,7 @@ class Trial:
     def _answers(self) -> bool:
         return subprocess.run(["docker", "version"], env=self.env, capture_output=True).returncode == 0
 
-    def make_stand_ins(self) -> None:
+    def build_stand_in_images(self) -> None:
         """Images of this machine's own making under the names that the stack takes from a registry."""
         base = self.folder / "debian.tar"
         if not base.exists():
@@ -133,12 +133,12 @@ class Trial:
             (context / "node/bin" / name).symlink_to(f"../lib/node_modules/npm/bin/{name}-cli.js")
         words = ("--file", str(context / "Containerfile"), str(context))
         self.docker("build", "--quiet", "--tag", "fairway-trial/servers", *words, within_s=1200)
-        for name, more in STAND_INS.items():
+        for name, more in STAND_IN_IMAGES.items():
             self.docker("build", "--quiet", "--tag", name, "-", input=f"FROM fairway-trial/servers\n{more}\n")
 
     # -- the site --------------------------------------------------------------------------------------
 
-    def lay_out(self) -> None:
+    def prepare_site(self) -> None:
         """The checkout's files, the settings, a certificate and a folder for keys, as docs/operations.md says."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -181,7 +181,7 @@ class Trial:
         place.mkdir(exist_ok=True)
         os.chown(place, UID, -1)
 
-    def lose_all(self) -> None:
+    def delete_all_state(self) -> None:
         """What the stack kept is gone, its keys too, as on a new machine; the node is still there."""
         self.compose("--profile", "init", "rm", "--stop", "--force", within_s=300)
         self.docker("volume", "rm", *(f"fairwaytrial_{name}" for name in ("postgres", "data", "sockets")))
@@ -210,7 +210,7 @@ class Trial:
         )
         self.compose("--profile", "init", "down", "--volumes", "--remove-orphans", within_s=300)
 
-    def story(self) -> str:
+    def diagnostics(self) -> str:
         """What the services say of themselves, for a run that failed."""
         with contextlib.suppress(Exception):
             return self.compose("ps") + self.compose("logs", "--tail", "25", "--no-color")

@@ -18,7 +18,7 @@ LIMIT_S = 30
 
 
 @dataclass
-class Answer:
+class Response:
     """What came back."""
 
     status: int
@@ -27,7 +27,7 @@ class Answer:
     headers: dict[str, str]
 
 
-class _ToFront(http.client.HTTPSConnection):
+class _FrontConnection(http.client.HTTPSConnection):
     """TLS to a port of this machine under the name that the front serves."""
 
     def __init__(self, name: str, port: int, certificate: Path) -> None:
@@ -41,7 +41,7 @@ class _ToFront(http.client.HTTPSConnection):
 
 
 @dataclass
-class Visitor:
+class PortalClient:
     """One person's browser, as far as forms and cookies go."""
 
     name: str
@@ -49,9 +49,9 @@ class Visitor:
     certificate: Path
     cookies: dict[str, str] = field(default_factory=dict)
 
-    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+    def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Response:
         """One request; redirects are given, not followed."""
-        connection = _ToFront(self.name, self.port, self.certificate)
+        connection = _FrontConnection(self.name, self.port, self.certificate)
         sent = {"Referer": f"https://{self.name}/", **headers}
         if self.cookies:
             sent["Cookie"] = "; ".join(f"{key}={value}" for key, value in self.cookies.items())
@@ -62,39 +62,39 @@ class Visitor:
             for line in answer.headers.get_all("Set-Cookie", []):
                 for key, morsel in http.cookies.SimpleCookie(line).items():
                     self.cookies[key] = morsel.value
-            return Answer(answer.status, text, answer.getheader("Location", ""), dict(answer.getheaders()))
+            return Response(answer.status, text, answer.getheader("Location", ""), dict(answer.getheaders()))
         finally:
             connection.close()
 
-    def page(self, path: str) -> str:
+    def get_page(self, path: str) -> str:
         """A page that must be there."""
-        answer = self.ask("GET", path)
+        answer = self.request("GET", path)
         if answer.status != http.HTTPStatus.OK:
             raise RuntimeError(f"{path}: {answer.status} {answer.location} {answer.text[:300]}")
         return answer.text
 
-    def send(self, path: str, form: dict[str, str], *, first: str = "") -> Answer:
+    def submit_form(self, path: str, form: dict[str, str], *, first: str = "") -> Response:
         """Sends a form as the page ``first`` (or ``path``) holds it."""
-        body = urlencode({"csrfmiddlewaretoken": self._token(first or path), **form}).encode()
-        return self.ask("POST", path, body, **{"Content-Type": "application/x-www-form-urlencoded"})
+        body = urlencode({"csrfmiddlewaretoken": self._csrf_token(first or path), **form}).encode()
+        return self.request("POST", path, body, **{"Content-Type": "application/x-www-form-urlencoded"})
 
     def rest(self, method: str, path: str, body: Any = None) -> Any:
         """A call of REST with the session's cookies; raises what is no success."""
         headers = {"Content-Type": "application/json"}
         sent = None if body is None else json.dumps(body).encode()
         if method != "GET":
-            headers["X-CSRFToken"] = self._token("/account/")
-        answer = self.ask(method, f"/api/v1/{path}", sent, **headers)
+            headers["X-CSRFToken"] = self._csrf_token("/account/")
+        answer = self.request(method, f"/api/v1/{path}", sent, **headers)
         if not http.HTTPStatus.OK <= answer.status < http.HTTPStatus.MULTIPLE_CHOICES:
             raise RuntimeError(f"{method} {path}: {answer.status} {answer.text[:500]}")
         return json.loads(answer.text) if answer.text else None
 
-    def _token(self, path: str) -> str:
+    def _csrf_token(self, path: str) -> str:
         """What a page's forms prove themselves with."""
-        return field_of(self.page(path), "csrfmiddlewaretoken")
+        return form_field(self.get_page(path), "csrfmiddlewaretoken")
 
 
-def field_of(text: str, name: str) -> str:
+def form_field(text: str, name: str) -> str:
     """The value of a hidden field, or the text of a text area by its id."""
     found = re.search(rf'name="{name}" value="([^"]*)"', text) or re.search(
         rf'<textarea[^>]* id="{name}"[^>]*>(.*?)</textarea>', text, re.DOTALL

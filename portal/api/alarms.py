@@ -8,49 +8,49 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from agents.xids import Grade
-from portal.access import Policy, policy
-from portal.api.bodies import Closed, Flag, Text
+from agents.xids import XidSeverity
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer, QueryBooleanField, StrictCharField
 from portal.api.cursors import NEWEST
-from portal.api.route import PageQuery, Route, operation, page_of
-from portal.api.shapes.words import Named, PersonName, named, person_name, when
-from portal.models import GpuAlarm, InvalidRow
-from portal.models.alarms import AlarmKind
-from portal.selectors.alarms import Alarm, alarms, invalid_rows
-from portal.services.alarms import do_acknowledge_alarm, do_acknowledge_invalid_row
+from portal.api.route import ListQuery, ApiView, operation, list_schema
+from portal.api.shapes.words import Reference, UserReference, reference, user_reference, timestamp
+from portal.models import GpuAlert, InvalidRow
+from portal.models.alarms import AlertKind
+from portal.selectors.alarms import AlertView, alerts, invalid_rows
+from portal.services.alarms import do_acknowledge_alert, do_acknowledge_invalid_row
 from portal.services.tokens import Scope
 
 
-class AlarmsQuery(PageQuery):
+class AlertsQuery(ListQuery):
     """Which alarms."""
 
-    acknowledged = Flag(required=False, default=False, help_text="Those instead.")
+    acknowledged = QueryBooleanField(required=False, default=False, help_text="Those instead.")
 
 
-class NoteBody(Closed):
+class AcknowledgeBody(StrictSerializer):
     """What was found."""
 
-    note = Text(required=False, max_length=500, allow_blank=True, default="", help_text="Audited.")
+    note = StrictCharField(required=False, max_length=500, allow_blank=True, default="", help_text="Audited.")
 
 
-class AlarmOut(serializers.Serializer[Any]):
+class Alert(serializers.Serializer[Any]):
     """One thing that befalls a GPU, until somebody acknowledged it."""
 
     id = serializers.CharField()
-    kind = serializers.ChoiceField(AlarmKind.values)
+    kind = serializers.ChoiceField(AlertKind.values)
     xid = serializers.IntegerField(
         allow_null=True, help_text="null: of another kind; 0: uncorrected memory errors were counted."
     )
     grade = serializers.ChoiceField(
-        [*(each.value for each in Grade), "foreign", "claimed"],
+        [*(each.value for each in XidSeverity), "foreign", "claimed"],
         help_text="fatal: the GPU is out and its work was ended; quarantine: it takes nothing new; "
         "program: of a program, no alarm; claimed: another node reports the same GPU.",
     )
     meaning = serializers.CharField(
         help_text="Of the XID after NVIDIA's catalog; whose the foreign program is; which node reports it too."
     )
-    node = Named(help_text="The node to which the GPU counts.")
-    claimant = Named(allow_null=True, help_text="Another node that reports the same GPU, and cannot use it.")
+    node = Reference(help_text="The node to which the GPU counts.")
+    claimant = Reference(allow_null=True, help_text="Another node that reports the same GPU, and cannot use it.")
     gpu = serializers.CharField(help_text="Its UUID.")
     first_at = serializers.DateTimeField()
     last_at = serializers.DateTimeField()
@@ -59,34 +59,34 @@ class AlarmOut(serializers.Serializer[Any]):
         allow_null=True, help_text="When the foreign program was gone, or the claimant stopped."
     )
     acknowledged_at = serializers.DateTimeField(allow_null=True)
-    acknowledged_by = PersonName(allow_null=True)
+    acknowledged_by = UserReference(allow_null=True)
     note = serializers.CharField(allow_blank=True)
 
 
-def shown(row: GpuAlarm) -> dict[str, Any]:
+def serialize_alert(row: GpuAlert) -> dict[str, Any]:
     """An alarm as JSON."""
-    alarm = Alarm(row)
+    alarm = AlertView(row)
     return {
         "id": row.public_id,
         "kind": row.kind,
-        "xid": row.code if row.kind == AlarmKind.XID else None,
-        "grade": alarm.grade,
+        "xid": row.code if row.kind == AlertKind.XID else None,
+        "grade": alarm.severity,
         "meaning": alarm.meaning,
-        "node": named(row.gpu.node),
-        "claimant": named(row.claimant) if row.claimant else None,
+        "node": reference(row.gpu.node),
+        "claimant": reference(row.claimant) if row.claimant else None,
         "gpu": row.gpu.uuid,
-        "first_at": when(row.first_at),
-        "last_at": when(row.last_at),
-        "times": row.times,
-        "over_at": when(row.over_at),
-        "acknowledged_at": when(row.acknowledged_at),
-        "acknowledged_by": person_name(row.acknowledged_by) if row.acknowledged_by else None,
+        "first_at": timestamp(row.first_at),
+        "last_at": timestamp(row.last_at),
+        "times": row.repeat_count,
+        "over_at": timestamp(row.over_at),
+        "acknowledged_at": timestamp(row.acknowledged_at),
+        "acknowledged_by": user_reference(row.acknowledged_by) if row.acknowledged_by else None,
         "note": row.note,
     }
 
 
-@policy(Policy.ADMIN)
-class AlarmsRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class AlertsView(ApiView):
     """Alarms about GPUs."""
 
     @operation(
@@ -94,16 +94,16 @@ class AlarmsRoute(Route):
         "List alarms about GPUs",
         tag="nodes",
         scope=Scope.ADMIN,
-        query=AlarmsQuery,
-        answer=page_of(AlarmOut),
+        query=AlertsQuery,
+        response=list_schema(Alert),
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first; those that nobody has acknowledged."""
-        return self.page(alarms(acknowledged=self.query["acknowledged"]), shown, NEWEST)
+        return self.paginated_response(alerts(acknowledged=self.query["acknowledged"]), serialize_alert, NEWEST)
 
 
-@policy(Policy.ADMIN)
-class AlarmAcknowledgeRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class AlertAcknowledgeView(ApiView):
     """Acknowledging one."""
 
     @operation(
@@ -111,18 +111,18 @@ class AlarmAcknowledgeRoute(Route):
         "Acknowledge an alarm",
         tag="nodes",
         scope=Scope.ADMIN,
-        body=NoteBody,
-        answer=AlarmOut,
-        refusals=[404, 409],
+        body=AcknowledgeBody,
+        response=Alert,
+        error_statuses=[404, 409],
         detail="Somebody has looked; the next time begins a new alarm. A GPU in quarantine stays there until it is "
         "given back.",
     )
-    def post(self, request: Request, alarm: str) -> HttpResponse:
+    def post(self, request: Request, alert: str) -> HttpResponse:
         """The alarm, acknowledged."""
-        return self.answer(shown(do_acknowledge_alarm(self.person, alarm, self.body["note"])))
+        return self.json_response(serialize_alert(do_acknowledge_alert(self.user, alert, self.body["note"])))
 
 
-class InvalidRowsQuery(PageQuery):
+class InvalidRowsQuery(ListQuery):
     """Which invalid rows."""
 
     over = serializers.BooleanField(
@@ -130,7 +130,7 @@ class InvalidRowsQuery(PageQuery):
     )
 
 
-class InvalidRowOut(serializers.Serializer[Any]):
+class InvalidRowSummary(serializers.Serializer[Any]):
     """A row that the scheduler leaves out of its decisions until it is valid."""
 
     id = serializers.CharField()
@@ -141,11 +141,11 @@ class InvalidRowOut(serializers.Serializer[Any]):
     first_at = serializers.DateTimeField()
     over_at = serializers.DateTimeField(allow_null=True, help_text="When it was valid again, or gone.")
     acknowledged_at = serializers.DateTimeField(allow_null=True)
-    acknowledged_by = PersonName(allow_null=True)
+    acknowledged_by = UserReference(allow_null=True)
     note = serializers.CharField(allow_blank=True)
 
 
-def invalid_row(row: InvalidRow) -> dict[str, Any]:
+def serialize_invalid_row(row: InvalidRow) -> dict[str, Any]:
     """An invalid row as JSON."""
     return {
         "id": row.public_id,
@@ -153,16 +153,16 @@ def invalid_row(row: InvalidRow) -> dict[str, Any]:
         "row": row.row,
         "field": row.field,
         "message": row.message,
-        "first_at": when(row.first_at),
-        "over_at": when(row.over_at),
-        "acknowledged_at": when(row.acknowledged_at),
-        "acknowledged_by": person_name(row.acknowledged_by) if row.acknowledged_by else None,
+        "first_at": timestamp(row.first_at),
+        "over_at": timestamp(row.over_at),
+        "acknowledged_at": timestamp(row.acknowledged_at),
+        "acknowledged_by": user_reference(row.acknowledged_by) if row.acknowledged_by else None,
         "note": row.note,
     }
 
 
-@policy(Policy.ADMIN)
-class InvalidRowsRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class InvalidRowsView(ApiView):
     """Rows that the scheduler leaves out."""
 
     @operation(
@@ -171,16 +171,16 @@ class InvalidRowsRoute(Route):
         tag="scheduler",
         scope=Scope.ADMIN,
         query=InvalidRowsQuery,
-        answer=page_of(InvalidRowOut),
+        response=list_schema(InvalidRowSummary),
         detail="All that does not depend on them is scheduled. A job that does has the verdict `invalid_data`.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first."""
-        return self.page(invalid_rows(over=self.query["over"]), invalid_row, NEWEST)
+        return self.paginated_response(invalid_rows(resolved=self.query["over"]), serialize_invalid_row, NEWEST)
 
 
-@policy(Policy.ADMIN)
-class InvalidRowAcknowledgeRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class InvalidRowAcknowledgeView(ApiView):
     """Acknowledging one."""
 
     @operation(
@@ -188,11 +188,11 @@ class InvalidRowAcknowledgeRoute(Route):
         "Acknowledge an invalid row",
         tag="scheduler",
         scope=Scope.ADMIN,
-        body=NoteBody,
-        answer=InvalidRowOut,
-        refusals=[404, 409],
+        body=AcknowledgeBody,
+        response=InvalidRowSummary,
+        error_statuses=[404, 409],
         detail="The alarm itself ends once the row is valid.",
     )
     def post(self, request: Request, row: str) -> HttpResponse:
         """The alarm, acknowledged."""
-        return self.answer(invalid_row(do_acknowledge_invalid_row(self.person, row, self.body["note"])))
+        return self.json_response(serialize_invalid_row(do_acknowledge_invalid_row(self.user, row, self.body["note"])))

@@ -10,17 +10,17 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal import throttle
-from portal.access import Policy, policy
-from portal.api.job_bodies import AskBody, job_request
-from portal.api.route import Route, operation
-from portal.api.shapes.words import Named, named, when
-from portal.selectors.jobs import seen_of
-from portal.selectors.leaving import Leaving, leaving_of, lost_gpu_s
-from portal.services.jobs import check_job, would_start
+from portal.access import AccessPolicy, access_policy
+from portal.api.job_bodies import JobPreviewBody, build_job_request
+from portal.api.route import ApiView, operation
+from portal.api.shapes.words import Reference, reference, timestamp
+from portal.selectors.jobs import visible_job_ids
+from portal.selectors.leaving import PreemptionCandidate, preemption_candidates, total_lost_gpu_seconds
+from portal.services.jobs import validate_request, preview_start
 from portal.services.tokens import Scope
 
 
-class AskInterval(serializers.Serializer[Any]):
+class PreviewInterval(serializers.Serializer[Any]):
     """When it would start: 8 of 10 such intervals are meant to hold."""
 
     p10_at = serializers.DateTimeField()
@@ -28,11 +28,11 @@ class AskInterval(serializers.Serializer[Any]):
     p90_at = serializers.DateTimeField()
 
 
-class Victim(serializers.Serializer[Any]):
+class PreviewVictim(serializers.Serializer[Any]):
     """A running job that would be asked to leave."""
 
-    job = Named(allow_null=True, help_text="null: a job that one may not see.")
-    project = Named(allow_null=True)
+    job = Reference(allow_null=True, help_text="null: a job that one may not see.")
+    project = Reference(allow_null=True)
     reason = serializers.ChoiceField(["reclaimed", "preempted", "consolidated", "stale_gang"])
     milli = serializers.IntegerField(help_text="What it would give back.")
     lost_gpu_s = serializers.FloatField(help_text="GPU-seconds since it last saved, else since it started.")
@@ -41,7 +41,7 @@ class Victim(serializers.Serializer[Any]):
     )
 
 
-class AskAnswer(serializers.Serializer[Any]):
+class JobPreview(serializers.Serializer[Any]):
     """Whether a request could run here, and whether it would start now."""
 
     possible = serializers.BooleanField(
@@ -52,10 +52,10 @@ class AskAnswer(serializers.Serializer[Any]):
     )
     where = serializers.ListField(child=serializers.CharField(), help_text="Nodes it would start on.")
     verdict = serializers.DictField(allow_null=True, help_text="Why it would wait: code, sentence, numbers.")
-    interval = AskInterval(
+    interval = PreviewInterval(
         allow_null=True, help_text="When else; null: it starts now, or there is no estimate yet."
     )
-    victims = Victim(many=True, help_text="Running jobs that would be asked to leave for it.")
+    victims = PreviewVictim(many=True, help_text="Running jobs that would be asked to leave for it.")
     lost_gpu_s = serializers.FloatField(
         allow_null=True, help_text="GPU-seconds of work that they would lose together; null: no answer."
     )
@@ -64,8 +64,8 @@ class AskAnswer(serializers.Serializer[Any]):
     )
 
 
-@policy(Policy.SIGNED_IN)
-class AskRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobPreviewView(ApiView):
     """A question to the scheduler."""
 
     @operation(
@@ -73,51 +73,51 @@ class AskRoute(Route):
         "Would this start now",
         tag="jobs",
         scope=Scope.READ,
-        body=AskBody,
-        answer=AskAnswer,
-        rate=throttle.SUBMIT,
-        refusals=[404, 422],
+        body=JobPreviewBody,
+        response=JobPreview,
+        rate=throttle.JOB_SUBMITS,
+        error_statuses=[404, 422],
         detail="Takes what a submit takes, and submits nothing.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The scheduler's answer, or null when it takes longer than a second."""
-        wanted = job_request(self.person, self.given, AskBody)
-        check_job(self.person, wanted)
-        told = would_start(self.person, wanted) or {}
+        wanted = build_job_request(self.user, self.raw_body, JobPreviewBody)
+        validate_request(self.user, wanted)
+        told = preview_start(self.user, wanted) or {}
         verdict = told.get("verdict")
         if verdict is not None:
-            seen = seen_of(self.person, verdict.get("ahead") or [])
+            seen = visible_job_ids(self.user, verdict.get("ahead") or [])
             verdict = {**verdict, "ahead": [job for job in verdict.get("ahead") or [] if job in seen]}
-        leaving = leaving_of(self.person, told.get("victims") or [])
-        return self.answer(
+        leaving = preemption_candidates(self.user, told.get("victims") or [])
+        return self.json_response(
             {
                 "possible": True,
                 "starts_now": told.get("starts_now"),
                 "where": told.get("where", []),
                 "verdict": verdict,
                 "alternatives": told.get("alternatives", []),
-                "interval": _interval(told.get("interval")),
-                "victims": [_victim(one) for one in leaving],
-                "lost_gpu_s": lost_gpu_s(leaving) if told else None,
+                "interval": _serialize_interval(told.get("interval")),
+                "victims": [_serialize_victim(one) for one in leaving],
+                "lost_gpu_s": total_lost_gpu_seconds(leaving) if told else None,
             }
         )
 
 
-def _victim(one: Leaving) -> dict[str, Any]:
+def _serialize_victim(one: PreemptionCandidate) -> dict[str, Any]:
     return {
-        "job": named(one.job),
-        "project": named(one.job.project) if one.job else None,
+        "job": reference(one.job),
+        "project": reference(one.job.project) if one.job else None,
         "reason": one.reason,
         "milli": one.milli,
-        "lost_gpu_s": one.lost_gpu_s,
-        "saved_at": when(one.saved_at),
+        "lost_gpu_s": one.lost_gpu_seconds,
+        "saved_at": timestamp(one.checkpoint_at),
     }
 
 
-def _interval(given: dict[str, float] | None) -> dict[str, Any] | None:
+def _serialize_interval(given: dict[str, float] | None) -> dict[str, Any] | None:
     if given is None:
         return None
     return {
-        f"{name}_at": when(dt.datetime.fromtimestamp(given[f"{name}_s"], dt.UTC))
+        f"{name}_at": timestamp(dt.datetime.fromtimestamp(given[f"{name}_s"], dt.UTC))
         for name in ("p10", "p50", "p90")
     }

@@ -12,19 +12,19 @@ from django.http import QueryDict
 from rest_framework import exceptions, serializers
 from rest_framework.parsers import BaseParser
 
-from portal.models.public_id import LONGEST_NAME, NAME_PATTERN, slug_validator
+from portal.models.public_id import MAX_NAME_LENGTH, NAME_PATTERN, slug_validator
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_DEPTH = 16
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+FORBIDDEN_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
 """What PostgreSQL cannot hold in a text: the null character, and halves of surrogate pairs."""
-STORABLE = r"[^\u0000]*"
+STORABLE_PATTERN = r"[^\u0000]*"
 """The same as a pattern of the OpenAPI document, for texts that have no narrower one; UTF-8 has no surrogates."""
-LARGEST_EXACT = 2**53
+MAX_EXACT_INTEGER = 2**53
 """Beyond this a float does not tell neighbouring whole numbers apart."""
 
 
-class TooLarge(exceptions.APIException):
+class PayloadTooLarge(exceptions.APIException):
     """The body passes its cap: 413."""
 
     status_code = 413
@@ -43,27 +43,27 @@ class StrictJson(BaseParser):
         """The parsed body; ParseError with a sentence, or TooLarge."""
         raw = stream.read(MAX_BODY_BYTES + 1)
         if len(raw) > MAX_BODY_BYTES:
-            raise TooLarge
-        return parsed(raw)
+            raise PayloadTooLarge
+        return parse_json(raw)
 
 
-def parsed(raw: bytes) -> Any:
+def parse_json(raw: bytes) -> Any:
     """The value of JSON bytes, or ParseError."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as wrong:
         raise exceptions.ParseError("The body is not UTF-8.") from wrong
-    if _depth(text) > MAX_DEPTH:
+    if _nesting_depth(text) > MAX_DEPTH:
         raise exceptions.ParseError(f"The body is nested deeper than {MAX_DEPTH} levels.")
     try:
-        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
+        value = json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_reject_duplicate_names)
     except ValueError as wrong:
         raise exceptions.ParseError("The body is not valid JSON.") from wrong
-    _check_texts(value)
+    _check_storable(value)
     return value
 
 
-class Closed(serializers.Serializer[Any]):
+class StrictSerializer(serializers.Serializer[Any]):
     """A serializer that refuses what it does not know. Used for what comes in only."""
 
     def to_internal_value(self, data: Any) -> Any:
@@ -77,7 +77,7 @@ class Closed(serializers.Serializer[Any]):
         return super().to_internal_value(data)
 
 
-class Text(serializers.CharField):
+class StrictCharField(serializers.CharField):
     """A JSON string; numbers are not turned into one. Spaces at the ends stay.
 
     ``pattern`` is a regular expression for the whole text, ``message`` what a text that does not match is told.
@@ -88,7 +88,7 @@ class Text(serializers.CharField):
         super().__init__(**options)
         if pattern:
             self.validators.append(RegexValidator(rf"^({pattern})\Z", message, code="invalid"))
-        self.pattern = f"^({pattern or STORABLE})$"
+        self.pattern = f"^({pattern or STORABLE_PATTERN})$"
 
     def to_internal_value(self, data: Any) -> str:
         """The text itself."""
@@ -97,23 +97,23 @@ class Text(serializers.CharField):
         return super().to_internal_value(data)
 
 
-class Name(Text):
+class NameField(StrictCharField):
     """The name of something new: unique, and part of addresses."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
-            pattern=NAME_PATTERN, message=str(slug_validator.message), max_length=LONGEST_NAME, **options
+            pattern=NAME_PATTERN, message=str(slug_validator.message), max_length=MAX_NAME_LENGTH, **options
         )
 
 
-class NonBlankText(Text):
+class NonBlankCharField(StrictCharField):
     """A text that somebody has to give: spaces at its ends go, and something is left."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(pattern=rf"{STORABLE}\S{STORABLE}", message="Say something.", **options)
+        super().__init__(pattern=rf"{STORABLE_PATTERN}\S{STORABLE_PATTERN}", message="Say something.", **options)
 
 
-class Whole(serializers.IntegerField):
+class StrictIntegerField(serializers.IntegerField):
     """A JSON integer; neither "5" nor true."""
 
     default_error_messages = {
@@ -124,14 +124,14 @@ class Whole(serializers.IntegerField):
 
     def to_internal_value(self, data: Any) -> int:
         """The number; 2.0 is a whole number too, as JSON Schema has it."""
-        if isinstance(data, float) and data.is_integer() and abs(data) <= LARGEST_EXACT:
+        if isinstance(data, float) and data.is_integer() and abs(data) <= MAX_EXACT_INTEGER:
             data = int(data)
         if isinstance(data, bool) or not isinstance(data, int):
             self.fail("invalid")
         return super().to_internal_value(data)
 
 
-class Number(serializers.FloatField):
+class StrictFloatField(serializers.FloatField):
     """A JSON number; neither "5" nor true."""
 
     def to_internal_value(self, data: Any) -> float:
@@ -141,7 +141,7 @@ class Number(serializers.FloatField):
         return super().to_internal_value(data)
 
 
-class YesNo(serializers.BooleanField):
+class StrictBooleanField(serializers.BooleanField):
     """A JSON true or false; no other words for it."""
 
     def to_internal_value(self, data: Any) -> bool:
@@ -151,7 +151,7 @@ class YesNo(serializers.BooleanField):
         return data
 
 
-class Flag(serializers.BooleanField):
+class QueryBooleanField(serializers.BooleanField):
     """A query parameter that is true or false; no other words for it."""
 
     TRUE_VALUES = {"true"}
@@ -159,13 +159,13 @@ class Flag(serializers.BooleanField):
     NULL_VALUES: set[str | None] = set()
 
 
-class Nothing(Closed):
+class EmptyBody(StrictSerializer):
     """A body that holds nothing: an empty one, or {}."""
 
 
-def read_query(query: QueryDict, allowed: type[Closed] | None) -> dict[str, Any]:
+def read_query(query: QueryDict, allowed: type[StrictSerializer] | None) -> dict[str, Any]:
     """Validated query parameters; a parameter twice is refused unless it is a list."""
-    form = allowed() if allowed else Closed()
+    form = allowed() if allowed else StrictSerializer()
     values: dict[str, Any] = {}
     for name, given in query.lists():
         if isinstance(form.fields.get(name), serializers.ListField):
@@ -174,30 +174,30 @@ def read_query(query: QueryDict, allowed: type[Closed] | None) -> dict[str, Any]
             raise exceptions.ValidationError({name: "Give it once."})
         else:
             values[name] = given[0]
-    return _valid(type(form), values)
+    return _validate(type(form), values)
 
 
-def read_body(data: Any, allowed: type[Closed], *, partial: bool = False) -> dict[str, Any]:
+def read_body(data: Any, allowed: type[StrictSerializer], *, partial: bool = False) -> dict[str, Any]:
     """Validated fields of a JSON object."""
     if not isinstance(data, Mapping):
         raise exceptions.ParseError("The body must be a JSON object.")
-    return _valid(allowed, data, partial=partial)
+    return _validate(allowed, data, partial=partial)
 
 
-def _valid(allowed: type[Closed], values: Mapping[str, Any], *, partial: bool = False) -> dict[str, Any]:
+def _validate(allowed: type[StrictSerializer], values: Mapping[str, Any], *, partial: bool = False) -> dict[str, Any]:
     form = allowed(data=values, partial=partial)
     form.is_valid(raise_exception=True)
     return dict(form.validated_data)
 
 
-_MARKS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
+_STRUCTURE_TOKENS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 
 
-def _depth(text: str) -> int:
+def _nesting_depth(text: str) -> int:
     """The deepest nesting, in one pass: a pattern for whole texts would try again at each quote of a broken one."""
     deepest = depth = 0
     inside = False
-    for mark in _MARKS.findall(text):
+    for mark in _STRUCTURE_TOKENS.findall(text):
         if mark == '"':
             inside = not inside
         elif inside:
@@ -210,26 +210,26 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def _no_constant(word: str) -> NoReturn:
+def _reject_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice")
     return found
 
 
-def _check_texts(value: Any) -> None:
+def _check_storable(value: Any) -> None:
     match value:
         case str():
-            if UNSTORABLE.search(value):
+            if FORBIDDEN_CHARACTERS.search(value):
                 raise exceptions.ParseError("A text holds a null character or half a surrogate pair.")
         case dict():
             for name, inner in value.items():
-                _check_texts(name)
-                _check_texts(inner)
+                _check_storable(name)
+                _check_storable(inner)
         case list():
             for inner in value:
-                _check_texts(inner)
+                _check_storable(inner)

@@ -7,13 +7,13 @@ from rest_framework.exceptions import PermissionDenied, Throttled
 from rest_framework.request import Request
 
 from portal import throttle
-from portal.errors import NotAllowed, SignInNeeded
+from portal.errors import Forbidden, Unauthenticated
 from portal.models import ApiToken, User
 from portal.services.audit import request_address
 from portal.services.tokens import get_token
 
 
-class BearerToken(BaseAuthentication):
+class BearerTokenAuthentication(BaseAuthentication):
     """``Authorization: Bearer fw_...``. A header that is there must be right; no session steps in."""
 
     def authenticate(self, request: Request) -> tuple[User, ApiToken] | None:
@@ -23,11 +23,11 @@ class BearerToken(BaseAuthentication):
             return None
         kind, _, text = header.partition(" ")
         if kind.lower() != "bearer":
-            raise SignInNeeded("Use 'Authorization: Bearer fw_...'.", code="bad_token")
+            raise Unauthenticated("Use 'Authorization: Bearer fw_...'.", code="bad_token")
         try:
             token = get_token(text.strip())
-        except SignInNeeded:
-            wait_s = throttle.take(throttle.BAD_TOKENS, sender_of(request))
+        except Unauthenticated:
+            wait_s = throttle.consume(throttle.INVALID_TOKENS, client_key(request))
             if wait_s > 0:
                 raise Throttled(wait_s) from None
             raise
@@ -38,7 +38,7 @@ class BearerToken(BaseAuthentication):
         return 'Bearer realm="fairway"'
 
 
-class Session(SessionAuthentication):
+class PortalSessionAuthentication(SessionAuthentication):
     """The portal's session cookie; unsafe methods need the CSRF token in X-CSRFToken."""
 
     def enforce_csrf(self, request: Request) -> None:
@@ -46,11 +46,11 @@ class Session(SessionAuthentication):
         try:
             super().enforce_csrf(request)
         except PermissionDenied as refused:
-            raise NotAllowed(
+            raise Forbidden(
                 "The CSRF token is missing or wrong. Reload the page and try again.", code="csrf_failed"
             ) from refused
 
 
-def sender_of(request: Request) -> str:
+def client_key(request: Request) -> str:
     """Whom a request without a name counts for: the address that the middleware established."""
-    return throttle.sender(request_address.get() or str(request.META.get("REMOTE_ADDR") or ""))
+    return throttle.rate_limit_address(request_address.get() or str(request.META.get("REMOTE_ADDR") or ""))

@@ -16,8 +16,8 @@ from django.db.models import Model, Q, QuerySet
 from django.utils.dateparse import parse_datetime
 from rest_framework.request import Request
 
-from portal.errors import Invalid
-from portal.services.sealing import CannotOpen, Place, seal, unseal
+from portal.errors import InvalidRequest
+from portal.services.sealing import DecryptionError, EncryptionContext, encrypt, decrypt
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200
@@ -34,7 +34,7 @@ class Order:
 
     column: str
     descending: bool = False
-    narrow: bool = False
+    presort: bool = False
 
     @property
     def columns(self) -> list[str]:
@@ -42,7 +42,7 @@ class Order:
         names = [self.column] if self.column == "id" else [self.column, "id"]
         return [f"-{name}" if self.descending else name for name in names]
 
-    def after(self, value: Any, row: int) -> Q:
+    def following(self, value: Any, row: int) -> Q:
         """The rows behind (value, row) in this order."""
         beyond = "lt" if self.descending else "gt"
         if self.column == "id":
@@ -54,62 +54,62 @@ NEWEST = Order("id", descending=True)
 OLDEST = Order("id")
 
 
-def page(
+def paginate(
     request: Request,
     rows: QuerySet[_Row],
     order: Order,
     query: Mapping[str, Any],
-    shown: Callable[[_Row], Any],
+    serialize: Callable[[_Row], Any],
 ) -> dict[str, Any]:
     """``{"items": [...], "next": URI reference or null}``: one query, whatever the number of rows."""
     limit = query.get("limit") or DEFAULT_LIMIT
-    mark = _read(query.get("cursor", ""), request)
+    mark = _decode_cursor(query.get("cursor", ""), request)
     if mark is not None:
-        rows = rows.filter(order.after(*mark))
+        rows = rows.filter(order.following(*mark))
     rows = rows.order_by(*order.columns)
-    if order.narrow:
+    if order.presort:
         rows = rows.filter(pk__in=rows.select_related(None).values("pk")[: limit + 1])
     found = list(rows[: limit + 1])
     following = None
     if len(found) > limit:
         found = found[:limit]
-        following = _link(request, _mark(found[-1], order, request))
-    return {"items": [shown(row) for row in found], "next": following}
+        following = _next_link(request, _encode_cursor(found[-1], order, request))
+    return {"items": [serialize(row) for row in found], "next": following}
 
 
-def _mark(last: Model, order: Order, request: Request) -> str:
+def _encode_cursor(last: Model, order: Order, request: Request) -> str:
     value: Any = last
     for name in order.column.split("__"):
         value = getattr(value, name)
     if isinstance(value, dt.datetime):
         value = {"at": value.isoformat()}
-    return seal(json.dumps([value, last.pk]), _place(request))
+    return encrypt(json.dumps([value, last.pk]), _list_signature(request))
 
 
-def _read(cursor: str, request: Request) -> tuple[Any, int] | None:
+def _decode_cursor(cursor: str, request: Request) -> tuple[Any, int] | None:
     if not cursor:
         return None
     try:
-        value, row = json.loads(unseal(cursor, _place(request)))
-    except CannotOpen as wrong:
+        value, row = json.loads(decrypt(cursor, _list_signature(request)))
+    except DecryptionError as wrong:
         sentence = "This cursor is not one of ours, or belongs to another list."
-        raise Invalid(fields={"cursor": sentence}, code="bad_cursor") from wrong
+        raise InvalidRequest(fields={"cursor": sentence}, code="bad_cursor") from wrong
     if isinstance(value, dict):
         value = parse_datetime(value["at"])
     return value, row
 
 
-def _place(request: Request) -> Place:
+def _list_signature(request: Request) -> EncryptionContext:
     """The route with its filters: a cursor works for the list it came from."""
-    kept = sorted((name, given) for name, given in request.query_params.lists() if name not in _MOVING)
+    kept = sorted((name, given) for name, given in request.query_params.lists() if name not in _PAGING_PARAMETERS)
     text = json.dumps([request.path, kept])
-    return Place("cursor", text, "")
+    return EncryptionContext("cursor", text, "")
 
 
-_MOVING = {"cursor", "limit"}
+_PAGING_PARAMETERS = {"cursor", "limit"}
 
 
-def _link(request: Request, cursor: str) -> str:
+def _next_link(request: Request, cursor: str) -> str:
     pairs = [
         (name, each) for name, given in request.query_params.lists() for each in given if name != "cursor"
     ]

@@ -19,14 +19,14 @@ from drf_spectacular.extensions import (
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.bodies import STORABLE
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import STORABLE_PATTERN
 from portal.api.problems import MEDIA_TYPE
-from portal.api.route import Route, meaning_of, operation
+from portal.api.route import ApiView, status_description, operation
 from portal.services.tokens import Scope
 
-UI = "drf_spectacular_sidecar/swagger-ui-dist"
-PROBLEM = {"$ref": "#/components/schemas/Problem"}
+SWAGGER_DIST = "drf_spectacular_sidecar/swagger-ui-dist"
+PROBLEM_REF = {"$ref": "#/components/schemas/Problem"}
 DOCS_CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
@@ -55,7 +55,7 @@ class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-
         return {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME}
 
 
-class ClosedSchema(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
+class StrictSerializerSchema(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
     """A body with a field that is not described is refused, and the document says so."""
 
     target_class = "portal.api.bodies.Closed"
@@ -76,7 +76,7 @@ def _field_schema(field: Any, auto_schema: Any, direction: Any) -> dict[str, Any
     return described
 
 
-class TextSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]
+class StrictCharFieldSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]
     """Texts with the pattern that they are held to."""
 
     target_class = "portal.api.bodies.Text"
@@ -103,13 +103,13 @@ class DictSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-ca
 
     def map_serializer_field(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
         described = _field_schema(self.target, auto_schema, direction)
-        names = {"propertyNames": {"pattern": f"^{STORABLE}$"}} if direction == "request" else {}
+        names = {"propertyNames": {"pattern": f"^{STORABLE_PATTERN}$"}} if direction == "request" else {}
         return {**described, **names}
 
 
-def _with_not_found(document: dict[str, Any]) -> None:
+def _add_not_found(document: dict[str, Any]) -> None:
     """Every route that names a row in its path may answer 404."""
-    example = {"description": meaning_of(404), "content": {MEDIA_TYPE: {"schema": PROBLEM}}}
+    example = {"description": status_description(404), "content": {MEDIA_TYPE: {"schema": PROBLEM_REF}}}
     for path, operations in document["paths"].items():
         if "{" in path:
             for described in operations.values():
@@ -117,25 +117,25 @@ def _with_not_found(document: dict[str, Any]) -> None:
 
 
 @cache
-def document() -> dict[str, Any]:
+def openapi_document() -> dict[str, Any]:
     """The OpenAPI document of everything under /api/v1/; the same as long as the process lives."""
     generator = SchemaGenerator()  # type: ignore[no-untyped-call]
     described: dict[str, Any] = generator.get_schema(public=True)  # type: ignore[no-untyped-call]
-    _with_not_found(described)
+    _add_not_found(described)
     return described
 
 
-@policy(Policy.SIGNED_IN)
-class SchemaRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class SchemaView(ApiView):
     """The document."""
 
-    @operation("schema", "This document", tag="schema", scope=Scope.READ, answer=None)
+    @operation("schema", "This document", tag="schema", scope=Scope.READ, response=None)
     def get(self, request: Request) -> HttpResponse:
         """OpenAPI 3.1 as JSON."""
-        return self.answer(document())
+        return self.json_response(openapi_document())
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def docs(request: HttpRequest) -> HttpResponse:
     """The page that shows the document and tries requests with the reader's own session."""
@@ -143,9 +143,9 @@ def docs(request: HttpRequest) -> HttpResponse:
         request,
         "api/docs.html",
         {
-            "stylesheet": static(f"{UI}/swagger-ui.css"),
-            "bundle": static(f"{UI}/swagger-ui-bundle.js"),
-            "icon": static(f"{UI}/favicon-32x32.png"),
+            "stylesheet": static(f"{SWAGGER_DIST}/swagger-ui.css"),
+            "bundle": static(f"{SWAGGER_DIST}/swagger-ui-bundle.js"),
+            "icon": static(f"{SWAGGER_DIST}/favicon-32x32.png"),
             "start": reverse("api-docs-start"),
         },
     )
@@ -153,9 +153,9 @@ def docs(request: HttpRequest) -> HttpResponse:
     return answer
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
-def docs_start(request: HttpRequest) -> HttpResponse:
+def docs_script(request: HttpRequest) -> HttpResponse:
     """The few lines that start the page: a script of its own, since none may stand in the page."""
     answer = render(request, "api/docs.js", {"schema": reverse("api-schema")}, content_type="text/javascript")
     answer["Cache-Control"] = "no-store"

@@ -8,26 +8,26 @@ from typing import Any, TypeVar
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.bodies import Closed, Nothing, Text
-from portal.api.route import Route, operation
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer, EmptyBody, StrictCharField
+from portal.api.route import ApiView, operation
 from portal.api.shapes import cluster as shapes
 from portal.models import Environment, User
-from portal.selectors.machines import environments_for, one_of
+from portal.selectors.machines import list_environments, get_by_key
 from portal.services.image_pins import do_check_tag, do_update_image
 from portal.services.tokens import Scope
 
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 
 
-class ImageBody(Closed):
+class ImageBody(StrictSerializer):
     """Which image new jobs run."""
 
-    image_digest = Text(required=False, max_length=600, allow_blank=True, default="")
+    image_digest = StrictCharField(required=False, max_length=600, allow_blank=True, default="")
 
 
 def _operation(
-    name: str, summary: str, detail: str, body: type[Closed] = Nothing
+    name: str, summary: str, detail: str, body: type[StrictSerializer] = EmptyBody
 ) -> Callable[[_Method], _Method]:
     return operation(
         name,
@@ -35,24 +35,24 @@ def _operation(
         tag="cluster",
         scope=Scope.ADMIN,
         body=body,
-        answer=shapes.Environment,
+        response=shapes.Environment,
         idempotent=True,
-        refusals=(404, 409),
+        error_statuses=(404, 409),
         detail=detail,
     )
 
 
-class _ImageRoute(Route):
-    def acted(self, environment: str, act: Callable[[User, Environment], object]) -> HttpResponse:
+class _EnvironmentImageView(ApiView):
+    def environment_response(self, environment: str, act: Callable[[User, Environment], object]) -> HttpResponse:
         def work() -> dict[str, Any]:
-            act(self.person, one_of(environments_for(self.person), environment))
-            return shapes.environment(one_of(environments_for(self.person), environment))
+            act(self.user, get_by_key(list_environments(self.user), environment))
+            return shapes.environment(get_by_key(list_environments(self.user), environment))
 
-        return self.once(work, 200)
+        return self.idempotent_response(work, 200)
 
 
-@policy(Policy.ADMIN)
-class CheckTagRoute(_ImageRoute):
+@access_policy(AccessPolicy.ADMIN)
+class CheckTagView(_EnvironmentImageView):
     """Looking for a newer image."""
 
     @_operation(
@@ -64,11 +64,11 @@ class CheckTagRoute(_ImageRoute):
     )
     def post(self, request: Request, environment: str) -> HttpResponse:
         """The environment."""
-        return self.acted(environment, do_check_tag)
+        return self.environment_response(environment, do_check_tag)
 
 
-@policy(Policy.ADMIN)
-class UpdateImageRoute(_ImageRoute):
+@access_policy(AccessPolicy.ADMIN)
+class UpdateImageView(_EnvironmentImageView):
     """Choosing the image that new jobs run."""
 
     @_operation(
@@ -82,4 +82,4 @@ class UpdateImageRoute(_ImageRoute):
     def post(self, request: Request, environment: str) -> HttpResponse:
         """The environment with its new digest."""
         pin = self.body["image_digest"]
-        return self.acted(environment, lambda person, row: do_update_image(person, row, pin))
+        return self.environment_response(environment, lambda person, row: do_update_image(person, row, pin))

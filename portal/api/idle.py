@@ -5,29 +5,29 @@ from __future__ import annotations
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.bodies import Closed, Nothing, Text
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer, EmptyBody, StrictCharField
 from portal.api.cursors import NEWEST
-from portal.api.jobs import ActRoute
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.api.jobs import JobActionView
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import idle as shapes
-from portal.api.shapes.jobs import JobWhole
-from portal.selectors.idle import excuse_for, excuses_for
-from portal.selectors.jobs import job_for
-from portal.services.idle import LEAST_WORDS, do_cut_excuse, do_excuse, do_snooze
+from portal.api.shapes.jobs import JobDetail
+from portal.selectors.idle import get_exemption, active_exemptions
+from portal.selectors.jobs import get_job
+from portal.services.idle import MIN_REASON_LENGTH, do_revoke_exemption, do_exempt_from_idle, do_snooze
 from portal.services.tokens import Scope
 
 
-class ExcuseBody(Closed):
+class IdleExemptionBody(StrictSerializer):
     """Why a workspace is to be kept."""
 
-    text = Text(
-        min_length=LEAST_WORDS, max_length=500, help_text="Others read it, and it is kept in the audit trail."
+    text = StrictCharField(
+        min_length=MIN_REASON_LENGTH, max_length=500, help_text="Others read it, and it is kept in the audit trail."
     )
 
 
-@policy(Policy.SIGNED_IN)
-class JobSnoozeRoute(ActRoute):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobSnoozeView(JobActionView):
     """Keeping for a while."""
 
     @operation(
@@ -35,19 +35,19 @@ class JobSnoozeRoute(ActRoute):
         "Keep an idle workspace for a while",
         tag="workspaces",
         scope=Scope.WORKSPACES,
-        body=Nothing,
-        answer=JobWhole,
-        refusals=[404, 409],
+        body=EmptyBody,
+        response=JobDetail,
+        error_statuses=[404, 409],
         detail="As long and as often as the policy says, until it is used again.",
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The workspace; it counts down no more."""
-        do_snooze(self.person, job_for(self.person, job))
-        return self.acted(job)
+        do_snooze(self.user, get_job(self.user, job))
+        return self.action_response(job)
 
 
-@policy(Policy.SIGNED_IN)
-class JobExcuseRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobIdleExemptionView(ApiView):
     """Keeping for a reason."""
 
     @operation(
@@ -55,20 +55,20 @@ class JobExcuseRoute(Route):
         "Say why a workspace is kept although nobody uses it",
         tag="workspaces",
         scope=Scope.WORKSPACES,
-        body=ExcuseBody,
-        answer=shapes.ExcuseOut,
+        body=IdleExemptionBody,
+        response=shapes.IdleExemption,
         status=201,
-        refusals=[404, 409],
+        error_statuses=[404, 409],
         detail="It holds as long as the policy says, unless somebody who manages the project cuts it short.",
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The reason, and until when it holds."""
-        row = do_excuse(self.person, job_for(self.person, job), self.body["text"])
-        return self.answer(shapes.excuse(excuse_for(self.person, row.public_id)), 201)
+        row = do_exempt_from_idle(self.user, get_job(self.user, job), self.body["text"])
+        return self.json_response(shapes.idle_exemption(get_exemption(self.user, row.public_id)), 201)
 
 
-@policy(Policy.SIGNED_IN)
-class ExcusesRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class IdleExemptionsView(ApiView):
     """The reasons that hold now."""
 
     @operation(
@@ -76,16 +76,16 @@ class ExcusesRoute(Route):
         "List the reasons that keep idle workspaces",
         tag="workspaces",
         scope=Scope.READ,
-        query=PageQuery,
-        answer=page_of(shapes.ExcuseOut),
+        query=ListQuery,
+        response=list_schema(shapes.IdleExemption),
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first."""
-        return self.page(excuses_for(self.person), shapes.excuse, NEWEST)
+        return self.paginated_response(active_exemptions(self.user), shapes.idle_exemption, NEWEST)
 
 
-@policy(Policy.SIGNED_IN)
-class ExcuseCutRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class IdleExemptionRevokeView(ApiView):
     """Ending one."""
 
     @operation(
@@ -93,12 +93,12 @@ class ExcuseCutRoute(Route):
         "Cut a reason short",
         tag="workspaces",
         scope=Scope.WORKSPACES,
-        body=Nothing,
-        answer=shapes.ExcuseOut,
-        refusals=[404, 409],
+        body=EmptyBody,
+        response=shapes.IdleExemption,
+        error_statuses=[404, 409],
         detail="For managers of the project and administrators; from then on administrators alone give another.",
     )
-    def post(self, request: Request, excuse: str) -> HttpResponse:
+    def post(self, request: Request, exemption: str) -> HttpResponse:
         """The reason, which holds no more."""
-        do_cut_excuse(self.person, excuse_for(self.person, excuse))
-        return self.answer(shapes.excuse(excuse_for(self.person, excuse)))
+        do_revoke_exemption(self.user, get_exemption(self.user, exemption))
+        return self.json_response(shapes.idle_exemption(get_exemption(self.user, exemption)))

@@ -7,11 +7,11 @@ from typing import Any
 
 from rest_framework import serializers
 
-from portal.api.bodies import Closed
+from portal.api.bodies import StrictSerializer
 from portal.services.rights_changes import JobChoice, QueuedJobs, RunningJobs
 
 
-class JobChoiceFields(Closed):
+class AffectedJobsFields(StrictSerializer):
     """For jobs whose owner may not run them any more."""
 
     queued_jobs = serializers.ChoiceField(
@@ -28,7 +28,7 @@ class JobChoiceFields(Closed):
     )
 
 
-def choice_of(values: Mapping[str, Any]) -> JobChoice:
+def parse_job_choice(values: Mapping[str, Any]) -> JobChoice:
     """The choice of a body or a query, with the defaults for what it leaves out."""
     return JobChoice(
         QueuedJobs(values.get("queued_jobs", QueuedJobs.HOLD)),

@@ -9,34 +9,34 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal import throttle
-from portal.access import Policy, Verb, policy, require
-from portal.api.bodies import Flag, Nothing, Text
+from portal.access import AccessPolicy, Permission, access_policy, require_permission
+from portal.api.bodies import QueryBooleanField, EmptyBody, StrictCharField
 from portal.api.cursors import NEWEST, OLDEST, Order
-from portal.api.job_bodies import JobBody, check_request, job_request
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.api.job_bodies import JobBody, check_job_request, build_job_request
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import jobs as shapes
 from portal.models import Job, User
-from portal.selectors.forecasts import moves_of
-from portal.selectors.idle import idleness_of
+from portal.selectors.forecasts import forecast_revisions
+from portal.selectors.idle import idle_status
 from portal.selectors.jobs import (
     JobFilter,
-    attempts_of,
-    chain_of,
-    events_of,
-    job_for,
-    jobs_for,
-    room_made_for,
-    seen_around,
-    seen_of,
+    list_attempts,
+    dependency_chain,
+    job_events,
+    get_job,
+    list_jobs,
+    attempts_preempted_for,
+    visible_related_jobs,
+    visible_job_ids,
 )
-from portal.selectors.progress import layouts_compared
-from portal.selectors.receipts import receipts_for
-from portal.selectors.time_limits import extensions_of
+from portal.selectors.progress import compare_job_layouts
+from portal.selectors.receipts import list_breakdowns
+from portal.selectors.time_limits import job_extensions
 from portal.services.jobs import (
     do_cancel_job,
     do_hold_job,
     do_resume_job,
-    do_start_again,
+    do_resubmit_job,
     do_submit_job,
     do_suspend_job,
 )
@@ -44,18 +44,18 @@ from portal.services.tokens import Scope
 from portal.visibility import private_fields
 from portal.words.states import JobKind, JobState
 
-TIMELINE = 100
+TIMELINE_LIMIT = 100
 ORDERS = {
     "-submitted": NEWEST,
     "submitted": OLDEST,
-    "name": Order("name", narrow=True),
-    "-name": Order("name", descending=True, narrow=True),
-    "priority": Order("priority", narrow=True),
-    "-priority": Order("priority", descending=True, narrow=True),
+    "name": Order("name", presort=True),
+    "-name": Order("name", descending=True, presort=True),
+    "priority": Order("priority", presort=True),
+    "-priority": Order("priority", descending=True, presort=True),
 }
 
 
-class JobsQuery(PageQuery):
+class JobsQuery(ListQuery):
     """Which jobs, and in which order."""
 
     state = serializers.ListField(
@@ -64,15 +64,15 @@ class JobsQuery(PageQuery):
     kind = serializers.ListField(
         child=serializers.ChoiceField(shapes.KINDS), required=False, default=list, help_text="Repeatable."
     )
-    project = Text(required=False, default="", max_length=63, help_text="Id or name.")
-    owner = Text(required=False, default="", max_length=63, help_text="Id or user name.")
-    pool = Text(required=False, default="", max_length=63, help_text="Id or name.")
-    search = Text(required=False, default="", max_length=100, help_text="Part of the name, or the whole id.")
-    live = Flag(required=False, default=None, help_text="true: not ended; false: ended.")
+    project = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
+    owner = StrictCharField(required=False, default="", max_length=63, help_text="Id or user name.")
+    pool = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
+    search = StrictCharField(required=False, default="", max_length=100, help_text="Part of the name, or the whole id.")
+    live = QueryBooleanField(required=False, default=None, help_text="true: not ended; false: ended.")
     order = serializers.ChoiceField(list(ORDERS), required=False, default="-submitted")
 
 
-def filter_of(query: dict[str, Any]) -> JobFilter:
+def build_filter(query: dict[str, Any]) -> JobFilter:
     """The selector's filter from query parameters."""
     return JobFilter(
         states=tuple(JobState(word) for word in query["state"]),
@@ -85,32 +85,32 @@ def filter_of(query: dict[str, Any]) -> JobFilter:
     )
 
 
-def whole(person: User, row: Job) -> dict[str, Any]:
+def serialize_job_detail(user: User, row: Job) -> dict[str, Any]:
     """One job with all that the person may know of it."""
-    standing = shapes.standing_of(row)
-    newest = list(events_of(row).order_by("-id")[:TIMELINE])
-    attempts, room_made, chain = attempts_of(row), room_made_for(row), chain_of(row)
-    moves = moves_of(row)
-    named = {one for move in moves for one in (*move.came, *move.went)}
-    ahead = seen_of(person, {*(standing.ahead if standing else []), *named})
-    return shapes.job_whole(
+    standing = shapes.current_verdict(row)
+    newest = list(job_events(row).order_by("-id")[:TIMELINE_LIMIT])
+    attempts, room_made, chain = list_attempts(row), attempts_preempted_for(row), dependency_chain(row)
+    moves = forecast_revisions(row)
+    named = {one for move in moves for one in (*move.jobs_ahead_added, *move.jobs_ahead_removed)}
+    ahead = visible_job_ids(user, {*(standing.jobs_ahead if standing else []), *named})
+    return shapes.job_detail(
         row,
         attempts=attempts,
-        layouts=layouts_compared(row),
-        room_made=room_made,
+        layouts=compare_job_layouts(row),
+        preempted_jobs=room_made,
         chain=chain,
         events=newest[::-1],
-        seen=ahead | seen_around(person, attempts, room_made, chain),
+        seen=ahead | visible_related_jobs(user, attempts, room_made, chain),
         moves=moves,
-        receipts=receipts_for(person, row) if standing else [],
-        private=private_fields(person, row),
-        extensions=extensions_of(row),
-        idle=idleness_of(row, attempts[0] if attempts else None),
+        fair_share_breakdowns=list_breakdowns(user, row) if standing else [],
+        private=private_fields(user, row),
+        extensions=job_extensions(row),
+        idle=idle_status(row, attempts[0] if attempts else None),
     )
 
 
-@policy(Policy.SIGNED_IN)
-class JobsRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobsView(ApiView):
     """The jobs one may see."""
 
     @operation(
@@ -119,12 +119,12 @@ class JobsRoute(Route):
         tag="jobs",
         scope=Scope.READ,
         query=JobsQuery,
-        answer=page_of(shapes.Job),
+        response=list_schema(shapes.Job),
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first unless asked otherwise."""
-        rows = jobs_for(self.person, filter_of(self.query))
-        return self.page(rows, shapes.job, ORDERS[self.query["order"]])
+        rows = list_jobs(self.user, build_filter(self.query))
+        return self.paginated_response(rows, shapes.job, ORDERS[self.query["order"]])
 
     @operation(
         "jobs_submit",
@@ -132,9 +132,9 @@ class JobsRoute(Route):
         tag="jobs",
         scope=Scope.JOBS,
         body=JobBody,
-        answer=shapes.JobWhole,
+        response=shapes.JobDetail,
         status=201,
-        rate=throttle.SUBMIT,
+        rate=throttle.JOB_SUBMITS,
         idempotent=True,
         detail="A request that this cluster could never serve is refused with 422 and the nearest one that it "
         "could. After 201 the job is never lost.",
@@ -143,118 +143,118 @@ class JobsRoute(Route):
         """The job, PENDING."""
 
         def work() -> dict[str, Any]:
-            job = do_submit_job(self.person, job_request(self.person, self.given, JobBody))
-            return whole(self.person, job_for(self.person, job.public_id))
+            job = do_submit_job(self.user, build_job_request(self.user, self.raw_body, JobBody))
+            return serialize_job_detail(self.user, get_job(self.user, job.public_id))
 
-        return self.once(work, check=lambda: check_request(self.person, self.given, JobBody))
+        return self.idempotent_response(work, precheck=lambda: check_job_request(self.user, self.raw_body, JobBody))
 
 
-@policy(Policy.SIGNED_IN)
-class JobRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobView(ApiView):
     """One job."""
 
-    @operation("jobs_get", "Get a job", tag="jobs", scope=Scope.READ, answer=shapes.JobWhole, refusals=[404])
+    @operation("jobs_get", "Get a job", tag="jobs", scope=Scope.READ, response=shapes.JobDetail, error_statuses=[404])
     def get(self, request: Request, job: str) -> HttpResponse:
         """With verdict, attempts, tasks and timeline."""
-        return self.answer(whole(self.person, job_for(self.person, job)))
+        return self.json_response(serialize_job_detail(self.user, get_job(self.user, job)))
 
 
-_ACT: dict[str, Any] = {
+_ACTION: dict[str, Any] = {
     "tag": "jobs",
     "scope": Scope.JOBS,
     "by_kind": True,
-    "body": Nothing,
-    "answer": shapes.JobWhole,
+    "body": EmptyBody,
+    "answer": shapes.JobDetail,
     "refusals": [404, 409],
 }
 
 
-class ActRoute(Route):
+class JobActionView(ApiView):
     """What the routes that act on one job share."""
 
-    def job_to_act_on(self, public_id: str) -> Job:
+    def get_job_for_action(self, public_id: str) -> Job:
         """The job, where the person may see it and the token may act on jobs of its kind."""
-        row = job_for(self.person, public_id)
+        row = get_job(self.user, public_id)
         self.require_scope_of(row)
         return row
 
-    def acted(self, public_id: str) -> HttpResponse:
+    def action_response(self, public_id: str) -> HttpResponse:
         """The job as it stands after the act."""
-        return self.answer(whole(self.person, job_for(self.person, public_id)))
+        return self.json_response(serialize_job_detail(self.user, get_job(self.user, public_id)))
 
 
-@policy(Policy.SIGNED_IN)
-class JobCancelRoute(ActRoute):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobCancelView(JobActionView):
     """Cancelling."""
 
     @operation(
         "jobs_cancel",
         "Cancel a job",
         detail="It ends CANCELLED, or stays what it already was. Repeatable.",
-        **_ACT,
+        **_ACTION,
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The job; it may take a moment until its nodes let go."""
-        do_cancel_job(self.person, self.job_to_act_on(job))
-        return self.acted(job)
+        do_cancel_job(self.user, self.get_job_for_action(job))
+        return self.action_response(job)
 
 
-@policy(Policy.SIGNED_IN)
-class JobHoldRoute(ActRoute):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobHoldView(JobActionView):
     """Holding back."""
 
-    @operation("jobs_hold", "Hold a waiting job back", **_ACT)
+    @operation("jobs_hold", "Hold a waiting job back", **_ACTION)
     def post(self, request: Request, job: str) -> HttpResponse:
         """It keeps waiting until it is released."""
-        do_hold_job(self.person, self.job_to_act_on(job), True)
-        return self.acted(job)
+        do_hold_job(self.user, self.get_job_for_action(job), True)
+        return self.action_response(job)
 
 
-@policy(Policy.SIGNED_IN)
-class JobReleaseRoute(ActRoute):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobReleaseView(JobActionView):
     """Letting go."""
 
-    @operation("jobs_release", "Release a held job", **_ACT)
+    @operation("jobs_release", "Release a held job", **_ACTION)
     def post(self, request: Request, job: str) -> HttpResponse:
         """It may start at the next cycle."""
-        do_hold_job(self.person, self.job_to_act_on(job), False)
-        return self.acted(job)
+        do_hold_job(self.user, self.get_job_for_action(job), False)
+        return self.action_response(job)
 
 
-@policy(Policy.SIGNED_IN)
-class JobSuspendRoute(ActRoute):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobSuspendView(JobActionView):
     """Giving the GPUs back."""
 
     @operation(
         "jobs_suspend",
         "Suspend a job",
         detail="It is asked to stop, has its grace to save, and waits SUSPENDED until it is resumed. Repeatable.",
-        **_ACT,
+        **_ACTION,
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The job; it may take a moment until its nodes let go."""
-        do_suspend_job(self.person, self.job_to_act_on(job))
-        return self.acted(job)
+        do_suspend_job(self.user, self.get_job_for_action(job))
+        return self.action_response(job)
 
 
-@policy(Policy.SIGNED_IN)
-class JobResumeRoute(ActRoute):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobResumeView(JobActionView):
     """Asking for GPUs again."""
 
     @operation(
         "jobs_resume",
         "Resume a suspended job",
         detail="The same job waits again with the age that it has, and starts as a new attempt.",
-        **_ACT,
+        **_ACTION,
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The job, waiting."""
-        do_resume_job(self.person, self.job_to_act_on(job))
-        return self.acted(job)
+        do_resume_job(self.user, self.get_job_for_action(job))
+        return self.action_response(job)
 
 
-@policy(Policy.SIGNED_IN)
-class JobStartAgainRoute(ActRoute):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobResubmitView(JobActionView):
     """The same once more."""
 
     @operation(
@@ -262,28 +262,28 @@ class JobStartAgainRoute(ActRoute):
         "Submit an ended job again",
         tag="jobs",
         scope=Scope.JOBS,
-        by_kind=True,
-        body=Nothing,
-        answer=shapes.JobWhole,
+        scope_by_job_kind=True,
+        body=EmptyBody,
+        response=shapes.JobDetail,
         status=201,
-        rate=throttle.SUBMIT,
+        rate=throttle.JOB_SUBMITS,
         idempotent=True,
-        refusals=[404],
+        error_statuses=[404],
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """A new job with the same request."""
-        old = self.job_to_act_on(job)
+        old = self.get_job_for_action(job)
 
         def work() -> dict[str, Any]:
-            require(self.person, Verb.CONTROL, old)  # its environ comes along, and may hold secrets
-            new = do_start_again(self.person, old)
-            return whole(self.person, job_for(self.person, new.public_id))
+            require_permission(self.user, Permission.CONTROL, old)  # its environ comes along, and may hold secrets
+            new = do_resubmit_job(self.user, old)
+            return serialize_job_detail(self.user, get_job(self.user, new.public_id))
 
-        return self.once(work)
+        return self.idempotent_response(work)
 
 
-@policy(Policy.SIGNED_IN)
-class JobEventsRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobEventsView(ApiView):
     """A job's timeline."""
 
     @operation(
@@ -291,10 +291,10 @@ class JobEventsRoute(Route):
         "List a job's events",
         tag="jobs",
         scope=Scope.READ,
-        query=PageQuery,
-        answer=page_of(shapes.Event),
-        refusals=[404],
+        query=ListQuery,
+        response=list_schema(shapes.TimelineEvent),
+        error_statuses=[404],
     )
     def get(self, request: Request, job: str) -> HttpResponse:
         """Oldest first."""
-        return self.page(events_of(job_for(self.person, job)), shapes.event, OLDEST)
+        return self.paginated_response(job_events(get_job(self.user, job)), shapes.timeline_event, OLDEST)

@@ -8,29 +8,29 @@ from django.http.response import HttpResponseBase
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.bodies import Closed, Flag, Text
-from portal.api.route import Route, operation
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer, QueryBooleanField, StrictCharField
+from portal.api.route import ApiView, operation
 from portal.api.shapes.logs import LogMatches, LogPage
-from portal.api.shapes.words import when
-from portal.errors import Invalid
-from portal.log_download import log_download
+from portal.api.shapes.words import timestamp
+from portal.errors import InvalidRequest
+from portal.log_download import log_download_response
 from portal.models import User
 from portal.selectors import log_text
-from portal.selectors.jobs import job_for
-from portal.selectors.log_search import MATCHES, MAX_WORDS, Found, Place, Sought, search
-from portal.selectors.logs import LogFile, log_for, logs_for
+from portal.selectors.jobs import get_job
+from portal.selectors.log_search import MAX_MATCHES, MAX_QUERY_LENGTH, SearchResult, SearchCursor, LogSearchQuery, search
+from portal.selectors.logs import LogFile, get_log, list_logs
 from portal.services.tokens import Scope
 
 
-class TaskQuery(Closed):
+class TaskQuery(StrictSerializer):
     """Which rank's log."""
 
     rank = serializers.IntegerField(required=False, default=0, min_value=0, max_value=100_000)
     attempt = serializers.IntegerField(
         required=False, min_value=1, max_value=1_000_000, help_text="Default: the newest."
     )
-    timestamps = Flag(
+    timestamps = QueryBooleanField(
         required=False, default=False, help_text="Keep time and stream before each line, where known."
     )
 
@@ -43,9 +43,9 @@ class LogQuery(TaskQuery):
     )
     limit = serializers.IntegerField(
         required=False,
-        default=log_text.PIECE_BYTES,
+        default=log_text.CHUNK_BYTES,
         min_value=1024,
-        max_value=log_text.PIECE_BYTES,
+        max_value=log_text.CHUNK_BYTES,
         help_text="In bytes.",
     )
     tail = serializers.IntegerField(
@@ -56,20 +56,20 @@ class LogQuery(TaskQuery):
     )
 
 
-def asked_for(person: User, public_id: str, query: dict[str, Any]) -> LogFile:
+def requested_log(user: User, public_id: str, query: dict[str, Any]) -> LogFile:
     """The log of the rank that is asked for, when the person may read it."""
-    return log_for(person, job_for(person, public_id), query["rank"], query.get("attempt"))
+    return get_log(user, get_job(user, public_id), query["rank"], query.get("attempt"))
 
 
-def lost(log: LogFile) -> dict[str, Any] | None:
+def serialize_connection_loss(log: LogFile) -> dict[str, Any] | None:
     """The lost connection to the log's node, or null."""
-    if log.lost is None:
+    if log.connection_loss is None:
         return None
-    return {"node": log.lost.node, "since": when(log.lost.since), "sentence": log.lost.sentence}
+    return {"node": log.connection_loss.node, "since": timestamp(log.connection_loss.since), "sentence": log.connection_loss.message}
 
 
-@policy(Policy.SIGNED_IN)
-class JobLogsRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobLogsView(ApiView):
     """The log in pieces."""
 
     @operation(
@@ -78,39 +78,39 @@ class JobLogsRoute(Route):
         tag="jobs",
         scope=Scope.READ,
         query=LogQuery,
-        answer=LogPage,
-        refusals=[404],
+        response=LogPage,
+        error_statuses=[404],
         detail="Without `offset` from the start. Ask again at `next_offset` until `complete`; an empty piece before "
         "that is no end, and `lost` says when the node cannot be reached for more.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
         """Whole lines of one rank."""
         if "tail" in self.query and "offset" in self.query:
-            raise Invalid(fields={"tail": "Ask for the last lines or for an offset, not both."})
-        log = asked_for(self.person, job, self.query)
+            raise InvalidRequest(fields={"tail": "Ask for the last lines or for an offset, not both."})
+        log = requested_log(self.user, job, self.query)
         if "tail" in self.query:
             piece = log_text.read_tail(log, self.query["tail"])
         else:
-            piece = log_text.read_piece(log, self.query.get("offset", 0), self.query["limit"])
-        shown = piece.data if self.query["timestamps"] else log_text.without_stamps(log, piece.data)
-        return self.answer(
+            piece = log_text.read_chunk(log, self.query.get("offset", 0), self.query["limit"])
+        shown = piece.data if self.query["timestamps"] else log_text.strip_timestamps(log, piece.data)
+        return self.json_response(
             {
                 "text": shown.decode("utf-8", "replace"),
                 "offset": piece.start,
                 "next_offset": piece.end,
                 "size": piece.size_bytes,
                 "complete": log.complete and piece.end >= piece.size_bytes,
-                "dropped": log.dropped_bytes,
-                "removed": log.removed,
-                "lost": lost(log),
+                "dropped": log.truncated_bytes,
+                "removed": log.is_expired,
+                "lost": serialize_connection_loss(log),
                 "attempt": log.attempt,
                 "rank": log.rank,
             }
         )
 
 
-@policy(Policy.SIGNED_IN)
-class JobLogFileRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobLogFileView(ApiView):
     """The log as a file."""
 
     @operation(
@@ -119,28 +119,28 @@ class JobLogFileRoute(Route):
         tag="jobs",
         scope=Scope.READ,
         query=TaskQuery,
-        answer=str,
+        response=str,
         media_type="text/plain",
-        refusals=[404],
+        error_statuses=[404],
         detail="One range (`Range: bytes=`) may be asked for: 206, or 416 beyond the end. Once the log is complete "
         "it has an `ETag` for `If-Range`. Where stamps are left out, a range is counted without them.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
         """Everything mirrored so far."""
-        log = asked_for(self.person, job, self.query)
-        return log_download(request._request, log, job=job, stamps=self.query["timestamps"])
+        log = requested_log(self.user, job, self.query)
+        return log_download_response(request._request, log, job=job, timestamps=self.query["timestamps"])
 
 
-class SearchQuery(Closed):
+class SearchQuery(StrictSerializer):
     """What is searched for, and where."""
 
-    q = Text(max_length=MAX_WORDS)
-    regex = Flag(
+    q = StrictCharField(max_length=MAX_QUERY_LENGTH)
+    regex = QueryBooleanField(
         required=False,
         default=False,
         help_text="`q` is a regular expression (Python's), matched within a line.",
     )
-    case = Flag(required=False, default=False, help_text="Upper and lower case differ.")
+    case = QueryBooleanField(required=False, default=False, help_text="Upper and lower case differ.")
     stream = serializers.ChoiceField(
         choices=["stdout", "stderr"],
         required=False,
@@ -152,26 +152,26 @@ class SearchQuery(Closed):
     attempt = serializers.IntegerField(
         required=False, min_value=1, max_value=1_000_000, help_text="Default: the newest."
     )
-    limit = serializers.IntegerField(required=False, default=MATCHES, min_value=1, max_value=MATCHES)
+    limit = serializers.IntegerField(required=False, default=MAX_MATCHES, min_value=1, max_value=MAX_MATCHES)
     after = serializers.RegexField(
         r"^\d{1,6}:\d{1,13}$", required=False, help_text="From an answer's `next`."
     )
 
 
-def searched(person: User, public_id: str, query: dict[str, Any]) -> Found:
+def search_log(user: User, public_id: str, query: dict[str, Any]) -> SearchResult:
     """The lines that match, of the rank that is named or of all."""
-    job, rank = job_for(person, public_id), query.get("rank")
+    job, rank = get_job(user, public_id), query.get("rank")
     if rank is None:
-        logs = logs_for(person, job, query.get("attempt"))
+        logs = list_logs(user, job, query.get("attempt"))
     else:
-        logs = [log_for(person, job, rank, query.get("attempt"))]
-    start = Place(*map(int, query["after"].split(":"))) if query.get("after") else None
-    sought = Sought(query["q"], query["regex"], query["case"], query.get("stream", ""))
+        logs = [get_log(user, job, rank, query.get("attempt"))]
+    start = SearchCursor(*map(int, query["after"].split(":"))) if query.get("after") else None
+    sought = LogSearchQuery(query["q"], query["regex"], query["case"], query.get("stream", ""))
     return search(logs, sought, start, query["limit"])
 
 
-@policy(Policy.SIGNED_IN)
-class JobLogSearchRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobLogSearchView(ApiView):
     """The lines of a log that match."""
 
     @operation(
@@ -180,14 +180,14 @@ class JobLogSearchRoute(Route):
         tag="jobs",
         scope=Scope.READ,
         query=SearchQuery,
-        answer=LogMatches,
-        refusals=[404, 503],
+        response=LogMatches,
+        error_statuses=[404, 503],
         detail="Also once the container is gone. A search ends after 3 s or 32 MiB: ask again with `after` = `next` "
         "until that is null. A pattern that takes too long on a few lines is refused.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
         """Matches with their places."""
-        found = searched(self.person, job, self.query)
+        found = search_log(self.user, job, self.query)
         matches = [
             {
                 "rank": match.rank,
@@ -199,4 +199,4 @@ class JobLogSearchRoute(Route):
             for match in found.matches
         ]
         on = found.next
-        return self.answer({"matches": matches, "next": f"{on.rank}:{on.offset}" if on else None})
+        return self.json_response({"matches": matches, "next": f"{on.rank}:{on.offset}" if on else None})

@@ -10,27 +10,27 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.route import Route, operation
-from portal.selectors.measures import Measures, NodeNow, measures
+from portal.access import AccessPolicy, access_policy
+from portal.api.route import ApiView, operation
+from portal.selectors.measures import ClusterMetrics, NodeMetrics, collect_metrics
 from portal.services.tokens import Scope
-from portal.words.measures import BUCKETS_S, LONGER, PHASES
+from portal.words.measures import BUCKETS_S, OVERFLOW_BUCKET, CYCLE_PHASES
 
 MIB = 1024 * 1024
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class RecordCollector(Collector):
+class DatabaseMetricsCollector(Collector):
     """One reading of the record as Prometheus's families."""
 
-    def __init__(self, found: Measures) -> None:
+    def __init__(self, found: ClusterMetrics) -> None:
         self.found = found
 
     def collect(self) -> Iterator[Metric]:
         """Cycles first, then the queue and the GPUs, then alarm, nodes and forecasts."""
         yield from self._cycles()
         yield from self._cluster()
-        yield from self._each_node()
+        yield from self._nodes()
         yield from self._forecasts()
 
     def _cycles(self) -> Iterator[Metric]:
@@ -38,10 +38,10 @@ class RecordCollector(Collector):
         seconds = HistogramMetricFamily(
             "fairway_cycle_seconds", "Time of a cycle's phases.", labels=["phase"]
         )
-        for phase in PHASES:
+        for phase in CYCLE_PHASES:
             seen = counts.get("seconds", {}).get(phase, {"sum": 0.0, "buckets": {}})
             number, buckets = 0, []
-            for end in (*map(str, BUCKETS_S), LONGER):
+            for end in (*map(str, BUCKETS_S), OVERFLOW_BUCKET):
                 number += seen["buckets"].get(end, 0)
                 buckets.append((end, float(number)))
             seconds.add_metric([phase], buckets, seen["sum"])
@@ -67,7 +67,7 @@ class RecordCollector(Collector):
                 self.found.last_cycle_s,
             )
         yield GaugeMetricFamily(
-            "fairway_scheduler_alarm", "1 while the scheduler starts nothing.", int(self.found.alarm)
+            "fairway_scheduler_alarm", "1 while the scheduler starts nothing.", int(self.found.has_scheduler_alert)
         )
 
     def _cluster(self) -> Iterator[Metric]:
@@ -94,20 +94,20 @@ class RecordCollector(Collector):
             "GPUs that take no work: lost, in quarantine, or with a program on them that is no job's.",
             labels=["pool", "what"],
         )
-        for labels, number in sorted(self.found.unwell.items()):
+        for labels, number in sorted(self.found.unhealthy_gpus.items()):
             unwell.add_metric(labels, number)
         yield unwell
         aside = GaugeMetricFamily(
             "fairway_nodes_aside", "Nodes that are not trusted with new work, by cause.", labels=["cause"]
         )
-        for cause, number in self.found.aside.items():
+        for cause, number in self.found.quarantined_nodes.items():
             aside.add_metric([cause], number)
         yield aside
         yield GaugeMetricFamily(
-            "fairway_nodes_clock_off", "Nodes whose clock is off by more than 2 s.", self.found.clocks_off
+            "fairway_nodes_clock_off", "Nodes whose clock is off by more than 2 s.", self.found.clock_skewed_nodes
         )
 
-    def _each_node(self) -> Iterator[Metric]:
+    def _nodes(self) -> Iterator[Metric]:
         """What nodes did last, one figure a node: GPUs one by one would be too many."""
         for name, words, value in (
             ("up", "1 while the node answers.", lambda node: float(node.reachable)),
@@ -117,7 +117,7 @@ class RecordCollector(Collector):
             ("gpu_power_watts", "Power of all its GPUs.", lambda node: node.power_watts),
         ):
             family = GaugeMetricFamily(f"fairway_node_{name}", words, labels=["node"])
-            for node in self.found.each_node:
+            for node in self.found.node_metrics:
                 if (told := value(node)) is not None:
                     family.add_metric([node.name], told)
             yield family
@@ -140,12 +140,12 @@ class RecordCollector(Collector):
             )
 
 
-def _memory_bytes(node: NodeNow) -> float | None:
+def _memory_bytes(node: NodeMetrics) -> float | None:
     return None if node.gpu_memory_mib is None else node.gpu_memory_mib * MIB
 
 
-@policy(Policy.ADMIN)
-class MetricsRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class MetricsView(ApiView):
     """The figures in Prometheus's text format."""
 
     @operation(
@@ -153,14 +153,14 @@ class MetricsRoute(Route):
         "Figures for Prometheus",
         tag="scheduler",
         scope=Scope.METRICS,
-        answer=str,
+        response=str,
         media_type="text/plain",
         detail="Prometheus's text format. For administrators; a token of one needs only the scope `metrics`.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Read anew for each answer."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(RecordCollector(measures()))
-        answer = HttpResponse(generate_latest(registry), content_type=TEXT)
+        registry.register(DatabaseMetricsCollector(collect_metrics()))
+        answer = HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE)
         answer["Cache-Control"] = "no-store"
         return answer

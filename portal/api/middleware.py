@@ -9,11 +9,11 @@ from django.http.response import HttpResponseBase
 
 from portal.api import problems
 
-KEPT_HEADERS = {"Allow", "Retry-After", "WWW-Authenticate"}
+PRESERVED_HEADERS = {"Allow", "Retry-After", "WWW-Authenticate"}
 """What belongs to a status (RFC 9110) and not to the page that came with it."""
 
 
-class ProblemsBelowApi:
+class ApiProblemMiddleware:
     """Stands before whatever refuses: an error page below /api/ (bad host, crash, 404) goes out as problem+json."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -25,7 +25,7 @@ class ProblemsBelowApi:
             return answer
         if answer.get("Content-Type", "").startswith(problems.MEDIA_TYPE):
             return answer
-        problem = problems.bare(answer.status_code)
-        for name in KEPT_HEADERS & {name for name, _ in answer.items()}:
+        problem = problems.response_for_status(answer.status_code)
+        for name in PRESERVED_HEADERS & {name for name, _ in answer.items()}:
             problem[name] = answer[name]
         return problem

@@ -10,107 +10,107 @@ from django.utils.functional import cached_property
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.bodies import Closed, Nothing, Text, YesNo
-from portal.api.route import Route, operation
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer, EmptyBody, StrictCharField, StrictBooleanField
+from portal.api.route import ApiView, operation
 from portal.api.shapes import cluster as shapes
-from portal.errors import NotThere
-from portal.models import Gpu, Node, Rollout
-from portal.selectors.machines import gpus_for, holders_of, nodes_by_id, nodes_for, one_of
-from portal.services.gpus import do_give_back_gpu
-from portal.services.node_acts import do_order, do_start_check, do_upgrade_all
-from portal.services.node_return import do_return_node
+from portal.errors import NotFound
+from portal.models import Gpu, Node, AgentRollout
+from portal.selectors.machines import list_gpus, gpu_holders, get_nodes_by_id, list_nodes, get_by_key
+from portal.services.gpus import do_return_gpu_to_service
+from portal.services.node_acts import do_request_operation, do_start_connection_test, do_upgrade_all
+from portal.services.node_return import do_uncordon_node
 from portal.services.nodes import do_fence_node, do_set_node_state
 from portal.services.tokens import Scope
 from portal.services.topologies import do_set_labels
-from portal.services.trust import do_trust_node
-from portal.words.labels import LONGEST_LABEL
-from portal.words.node_acts import NodeAct
+from portal.services.trust import do_clear_node_quarantine
+from portal.words.labels import MAX_LABEL_LENGTH
+from portal.words.node_acts import OperationKind
 from portal.words.states import NodeState
 
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 
 
-class Reason(Closed):
+class ReasonBody(StrictSerializer):
     """Why, for the page of the node and for the audit trail."""
 
-    reason = Text(required=False, default="", allow_blank=True, max_length=500)
+    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
-class Return(Reason):
+class UncordonBody(ReasonBody):
     """Why, and whether unchecked."""
 
-    force = YesNo(
+    force = StrictBooleanField(
         required=False,
         default=False,
         help_text="At once, whatever a check would find, and also while it is silent.",
     )
 
 
-class Proof(Closed):
+class FenceBody(StrictSerializer):
     """How one knows."""
 
-    reason = Text(max_length=500, help_text="How you know that nothing of ours runs there any more.")
+    reason = StrictCharField(max_length=500, help_text="How you know that nothing of ours runs there any more.")
 
 
-class Labels(Closed):
+class NodeLabelsBody(StrictSerializer):
     """The labels of a node."""
 
     labels = serializers.DictField(
-        child=Text(max_length=LONGEST_LABEL), help_text="Key to value, as Kubernetes writes them."
+        child=StrictCharField(max_length=MAX_LABEL_LENGTH), help_text="Key to value, as Kubernetes writes them."
     )
-    reason = Text(required=False, default="", allow_blank=True, max_length=500)
+    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
-def _act(name: str, summary: str, detail: str, body: type[Closed] = Reason) -> Callable[[_Method], _Method]:
+def _node_action(name: str, summary: str, detail: str, body: type[StrictSerializer] = ReasonBody) -> Callable[[_Method], _Method]:
     return operation(
         name,
         summary,
         tag="cluster",
         scope=Scope.ADMIN,
         body=body,
-        answer=shapes.Node,
+        response=shapes.Node,
         idempotent=True,
-        refusals=(404,),
+        error_statuses=(404,),
         detail=detail,
     )
 
 
-class NodeActRoute(Route):
+class NodeActionView(ApiView):
     """What the routes that act on one node share."""
 
     @cached_property
     def node(self) -> Node:
         """The node of the address, by id or name."""
-        return one_of(nodes_for(self.person), self.kwargs["node"])
+        return get_by_key(list_nodes(self.user), self.kwargs["node"])
 
-    def acted(self) -> dict[str, Any]:
+    def action_response(self) -> dict[str, Any]:
         """The node as it stands after the act, also when it is retired now."""
-        row = nodes_by_id([self.node.pk]).get()
-        return shapes.node(row, holders_of(self.person, row.gpus.all()))
+        row = get_nodes_by_id([self.node.pk]).get()
+        return shapes.node(row, gpu_holders(self.user, row.gpus.all()))
 
-    def moved(self, state: NodeState) -> HttpResponse:
+    def set_state(self, state: NodeState) -> HttpResponse:
         """Sets its state, at most once per key."""
 
         def work() -> dict[str, Any]:
-            do_set_node_state(self.person, self.node, state, reason=self.body["reason"])
-            return self.acted()
+            do_set_node_state(self.user, self.node, state, reason=self.body["reason"])
+            return self.action_response()
 
-        return self.once(work, 200)
+        return self.idempotent_response(work, 200)
 
 
-@policy(Policy.ADMIN)
-class NodeCordonRoute(NodeActRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeCordonView(NodeActionView):
     """Taking no new work."""
 
-    @_act("nodes_cordon", "Cordon a node", "It takes no new work; what runs there stays. Repeatable.")
+    @_node_action("nodes_cordon", "Cordon a node", "It takes no new work; what runs there stays. Repeatable.")
     def post(self, request: Request, node: str) -> HttpResponse:
         """The node, cordoned."""
-        return self.moved(NodeState.CORDONED)
+        return self.set_state(NodeState.CORDONED)
 
 
-@policy(Policy.ADMIN)
-class NodeUncordonRoute(NodeActRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeUncordonView(NodeActionView):
     """Back into service."""
 
     @operation(
@@ -118,10 +118,10 @@ class NodeUncordonRoute(NodeActRoute):
         "Take a node back into service",
         tag="cluster",
         scope=Scope.ADMIN,
-        body=Return,
-        answer=shapes.ReturningNode,
+        body=UncordonBody,
+        response=shapes.ReturningNode,
         idempotent=True,
-        refusals=(404,),
+        error_statuses=(404,),
         detail="Also after a drain or a fence. The node is checked first, and takes work by itself once nothing is "
         "amiss: `check` says where that stands, under checks/{id}/. When something is, it stays as it is; `force` "
         "returns it all the same. Refused with `node_unreachable` while it does not answer (but with `force`), and "
@@ -132,17 +132,17 @@ class NodeUncordonRoute(NodeActRoute):
 
         def work() -> dict[str, Any]:
             said = self.body
-            check = do_return_node(self.person, self.node, reason=said["reason"], force=said["force"])
-            return self.acted() | {"check": check.public_id if check else None}
+            check = do_uncordon_node(self.user, self.node, reason=said["reason"], force=said["force"])
+            return self.action_response() | {"check": check.public_id if check else None}
 
-        return self.once(work, 200)
+        return self.idempotent_response(work, 200)
 
 
-@policy(Policy.ADMIN)
-class NodeTrustRoute(NodeActRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeClearQuarantineView(NodeActionView):
     """Trusting it again."""
 
-    @_act(
+    @_node_action(
         "nodes_trust",
         "Trust a node again",
         "One that was put aside takes new work at once, and its next time aside is short again. Repeatable.",
@@ -151,59 +151,59 @@ class NodeTrustRoute(NodeActRoute):
         """The node, trusted."""
 
         def work() -> dict[str, Any]:
-            do_trust_node(self.person, self.node, reason=self.body["reason"])
-            return self.acted()
+            do_clear_node_quarantine(self.user, self.node, reason=self.body["reason"])
+            return self.action_response()
 
-        return self.once(work, 200)
+        return self.idempotent_response(work, 200)
 
 
-@policy(Policy.ADMIN)
-class NodeDrainRoute(NodeActRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeDrainView(NodeActionView):
     """Emptying."""
 
-    @_act(
+    @_node_action(
         "nodes_drain",
         "Drain a node",
         "It takes no new work, and what runs there is asked to leave: those jobs wait again. Repeatable.",
     )
     def post(self, request: Request, node: str) -> HttpResponse:
         """The node, drained."""
-        return self.moved(NodeState.DRAINED)
+        return self.set_state(NodeState.DRAINED)
 
 
-@policy(Policy.ADMIN)
-class NodeRetireRoute(NodeActRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeRetireView(NodeActionView):
     """Taking out of the cluster."""
 
-    @_act("nodes_retire", "Retire a node", "Refused with `node_busy` while tasks hold its GPUs.")
+    @_node_action("nodes_retire", "Retire a node", "Refused with `node_busy` while tasks hold its GPUs.")
     def post(self, request: Request, node: str) -> HttpResponse:
         """The node, retired; from then on it is in no list."""
-        return self.moved(NodeState.RETIRED)
+        return self.set_state(NodeState.RETIRED)
 
 
-@policy(Policy.ADMIN)
-class NodeFenceRoute(NodeActRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeFenceView(NodeActionView):
     """An administrator's word that an unreachable node runs nothing of ours."""
 
-    @_act(
+    @_node_action(
         "nodes_fence",
         "Declare an unreachable node fenced",
         "Its tasks end, its GPUs are free, and jobs may start elsewhere, on your word alone. Refused with "
         "`node_reachable` while it answers.",
-        Proof,
+        FenceBody,
     )
     def post(self, request: Request, node: str) -> HttpResponse:
         """The node, cordoned with that reason."""
 
         def work() -> dict[str, Any]:
-            do_fence_node(self.person, self.node, reason=self.body["reason"])
-            return self.acted()
+            do_fence_node(self.user, self.node, reason=self.body["reason"])
+            return self.action_response()
 
-        return self.once(work, 200)
+        return self.idempotent_response(work, 200)
 
 
-@policy(Policy.ADMIN)
-class NodeLabelsRoute(NodeActRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeLabelsView(NodeActionView):
     """Where a node stands."""
 
     @operation(
@@ -211,19 +211,19 @@ class NodeLabelsRoute(NodeActRoute):
         "Set the labels of a node",
         tag="cluster",
         scope=Scope.ADMIN,
-        body=Labels,
-        answer=shapes.Node,
-        refusals=(404,),
+        body=NodeLabelsBody,
+        response=shapes.Node,
+        error_statuses=(404,),
         detail="All of them: those that are not named are taken away. What runs stays where it is.",
     )
     def put(self, request: Request, node: str) -> HttpResponse:
         """The node with these labels and no others."""
-        do_set_labels(self.person, self.node, self.body["labels"], reason=self.body["reason"])
-        return self.answer(self.acted())
+        do_set_labels(self.user, self.node, self.body["labels"], reason=self.body["reason"])
+        return self.json_response(self.action_response())
 
 
-@policy(Policy.ADMIN)
-class NodeTestRoute(NodeActRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeTestView(NodeActionView):
     """Testing the connection."""
 
     @operation(
@@ -231,74 +231,74 @@ class NodeTestRoute(NodeActRoute):
         "Test the connection of a node",
         tag="cluster",
         scope=Scope.ADMIN,
-        body=Nothing,
-        answer=shapes.NodeCheck,
+        body=EmptyBody,
+        response=shapes.NodeOperation,
         status=201,
         idempotent=True,
-        refusals=(404,),
+        error_statuses=(404,),
         detail="Its steps appear under checks/{id}/ as they finish.",
     )
     def post(self, request: Request, node: str) -> HttpResponse:
         """The test that has begun."""
-        return self.once(lambda: shapes.node_check(do_start_check(self.person, self.node)))
+        return self.idempotent_response(lambda: shapes.node_operation(do_start_connection_test(self.user, self.node)))
 
 
-def _order(name: str, summary: str, detail: str) -> Callable[[_Method], _Method]:
+def _node_operation(name: str, summary: str, detail: str) -> Callable[[_Method], _Method]:
     return operation(
         name,
         summary,
         tag="cluster",
         scope=Scope.ADMIN,
-        body=Nothing,
-        answer=shapes.NodeCheck,
+        body=EmptyBody,
+        response=shapes.NodeOperation,
         status=201,
         idempotent=True,
-        refusals=(404,),
+        error_statuses=(404,),
         detail=f"{detail} Its steps appear under checks/{{id}}/ as they finish; one that is under way is given "
         "instead of a second. Refused with `node_unreachable` while the node does not answer.",
     )
 
 
-class NodeOrderRoute(NodeActRoute):
+class BaseNodeOperationView(NodeActionView):
     """What the routes share that ask something of the node itself."""
 
-    def ordered(self, act: NodeAct) -> HttpResponse:
+    def start_operation(self, kind: OperationKind) -> HttpResponse:
         """The act, which its node carries out."""
-        return self.once(lambda: shapes.node_check(do_order(self.person, self.node, act)))
+        return self.idempotent_response(lambda: shapes.node_operation(do_request_operation(self.user, self.node, kind)))
 
 
-@policy(Policy.ADMIN)
-class NodeUpgradeRoute(NodeOrderRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeUpgradeView(BaseNodeOperationView):
     """Another agent."""
 
-    @_order("nodes_upgrade", "Upgrade the agent of a node", "What runs there goes on.")
+    @_node_operation("nodes_upgrade", "Upgrade the agent of a node", "What runs there goes on.")
     def post(self, request: Request, node: str) -> HttpResponse:
         """The upgrade that has begun."""
-        return self.ordered(NodeAct.UPGRADE)
+        return self.start_operation(OperationKind.UPGRADE)
 
 
-@policy(Policy.ADMIN)
-class NodePreflightRoute(NodeOrderRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeCheckView(BaseNodeOperationView):
     """A look at the machine."""
 
-    @_order("nodes_preflight", "Check what a node has and lacks", "A sentence for each thing it looked at.")
+    @_node_operation("nodes_preflight", "Check what a node has and lacks", "A sentence for each thing it looked at.")
     def post(self, request: Request, node: str) -> HttpResponse:
         """The check that has begun."""
-        return self.ordered(NodeAct.PREFLIGHT)
+        return self.start_operation(OperationKind.PREFLIGHT)
 
 
-@policy(Policy.ADMIN)
-class NodeTidyRoute(NodeOrderRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeGcView(BaseNodeOperationView):
     """Tidying up."""
 
-    @_order("nodes_gc", "Tidy up a node", "Removes what nothing needs any more, and says what.")
+    @_node_operation("nodes_gc", "Tidy up a node", "Removes what nothing needs any more, and says what.")
     def post(self, request: Request, node: str) -> HttpResponse:
         """The tidying that has begun."""
-        return self.ordered(NodeAct.GC)
+        return self.start_operation(OperationKind.GC)
 
 
-@policy(Policy.ADMIN)
-class RolloutsRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class AgentRolloutsView(ApiView):
     """Upgrading every node."""
 
     @operation(
@@ -306,8 +306,8 @@ class RolloutsRoute(Route):
         "Upgrade the agents of all nodes",
         tag="cluster",
         scope=Scope.ADMIN,
-        body=Nothing,
-        answer=shapes.Rollout,
+        body=EmptyBody,
+        response=shapes.AgentRollout,
         status=201,
         idempotent=True,
         detail="One node first, then some side by side, up to the first that fails. Nodes that do not answer, or "
@@ -316,11 +316,11 @@ class RolloutsRoute(Route):
     )
     def post(self, request: Request) -> HttpResponse:
         """The upgrade that has begun."""
-        return self.once(lambda: shapes.rollout(do_upgrade_all(self.person)))
+        return self.idempotent_response(lambda: shapes.agent_rollout(do_upgrade_all(self.user)))
 
 
-@policy(Policy.ADMIN)
-class RolloutRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class AgentRolloutView(ApiView):
     """One such upgrade."""
 
     @operation(
@@ -328,19 +328,19 @@ class RolloutRoute(Route):
         "Get an upgrade of all nodes",
         tag="cluster",
         scope=Scope.ADMIN,
-        answer=shapes.Rollout,
-        refusals=(404,),
+        response=shapes.AgentRollout,
+        error_statuses=(404,),
     )
     def get(self, request: Request, rollout: str) -> HttpResponse:
         """With every node and where it stands."""
-        row = Rollout.objects.filter(public_id=rollout).first()
+        row = AgentRollout.objects.filter(public_id=rollout).first()
         if row is None:
-            raise NotThere("There is no such upgrade.")
-        return self.answer(shapes.rollout(row))
+            raise NotFound("There is no such upgrade.")
+        return self.json_response(shapes.agent_rollout(row))
 
 
-@policy(Policy.ADMIN)
-class NodeCheckRoute(NodeActRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeOperationView(NodeActionView):
     """One act on a node, such as a connection test."""
 
     @operation(
@@ -348,19 +348,19 @@ class NodeCheckRoute(NodeActRoute):
         "Get a test, a check or an upgrade of a node",
         tag="cluster",
         scope=Scope.ADMIN,
-        answer=shapes.NodeCheck,
-        refusals=(404,),
+        response=shapes.NodeOperation,
+        error_statuses=(404,),
     )
-    def get(self, request: Request, node: str, check: str) -> HttpResponse:
+    def get(self, request: Request, node: str, operation_id: str) -> HttpResponse:
         """With the steps that have finished."""
-        row = self.node.checks.filter(public_id=check).first()
+        row = self.node.checks.filter(public_id=operation_id).first()
         if row is None:
-            raise NotThere("There is no such test of this node.")
-        return self.answer(shapes.node_check(row))
+            raise NotFound("There is no such test of this node.")
+        return self.json_response(shapes.node_operation(row))
 
 
-@policy(Policy.ADMIN)
-class GpuGiveBackRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class GpuReturnToServiceView(ApiView):
     """Giving a GPU back to the cluster."""
 
     @operation(
@@ -368,23 +368,23 @@ class GpuGiveBackRoute(Route):
         "Give back a GPU that was lost or in quarantine",
         tag="cluster",
         scope=Scope.ADMIN,
-        body=Reason,
-        answer=shapes.Gpu,
+        body=ReasonBody,
+        response=shapes.Gpu,
         idempotent=True,
-        refusals=(404,),
+        error_statuses=(404,),
         detail="It takes work again; one that its node names no more is forgotten. Refused with `gpu_lost` "
         "while the node says that it does not answer. Repeatable.",
     )
     def post(self, request: Request, uuid: str) -> HttpResponse:
         """The GPU as it stands now."""
-        row = gpus_for(self.person).filter(uuid=uuid).first()
+        row = list_gpus(self.user).filter(uuid=uuid).first()
         if row is None:
-            raise NotThere("There is no such GPU.")
+            raise NotFound("There is no such GPU.")
         found: Gpu = row
 
         def work() -> dict[str, Any]:
-            do_give_back_gpu(self.person, found, reason=self.body["reason"])
+            do_return_gpu_to_service(self.user, found, reason=self.body["reason"])
             now = Gpu.objects.select_related("node__pool").get(pk=found.pk)
-            return shapes.gpu(now, holders_of(self.person, [now]))
+            return shapes.gpu(now, gpu_holders(self.user, [now]))
 
-        return self.once(work, 200)
+        return self.idempotent_response(work, 200)

@@ -6,29 +6,29 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.bodies import Closed, Text, YesNo
-from portal.api.node_acts import NodeActRoute
-from portal.api.route import Route, operation
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer, StrictCharField, StrictBooleanField
+from portal.api.node_acts import NodeActionView
+from portal.api.route import ApiView, operation
 from portal.api.shapes import cluster as shapes
-from portal.selectors.machines import one_of, pools_for
-from portal.services.node_network import do_set_interface, do_set_node_network
+from portal.selectors.machines import get_by_key, list_pools
+from portal.services.node_network import do_set_interface, do_set_gang_fabric
 from portal.services.tokens import Scope
-from portal.words.fabric import MAX_DEVICES, Fabric
+from portal.words.fabric import MAX_DEVICES, GangFabric
 
 
-class NetworkBody(Closed):
+class NetworkBody(StrictSerializer):
     """The network of a pool's nodes."""
 
-    allow_node_network = YesNo(help_text="true: gangs on several nodes use the network of these nodes.")
-    fabric_interface = Text(
+    allow_node_network = StrictBooleanField(help_text="true: gangs on several nodes use the network of these nodes.")
+    fabric_interface = StrictCharField(
         required=False,
         default="",
         allow_blank=True,
         max_length=50,
         help_text="By this interface, or in this network (10.9.0.0/16), nodes reach each other; blank: as found.",
     )
-    fabric_network = Text(
+    fabric_network = StrictCharField(
         required=False,
         default="",
         allow_blank=True,
@@ -36,32 +36,32 @@ class NetworkBody(Closed):
         help_text="A network of the engine, made by you on each node; such tasks join it in place of their node's.",
     )
     fabric_devices = serializers.ListField(
-        child=Text(max_length=300),
+        child=StrictCharField(max_length=300),
         required=False,
         default=list,
         max_length=MAX_DEVICES,
         help_text="Devices that they get, or patterns, such as /dev/infiniband/uverbs*; with them they may lock "
         "memory.",
     )
-    fabric_adapters = Text(
+    fabric_adapters = StrictCharField(
         required=False,
         default="",
         allow_blank=True,
         max_length=200,
         help_text="What NCCL_IB_HCA says: mlx5_0.",
     )
-    reason = Text(required=False, default="", allow_blank=True, max_length=500)
+    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
-class InterfaceBody(Closed):
+class InterfaceBody(StrictSerializer):
     """The interface of a node."""
 
-    interface = Text(max_length=15, allow_blank=True, help_text="Its name; blank: the one its agent found.")
-    reason = Text(required=False, default="", allow_blank=True, max_length=500)
+    interface = StrictCharField(max_length=15, allow_blank=True, help_text="Its name; blank: the one its agent found.")
+    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
-@policy(Policy.ADMIN)
-class PoolNetworkRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class PoolNetworkView(ApiView):
     """Where gangs may use the network of nodes."""
 
     @operation(
@@ -70,19 +70,19 @@ class PoolNetworkRoute(Route):
         tag="cluster",
         scope=Scope.ADMIN,
         body=NetworkBody,
-        answer=shapes.Pool,
-        refusals=(404,),
+        response=shapes.Pool,
+        error_statuses=(404,),
         detail="Such tasks can reach what listens on their node, so they share none with a workspace of another "
         "project. What runs stays as it is; nodes that answer are asked to check whether they have what is named.",
     )
     def put(self, request: Request, pool: str) -> HttpResponse:
         """The pool as it stands then."""
-        row = one_of(pools_for(self.person), pool)
-        do_set_node_network(
-            self.person,
+        row = get_by_key(list_pools(self.user), pool)
+        do_set_gang_fabric(
+            self.user,
             row,
             allowed=self.body["allow_node_network"],
-            fabric=Fabric(
+            fabric=GangFabric(
                 self.body["fabric_interface"],
                 self.body["fabric_network"],
                 tuple(self.body["fabric_devices"]),
@@ -90,11 +90,11 @@ class PoolNetworkRoute(Route):
             ),
             reason=self.body["reason"],
         )
-        return self.answer(shapes.pool(one_of(pools_for(self.person), pool)))
+        return self.json_response(shapes.pool(get_by_key(list_pools(self.user), pool)))
 
 
-@policy(Policy.ADMIN)
-class NodeInterfaceRoute(NodeActRoute):
+@access_policy(AccessPolicy.ADMIN)
+class NodeInterfaceView(NodeActionView):
     """By which interface other nodes reach a node."""
 
     @operation(
@@ -103,11 +103,11 @@ class NodeInterfaceRoute(NodeActRoute):
         tag="cluster",
         scope=Scope.ADMIN,
         body=InterfaceBody,
-        answer=shapes.Node,
-        refusals=(404,),
+        response=shapes.Node,
+        error_statuses=(404,),
         detail="For gangs that start from now on.",
     )
     def put(self, request: Request, node: str) -> HttpResponse:
         """The node as it stands then."""
-        do_set_interface(self.person, self.node, self.body["interface"], reason=self.body["reason"])
-        return self.answer(self.acted())
+        do_set_interface(self.user, self.node, self.body["interface"], reason=self.body["reason"])
+        return self.json_response(self.action_response())

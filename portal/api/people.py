@@ -7,38 +7,38 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from portal import throttle
-from portal.access import Policy, policy, roles_of
-from portal.api.bodies import Closed, NonBlankText, Whole
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.access import AccessPolicy, access_policy, roles_by_project
+from portal.api.bodies import StrictSerializer, NonBlankCharField, StrictIntegerField
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import people as shapes
-from portal.selectors.projects import projects_for
-from portal.services.tokens import DEFAULT_DAYS, MAX_DAYS, Scope, do_create_token, do_revoke_token, tokens_for
+from portal.selectors.projects import list_projects
+from portal.services.tokens import DEFAULT_DAYS, MAX_DAYS, Scope, do_create_token, do_revoke_token, visible_tokens
 
 
-@policy(Policy.SIGNED_IN)
-class MeRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class CurrentUserView(ApiView):
     """The person who asks."""
 
-    @operation("me", "Who am I", tag="me", scope=Scope.READ, answer=shapes.Me)
+    @operation("me", "Who am I", tag="me", scope=Scope.READ, response=shapes.CurrentUser)
     def get(self, request: Request) -> HttpResponse:
         """Account, projects with roles, and the scopes of this way of asking."""
-        return self.answer(
-            shapes.me(self.person, list(projects_for(self.person)), roles_of(self.person), self.token)
+        return self.json_response(
+            shapes.current_user(self.user, list(list_projects(self.user)), roles_by_project(self.user), self.token)
         )
 
 
-class TokenBody(Closed):
+class NewTokenBody(StrictSerializer):
     """A new token."""
 
-    name = NonBlankText(max_length=100)
+    name = NonBlankCharField(max_length=100)
     scopes = serializers.ListField(
         child=serializers.ChoiceField(shapes.SCOPES), allow_empty=False, max_length=len(shapes.SCOPES)
     )
-    days = Whole(required=False, default=DEFAULT_DAYS, min_value=1, max_value=MAX_DAYS)
+    days = StrictIntegerField(required=False, default=DEFAULT_DAYS, min_value=1, max_value=MAX_DAYS)
 
 
-@policy(Policy.SIGNED_IN)
-class TokensRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class TokensView(ApiView):
     """One's own tokens."""
 
     @operation(
@@ -46,37 +46,37 @@ class TokensRoute(Route):
         "List my tokens",
         tag="tokens",
         scope=Scope.READ,
-        query=PageQuery,
-        answer=page_of(shapes.Token),
+        query=ListQuery,
+        response=list_schema(shapes.Token),
         detail="Asked with a token: those that have no scope it lacks.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first, revoked and expired ones included."""
-        return self.page(tokens_for(self.person, self.token), shapes.token)
+        return self.paginated_response(visible_tokens(self.user, self.token), shapes.token)
 
     @operation(
         "tokens_create",
         "Make a token",
         tag="tokens",
         scope=Scope.TOKENS,
-        body=TokenBody,
-        answer=shapes.NewToken,
+        body=NewTokenBody,
+        response=shapes.NewToken,
         status=201,
-        rate=throttle.TOKENS,
-        refusals=[409],
+        rate=throttle.TOKEN_CREATIONS,
+        error_statuses=[409],
         detail="The answer holds the token's text, this once. A token makes none stronger than itself.",
     )
     def post(self, request: Request) -> HttpResponse:
         """Shows the secret once."""
         scopes = {Scope(word) for word in self.body["scopes"]}
         row, text = do_create_token(
-            self.person, name=self.body["name"].strip(), scopes=scopes, days=self.body["days"], by=self.token
+            self.user, name=self.body["name"].strip(), scopes=scopes, days=self.body["days"], by=self.token
         )
-        return self.answer({**shapes.token(row), "token": text}, 201)
+        return self.json_response({**shapes.token(row), "token": text}, 201)
 
 
-@policy(Policy.SIGNED_IN)
-class TokenRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class TokenView(ApiView):
     """One of one's own tokens."""
 
     @operation(
@@ -84,12 +84,12 @@ class TokenRoute(Route):
         "Revoke a token",
         tag="tokens",
         scope=Scope.TOKENS,
-        answer=None,
+        response=None,
         status=204,
-        refusals=[404],
+        error_statuses=[404],
         detail="It stops working at once. A token revokes none that has a scope it lacks.",
     )
     def delete(self, request: Request, token: str) -> HttpResponse:
         """It stops working at once."""
-        do_revoke_token(self.person, token, by=self.token)
-        return self.done()
+        do_revoke_token(self.user, token, by=self.token)
+        return self.no_content()

@@ -10,25 +10,25 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy, require_admin
-from portal.api.bodies import Closed, Text
-from portal.api.route import Route, operation
-from portal.api.shapes.words import Named, named
-from portal.errors import Stale
+from portal.access import AccessPolicy, access_policy, require_admin
+from portal.api.bodies import StrictSerializer, StrictCharField
+from portal.api.route import ApiView, operation
+from portal.api.shapes.words import Reference, reference
+from portal.errors import PreconditionFailed
 from portal.models import NodePool
-from portal.selectors.policy import PolicySheet, policy_sheet
-from portal.selectors.projects import pool_for
+from portal.selectors.policy import SettingsSheet, settings_sheet
+from portal.selectors.projects import get_pool
 from portal.services.policy import do_change_policy
 from portal.services.tokens import Scope
-from portal.words.knobs import CHOICES, KNOBS, knob_names
+from portal.words.knobs import CHOICE_SETTINGS, NUMBER_SETTINGS, setting_names
 
 
-def knobs_field(names: Collection[str]) -> serializers.Field[Any, Any, Any, Any]:
+def settings_field(names: Collection[str]) -> serializers.Field[Any, Any, Any, Any]:
     """Return a field of values by name, described with the range of each."""
     shape = {
         "type": "object",
         "description": "Values by name; null gives up the own value, so that the inherited one holds.",
-        "properties": {name: _value_shape(name) for name in names},
+        "properties": {name: _value_schema(name) for name in names},
         "additionalProperties": False,
     }
     field = type("Knobs", (serializers.DictField,), {"child": serializers.JSONField(allow_null=True)})
@@ -36,29 +36,29 @@ def knobs_field(names: Collection[str]) -> serializers.Field[Any, Any, Any, Any]
     return described
 
 
-def _value_shape(name: str) -> dict[str, Any]:
-    if name in CHOICES:
-        return {"enum": [*CHOICES[name].options, None], "description": CHOICES[name].sentence}
-    knob = KNOBS[name]
+def _value_schema(name: str) -> dict[str, Any]:
+    if name in CHOICE_SETTINGS:
+        return {"enum": [*CHOICE_SETTINGS[name].options, None], "description": CHOICE_SETTINGS[name].description}
+    knob = NUMBER_SETTINGS[name]
     kind = "integer" if isinstance(knob.default, int) else "number"
-    bounds = {"minimum": knob.low, "maximum": knob.high}
-    return {"type": [kind, "null"], **bounds, "description": knob.sentence}
+    bounds = {"minimum": knob.minimum, "maximum": knob.maximum}
+    return {"type": [kind, "null"], **bounds, "description": knob.description}
 
 
-class PolicyBody(Closed):
+class PolicyBody(StrictSerializer):
     """Changes of the cluster's policy."""
 
-    knobs = knobs_field(knob_names())
-    reason = Text(required=False, max_length=500, allow_blank=True, default="", help_text="Why; audited.")
+    knobs = settings_field(setting_names())
+    reason = StrictCharField(required=False, max_length=500, allow_blank=True, default="", help_text="Why; audited.")
 
 
 class PoolPolicyBody(PolicyBody):
     """Changes of a pool's policy."""
 
-    knobs = knobs_field(knob_names(per_pool=True))
+    knobs = settings_field(setting_names(per_pool=True))
 
 
-class Knob(serializers.Serializer[Any]):
+class PolicySetting(serializers.Serializer[Any]):
     """One knob as it stands."""
 
     name = serializers.CharField()
@@ -74,111 +74,111 @@ class Knob(serializers.Serializer[Any]):
     sentence = serializers.CharField()
 
 
-class PolicyOut(serializers.Serializer[Any]):
+class PolicyDocument(serializers.Serializer[Any]):
     """The knobs of the cluster, or of one pool."""
 
-    pool = Named(allow_null=True, help_text="null: the cluster's.")
+    pool = Reference(allow_null=True, help_text="null: the cluster's.")
     version = serializers.IntegerField()
     etag = serializers.CharField()
-    knobs = Knob(many=True)
+    knobs = PolicySetting(many=True)
 
 
-def shown(sheet: PolicySheet) -> dict[str, Any]:
+def serialize_policy(sheet: SettingsSheet) -> dict[str, Any]:
     """A sheet of knobs as JSON."""
     return {
-        "pool": named(sheet.pool),
+        "pool": reference(sheet.pool),
         "version": sheet.version,
         "etag": sheet.etag,
         "knobs": [
             {
                 "name": knob.name,
                 "value": knob.value,
-                "own": knob.own,
-                "inherited": knob.inherited,
+                "own": knob.own_value,
+                "inherited": knob.inherited_value,
                 "inherited_from": "cluster" if knob.from_cluster else "default",
                 "default": knob.default,
                 "unit": knob.unit,
                 "low": knob.bounds[0] if knob.bounds else None,
                 "high": knob.bounds[1] if knob.bounds else None,
                 "options": list(knob.options),
-                "sentence": knob.sentence,
+                "sentence": knob.description,
             }
-            for knob in sheet.knobs
+            for knob in sheet.settings
         ],
     }
 
 
-class PolicyDoor(Route):
+class BasePolicyView(ApiView):
     """What both routes share."""
 
-    def sheet(self, pool: NodePool | None) -> HttpResponse:
+    def policy_response(self, pool: NodePool | None) -> HttpResponse:
         """What stands, with its ETag."""
-        sheet = policy_sheet(pool)
-        return self.answer(shown(sheet), headers={"ETag": sheet.etag})
+        sheet = settings_sheet(pool)
+        return self.json_response(serialize_policy(sheet), headers={"ETag": sheet.etag})
 
-    def turned(self, pool: NodePool | None) -> HttpResponse:
+    def update_policy(self, pool: NodePool | None) -> HttpResponse:
         """Turns knobs, if they are still as the editor saw them."""
-        require_admin(self.person, "change the policy")
-        sheet = policy_sheet(pool)
+        require_admin(self.user, "change the policy")
+        sheet = settings_sheet(pool)
         if not self.if_match(sheet.etag):
-            raise self._stale(pool)
+            raise self._stale_error(pool)
         try:
             do_change_policy(
-                self.person,
+                self.user,
                 pool,
                 self.body.get("knobs", {}),
                 version=sheet.version,
                 reason=self.body["reason"],
             )
-        except Stale as lost:
-            raise self._stale(pool) from lost
-        return self.sheet(pool)
+        except PreconditionFailed as lost:
+            raise self._stale_error(pool) from lost
+        return self.policy_response(pool)
 
-    def _stale(self, pool: NodePool | None) -> Stale:
-        return Stale(
+    def _stale_error(self, pool: NodePool | None) -> PreconditionFailed:
+        return PreconditionFailed(
             "Somebody else changed the policy while you were editing it.",
-            facts={"current": shown(policy_sheet(pool))},
+            details={"current": serialize_policy(settings_sheet(pool))},
         )
 
 
-_READ: dict[str, Any] = {"tag": "policy", "scope": Scope.READ, "answer": PolicyOut}
+_READ: dict[str, Any] = {"tag": "policy", "scope": Scope.READ, "answer": PolicyDocument}
 _WRITE: dict[str, Any] = {
     "tag": "policy",
     "scope": Scope.ADMIN,
-    "answer": PolicyOut,
+    "answer": PolicyDocument,
     "if_match": True,
     "detail": "Only the knobs that are named are turned. Effective at the next scheduling cycle. A value outside "
     "its range is refused with the knob named, and nothing is changed.",
 }
 
 
-@policy(Policy.SIGNED_IN)
-class ClusterPolicyRoute(PolicyDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ClusterPolicyView(BasePolicyView):
     """The knobs of the cluster."""
 
     @operation("policy_get", "Get the policy of the cluster", **_READ)
     def get(self, request: Request) -> HttpResponse:
         """With its ETag."""
-        return self.sheet(None)
+        return self.policy_response(None)
 
     @operation("policy_change", "Change the policy of the cluster", body=PolicyBody, **_WRITE)
     def patch(self, request: Request) -> HttpResponse:
         """Only the knobs given."""
-        return self.turned(None)
+        return self.update_policy(None)
 
 
-@policy(Policy.SIGNED_IN)
-class PoolPolicyRoute(PolicyDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class PoolPolicyView(BasePolicyView):
     """The knobs of a pool: what it turns otherwise than the cluster."""
 
-    @operation("pool_policy_get", "Get the policy of a pool", refusals=[404], **_READ)
+    @operation("pool_policy_get", "Get the policy of a pool", error_statuses=[404], **_READ)
     def get(self, request: Request, pool: str) -> HttpResponse:
         """With its ETag."""
-        return self.sheet(pool_for(pool))
+        return self.policy_response(get_pool(pool))
 
     @operation(
-        "pool_policy_change", "Change the policy of a pool", body=PoolPolicyBody, refusals=[404], **_WRITE
+        "pool_policy_change", "Change the policy of a pool", body=PoolPolicyBody, error_statuses=[404], **_WRITE
     )
     def patch(self, request: Request, pool: str) -> HttpResponse:
         """Only the knobs given."""
-        return self.turned(pool_for(pool))
+        return self.update_policy(get_pool(pool))

@@ -14,7 +14,7 @@ from django.http import Http404, HttpResponse, JsonResponse
 from redis.exceptions import RedisError
 from rest_framework import exceptions
 
-from portal.errors import FairwayError, Invalid, MalformedRequest, SignInNeeded, Unavailable
+from portal.errors import FairwayError, InvalidRequest, MalformedRequest, Unauthenticated, ServiceUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ CODES = {
     500: "internal",
     503: "unavailable",
 }
-SENTENCES = {
+MESSAGES = {
     400: "The request could not be understood.",
     403: "This is not allowed.",
     404: "There is nothing here under that name.",
@@ -44,13 +44,13 @@ SENTENCES = {
 }
 
 
-def problem(
+def problem_response(
     status: int,
     code: str,
-    sentence: str,
+    message: str,
     *,
     errors: list[dict[str, str]] | None = None,
-    facts: Mapping[str, Any] | None = None,
+    details: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> HttpResponse:
     """One problem+json answer."""
@@ -58,74 +58,74 @@ def problem(
         "type": f"urn:fairway:problem:{code}",
         "title": http.HTTPStatus(status).phrase,
         "status": status,
-        "detail": sentence,
+        "detail": message,
         "code": code,
     }
     if errors:
         body["errors"] = errors
-    if facts:
-        body["facts"] = dict(facts)
+    if details:
+        body["facts"] = dict(details)
     answer = JsonResponse(body, status=status, headers=dict(headers or {}), content_type=MEDIA_TYPE)
     answer["Cache-Control"] = "no-store"
     return answer
 
 
-def answer_for(failure: Exception) -> HttpResponse | None:
+def response_for(failure: Exception) -> HttpResponse | None:
     """The answer to an exception raised while serving; None for one that nobody foresaw."""
     match failure:
         case FairwayError():
-            return _refused(failure)
+            return _error_response(failure)
         case exceptions.ValidationError():
             errors = list(_field_errors(failure.detail))
             sentence = " ".join(dict.fromkeys(error["sentence"] for error in errors))
-            return problem(400, "invalid", sentence or "The request is not valid.", errors=errors)
+            return problem_response(400, "invalid", sentence or "The request is not valid.", errors=errors)
         case exceptions.Throttled():
             wait_s = max(1, math.ceil(getattr(failure, "wait", None) or 1))
             sentence = f"Too many requests. Try again in {wait_s} s."
-            return problem(429, CODES[429], sentence, headers={"Retry-After": str(wait_s)})
+            return problem_response(429, CODES[429], sentence, headers={"Retry-After": str(wait_s)})
         case exceptions.APIException():
             code = CODES.get(failure.status_code, "error")
             if isinstance(failure, exceptions.ParseError):
                 code = "malformed"
-            return problem(failure.status_code, code, str(failure.detail))
+            return problem_response(failure.status_code, code, str(failure.detail))
         case Http404():
-            return problem(404, CODES[404], SENTENCES[404])
+            return problem_response(404, CODES[404], MESSAGES[404])
         case PermissionDenied():
-            return problem(403, CODES[403], SENTENCES[403])
+            return problem_response(403, CODES[403], MESSAGES[403])
         case RequestDataTooBig():
-            return problem(413, CODES[413], SENTENCES[413])
+            return problem_response(413, CODES[413], MESSAGES[413])
         case SuspiciousOperation():
-            return problem(400, CODES[400], SENTENCES[400])
+            return problem_response(400, CODES[400], MESSAGES[400])
         case OperationalError() | InterfaceError():
             log.warning("the database does not answer: %s", failure)
-            return _refused(Unavailable("The database does not answer. Try again in a moment."))
+            return _error_response(ServiceUnavailable("The database does not answer. Try again in a moment."))
         case RedisError():
             log.warning("Redis does not answer: %s", failure)
-            return _refused(Unavailable("Redis does not answer. Try again in a moment."))
+            return _error_response(ServiceUnavailable("Redis does not answer. Try again in a moment."))
     return None
 
 
-def bare(status: int) -> HttpResponse:
+def response_for_status(status: int) -> HttpResponse:
     """The problem for a status that came without a reason of ours, such as Django's own 400 or 500."""
     code = CODES.get(status, "error")
-    return problem(status, code, SENTENCES.get(status, http.HTTPStatus(status).phrase + "."))
+    return problem_response(status, code, MESSAGES.get(status, http.HTTPStatus(status).phrase + "."))
 
 
-def _refused(refusal: FairwayError) -> HttpResponse:
+def _error_response(refusal: FairwayError) -> HttpResponse:
     headers: dict[str, str] = {}
     if refusal.retry_after_s is not None:
         headers["Retry-After"] = str(refusal.retry_after_s)
-    if isinstance(refusal, SignInNeeded):
+    if isinstance(refusal, Unauthenticated):
         headers["WWW-Authenticate"] = 'Bearer realm="fairway"'
-        if refusal.code != SignInNeeded.code:
+        if refusal.code != Unauthenticated.code:
             headers["WWW-Authenticate"] += ', error="invalid_token"'
     errors = None
-    if isinstance(refusal, Invalid) and refusal.fields:
-        errors = [_error(field, refusal.code, sentence) for field, sentence in refusal.fields.items()]
+    if isinstance(refusal, InvalidRequest) and refusal.fields:
+        errors = [_field_error(field, refusal.code, sentence) for field, sentence in refusal.fields.items()]
     shapeless = isinstance(refusal, MalformedRequest)
-    status = UNPROCESSABLE if isinstance(refusal, Invalid) and not shapeless else refusal.status
-    return problem(
-        status, refusal.code, refusal.sentence, errors=errors, facts=refusal.facts, headers=headers
+    status = UNPROCESSABLE if isinstance(refusal, InvalidRequest) and not shapeless else refusal.status
+    return problem_response(
+        status, refusal.code, refusal.message, errors=errors, details=refusal.details, headers=headers
     )
 
 
@@ -140,8 +140,8 @@ def _field_errors(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
         for inner in detail:
             yield from _field_errors(inner, path)
     else:
-        yield _error(path, str(getattr(detail, "code", "invalid")), str(detail))
+        yield _field_error(path, str(getattr(detail, "code", "invalid")), str(detail))
 
 
-def _error(field: str, code: str, sentence: str) -> dict[str, str]:
-    return {"field": field, "code": code, "sentence": sentence}
+def _field_error(field: str, code: str, message: str) -> dict[str, str]:
+    return {"field": field, "code": code, "sentence": message}

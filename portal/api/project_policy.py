@@ -8,33 +8,33 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, Verb, policy, require
-from portal.api.policy import PolicyBody, knobs_field
-from portal.api.route import Route, operation
-from portal.api.shapes.idle import IdleRuleOut, rule
-from portal.api.shapes.words import Named, named
-from portal.errors import Stale
+from portal.access import AccessPolicy, Permission, access_policy, require_permission
+from portal.api.policy import PolicyBody, settings_field
+from portal.api.route import ApiView, operation
+from portal.api.shapes.idle import IdleSettingDetail, idle_setting
+from portal.api.shapes.words import Reference, reference
+from portal.errors import PreconditionFailed
 from portal.models import Project
-from portal.selectors.project_policy import ProjectSheet, project_sheet
-from portal.selectors.projects import project_for
+from portal.selectors.project_policy import ProjectSettingsSheet, project_settings_sheet
+from portal.selectors.projects import get_project
 from portal.services.policy import do_change_policy
 from portal.services.tokens import Scope
-from portal.words.knobs import knob_names
+from portal.words.knobs import setting_names
 
 
 class ProjectPolicyBody(PolicyBody):
     """Changes of a project's policy."""
 
-    knobs = knobs_field(knob_names(per_project=True))
+    knobs = settings_field(setting_names(per_project=True))
 
 
-class PoolRule(IdleRuleOut):
+class ProjectPoolSetting(IdleSettingDetail):
     """A knob as it holds for the project in one pool."""
 
-    pool = Named()
+    pool = Reference()
 
 
-class ProjectKnobOut(serializers.Serializer[Any]):
+class ProjectSetting(serializers.Serializer[Any]):
     """One knob of a project."""
 
     name = serializers.CharField()
@@ -42,38 +42,38 @@ class ProjectKnobOut(serializers.Serializer[Any]):
     room = serializers.JSONField(
         help_text="The least strict value that would count in some pool; null: no pool."
     )
-    pools = PoolRule(many=True)
+    pools = ProjectPoolSetting(many=True)
 
 
-class ProjectPolicyOut(serializers.Serializer[Any]):
+class ProjectPolicyDocument(serializers.Serializer[Any]):
     """The knobs that a project may hold otherwise than its pools."""
 
-    project = Named()
+    project = Reference()
     version = serializers.IntegerField()
     etag = serializers.CharField()
-    knobs = ProjectKnobOut(many=True)
+    knobs = ProjectSetting(many=True)
 
 
-def shown(sheet: ProjectSheet) -> dict[str, Any]:
+def serialize_project_policy(sheet: ProjectSettingsSheet) -> dict[str, Any]:
     """A sheet of knobs as JSON."""
     return {
-        "project": named(sheet.project),
+        "project": reference(sheet.project),
         "version": sheet.version,
         "etag": sheet.etag,
         "knobs": [
             {
                 "name": knob.name,
-                "own": knob.own,
-                "room": knob.room,
-                "pools": [rule(each) | {"pool": named(each.pool)} for each in knob.rules],
+                "own": knob.own_value,
+                "room": knob.loosest_effective,
+                "pools": [idle_setting(each) | {"pool": reference(each.pool)} for each in knob.rules],
             }
-            for knob in sheet.knobs
+            for knob in sheet.settings
         ],
     }
 
 
-@policy(Policy.SIGNED_IN)
-class ProjectPolicyRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ProjectPolicyView(ApiView):
     """The knobs of a project."""
 
     @operation(
@@ -81,12 +81,12 @@ class ProjectPolicyRoute(Route):
         "Get what a project holds of idle workspaces",
         tag="policy",
         scope=Scope.READ,
-        answer=ProjectPolicyOut,
-        refusals=[404],
+        response=ProjectPolicyDocument,
+        error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """With its ETag."""
-        return self._sheet(project_for(self.person, project))
+        return self._policy_response(get_project(self.user, project))
 
     @operation(
         "project_policy_change",
@@ -94,33 +94,33 @@ class ProjectPolicyRoute(Route):
         tag="policy",
         scope=Scope.PROJECTS,
         body=ProjectPolicyBody,
-        answer=ProjectPolicyOut,
+        response=ProjectPolicyDocument,
         if_match=True,
-        refusals=[404],
+        error_statuses=[404],
         detail="For managers of the project and administrators. Only the knobs that are named are turned; they "
         "count from the next look at workspaces on, for the projects below, too. A value less strict than any pool "
         "or a project above lets it have is refused, and nothing is changed.",
     )
     def patch(self, request: Request, project: str) -> HttpResponse:
         """Only the knobs given."""
-        row = project_for(self.person, project)
-        require(self.person, Verb.MANAGE, row)
-        sheet = project_sheet(row)
+        row = get_project(self.user, project)
+        require_permission(self.user, Permission.MANAGE, row)
+        sheet = project_settings_sheet(row)
         if not self.if_match(sheet.etag):
-            raise self._stale(row)
+            raise self._stale_error(row)
         knobs, reason = self.body.get("knobs", {}), self.body["reason"]
         try:
-            do_change_policy(self.person, row, knobs, version=sheet.version, reason=reason)
-        except Stale as lost:
-            raise self._stale(row) from lost
-        return self._sheet(row)
+            do_change_policy(self.user, row, knobs, version=sheet.version, reason=reason)
+        except PreconditionFailed as lost:
+            raise self._stale_error(row) from lost
+        return self._policy_response(row)
 
-    def _sheet(self, project: Project) -> HttpResponse:
-        sheet = project_sheet(project)
-        return self.answer(shown(sheet), headers={"ETag": sheet.etag})
+    def _policy_response(self, project: Project) -> HttpResponse:
+        sheet = project_settings_sheet(project)
+        return self.json_response(serialize_project_policy(sheet), headers={"ETag": sheet.etag})
 
-    def _stale(self, project: Project) -> Stale:
-        return Stale(
+    def _stale_error(self, project: Project) -> PreconditionFailed:
+        return PreconditionFailed(
             "Somebody else changed the policy while you were editing it.",
-            facts={"current": shown(project_sheet(project))},
+            details={"current": serialize_project_policy(project_settings_sheet(project))},
         )

@@ -10,22 +10,22 @@ from django.utils import timezone
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, Verb, policy, require, roles_of, visible_projects
+from portal.access import AccessPolicy, Permission, access_policy, require_permission, roles_by_project, visible_projects
 from portal.api import cursors
-from portal.api.bodies import Closed, Flag, Name, Text, YesNo
+from portal.api.bodies import StrictSerializer, QueryBooleanField, NameField, StrictCharField, StrictBooleanField
 from portal.api.cursors import Order
-from portal.api.job_choice import JobChoiceFields, choice_of
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.api.job_choice import AffectedJobsFields, parse_job_choice
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import projects as shapes
 from portal.api.shapes.people import ROLES
-from portal.errors import Invalid, NotThere
+from portal.errors import InvalidRequest, NotFound
 from portal.models import Project, User
 from portal.selectors.projects import (
-    counts_of,
-    members_of,
-    person_for,
-    project_for,
-    projects_for,
+    project_counts,
+    list_members,
+    get_user,
+    get_project,
+    list_projects,
 )
 from portal.services.projects import (
     do_change_project,
@@ -37,34 +37,34 @@ from portal.services.tokens import Scope
 from portal.words.states import Role
 
 
-class ProjectsQuery(PageQuery):
+class ProjectsQuery(ListQuery):
     """Which projects."""
 
-    archived = Flag(required=False, default=False)
-    search = Text(required=False, max_length=100)
+    archived = QueryBooleanField(required=False, default=False)
+    search = StrictCharField(required=False, max_length=100)
 
 
-class ProjectBody(Closed):
+class ProjectBody(StrictSerializer):
     """A new project."""
 
-    name = Name()
-    title = Text(required=False, max_length=200, allow_blank=True, default="")
-    parent = Text(  # type: ignore[assignment]
+    name = NameField()
+    title = StrictCharField(required=False, max_length=200, allow_blank=True, default="")
+    parent = StrictCharField(  # type: ignore[assignment]
         required=False, allow_null=True, default=None, max_length=63, help_text="Id or name."
     )
 
 
-class ProjectPatch(JobChoiceFields):
+class ProjectChangeBody(AffectedJobsFields):
     """Changes of a project."""
 
-    name = Name(required=False)
-    title = Text(required=False, max_length=200, allow_blank=True)
-    parent = Text(  # type: ignore[assignment]
+    name = NameField(required=False)
+    title = StrictCharField(required=False, max_length=200, allow_blank=True)
+    parent = StrictCharField(  # type: ignore[assignment]
         required=False, allow_null=True, max_length=63, help_text="Id or name; null: top level."
     )
-    archived = YesNo(required=False)
+    archived = StrictBooleanField(required=False)
     egress_allow = serializers.ListField(
-        child=Text(max_length=60),
+        child=StrictCharField(max_length=60),
         required=False,
         max_length=200,
         help_text="Where jobs may connect while the policy `egress` is listed: `10.1.0.0/16`, `10.1.2.3 443`, "
@@ -73,30 +73,30 @@ class ProjectPatch(JobChoiceFields):
     )
 
 
-class MemberBody(JobChoiceFields):
+class MemberBody(AffectedJobsFields):
     """A role; a viewer runs no jobs."""
 
     role = serializers.ChoiceField(ROLES)
 
 
-def parent_of(person: User, key: str | None) -> Project | None:
+def find_parent(user: User, key: str | None) -> Project | None:
     """The visible project a body names as parent; a field error otherwise."""
     if key is None:
         return None
-    found = visible_projects(person).filter(Q(public_id=key) | Q(name=key)).first()
+    found = visible_projects(user).filter(Q(public_id=key) | Q(name=key)).first()
     if found is None:
-        raise Invalid(fields={"parent": "There is no such project."})
+        raise InvalidRequest(fields={"parent": "There is no such project."})
     return found
 
 
-def shown(person: User, key: str) -> dict[str, Any]:
+def serialize_current(user: User, key: str) -> dict[str, Any]:
     """A project as it stands now, for an answer."""
-    row = project_for(person, key)
-    return shapes.project(row, roles_of(person).get(row.pk), counts_of([row])[row.pk])
+    row = get_project(user, key)
+    return shapes.project(row, roles_by_project(user).get(row.pk), project_counts([row])[row.pk])
 
 
-@policy(Policy.SIGNED_IN)
-class ProjectsRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ProjectsView(ApiView):
     """The projects one may see."""
 
     @operation(
@@ -105,20 +105,20 @@ class ProjectsRoute(Route):
         tag="projects",
         scope=Scope.READ,
         query=ProjectsQuery,
-        answer=page_of(shapes.Project),
+        response=list_schema(shapes.Project),
     )
     def get(self, request: Request) -> HttpResponse:
         """By name."""
-        roles = roles_of(self.person)
-        rows = projects_for(self.person, archived=self.query["archived"])
+        roles = roles_by_project(self.user)
+        rows = list_projects(self.user, archived=self.query["archived"])
         if "search" in self.query:
             text = self.query["search"]
             rows = rows.filter(Q(name__icontains=text) | Q(title__icontains=text))
         found: list[Project] = []
-        page = cursors.page(request, rows, Order("name"), self.query, found.append)
-        counts = counts_of(found)
+        page = cursors.paginate(request, rows, Order("name"), self.query, found.append)
+        counts = project_counts(found)
         items = [shapes.project(row, roles.get(row.pk), counts[row.pk]) for row in found]
-        return self.answer({**page, "items": items})
+        return self.json_response({**page, "items": items})
 
     @operation(
         "projects_create",
@@ -126,7 +126,7 @@ class ProjectsRoute(Route):
         tag="projects",
         scope=Scope.PROJECTS,
         body=ProjectBody,
-        answer=shapes.Project,
+        response=shapes.Project,
         status=201,
         idempotent=True,
         detail="Administrators make top-level projects; managers make projects below their own.",
@@ -135,17 +135,17 @@ class ProjectsRoute(Route):
         """The new project."""
 
         def work() -> dict[str, Any]:
-            parent = parent_of(self.person, self.body["parent"])
+            parent = find_parent(self.user, self.body["parent"])
             row = do_create_project(
-                self.person, name=self.body["name"], title=self.body["title"], parent=parent
+                self.user, name=self.body["name"], title=self.body["title"], parent=parent
             )
-            return shown(self.person, row.public_id)
+            return serialize_current(self.user, row.public_id)
 
-        return self.once(work)
+        return self.idempotent_response(work)
 
 
-@policy(Policy.SIGNED_IN)
-class ProjectRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ProjectView(ApiView):
     """One project."""
 
     @operation(
@@ -153,39 +153,39 @@ class ProjectRoute(Route):
         "Get a project",
         tag="projects",
         scope=Scope.READ,
-        answer=shapes.Project,
-        refusals=[404],
+        response=shapes.Project,
+        error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """By id or name."""
-        return self.answer(shown(self.person, project))
+        return self.json_response(serialize_current(self.user, project))
 
     @operation(
         "projects_change",
         "Change a project",
         tag="projects",
         scope=Scope.PROJECTS,
-        body=ProjectPatch,
+        body=ProjectChangeBody,
         partial=True,
-        answer=shapes.Project,
-        refusals=[404, 409],
+        response=shapes.Project,
+        error_statuses=[404, 409],
         detail="Managers change the title; administrators also rename, move and archive, and set "
         "`egress_allow`.",
     )
     def patch(self, request: Request, project: str) -> HttpResponse:
         """The project as it stands then."""
-        row = project_for(self.person, project)
-        changes = {key: value for key, value in self.body.items() if key not in JobChoiceFields().fields}
+        row = get_project(self.user, project)
+        changes = {key: value for key, value in self.body.items() if key not in AffectedJobsFields().fields}
         if "parent" in changes:
-            changes["parent"] = parent_of(self.person, changes["parent"])
+            changes["parent"] = find_parent(self.user, changes["parent"])
         if "archived" in changes:
             changes["archived_at"] = timezone.now() if changes.pop("archived") else None
-        do_change_project(self.person, row, choice=choice_of(self.body), **changes)
-        return self.answer(shown(self.person, row.public_id))
+        do_change_project(self.user, row, choice=parse_job_choice(self.body), **changes)
+        return self.json_response(serialize_current(self.user, row.public_id))
 
 
-@policy(Policy.SIGNED_IN)
-class MembersRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class MembersView(ApiView):
     """Who belongs to a project."""
 
     @operation(
@@ -193,18 +193,18 @@ class MembersRoute(Route):
         "List a project's members",
         tag="projects",
         scope=Scope.READ,
-        query=PageQuery,
-        answer=page_of(shapes.Member),
-        refusals=[404],
+        query=ListQuery,
+        response=list_schema(shapes.Member),
+        error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """Direct members, by user name."""
-        row = project_for(self.person, project)
-        return self.page(members_of(row), shapes.member, Order("user__username"))
+        row = get_project(self.user, project)
+        return self.paginated_response(list_members(row), shapes.member, Order("user__username"))
 
 
-@policy(Policy.SIGNED_IN)
-class MemberRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class MemberView(ApiView):
     """One person's role in a project."""
 
     @operation(
@@ -213,35 +213,35 @@ class MemberRoute(Route):
         tag="projects",
         scope=Scope.PROJECTS,
         body=MemberBody,
-        answer=shapes.Member,
-        refusals=[404],
+        response=shapes.Member,
+        error_statuses=[404],
     )
-    def put(self, request: Request, project: str, person: str) -> HttpResponse:
+    def put(self, request: Request, project: str, user: str) -> HttpResponse:
         """Adds the person, or changes their role."""
-        row = project_for(self.person, project)
-        require(self.person, Verb.MANAGE, row)
+        row = get_project(self.user, project)
+        require_permission(self.user, Permission.MANAGE, row)
         member = do_set_member(
-            self.person, row, person_for(person), Role(self.body["role"]), choice=choice_of(self.body)
+            self.user, row, get_user(user), Role(self.body["role"]), choice=parse_job_choice(self.body)
         )
-        return self.answer(shapes.member(member))
+        return self.json_response(shapes.member(member))
 
     @operation(
         "members_delete",
         "Take a person out",
         tag="projects",
         scope=Scope.PROJECTS,
-        query=JobChoiceFields,
-        answer=None,
+        query=AffectedJobsFields,
+        response=None,
         status=204,
-        refusals=[404],
+        error_statuses=[404],
         detail="By default queued jobs of this person are held and running ones finish.",
     )
-    def delete(self, request: Request, project: str, person: str) -> HttpResponse:
+    def delete(self, request: Request, project: str, user: str) -> HttpResponse:
         """Their jobs follow the choice; their open workspaces close within seconds."""
-        row = project_for(self.person, project)
-        require(self.person, Verb.MANAGE, row)
-        found = members_of(row).filter(Q(user__public_id=person) | Q(user__username=person)).first()
+        row = get_project(self.user, project)
+        require_permission(self.user, Permission.MANAGE, row)
+        found = list_members(row).filter(Q(user__public_id=user) | Q(user__username=user)).first()
         if found is None:
-            raise NotThere("This person is not a member of the project.")
-        do_remove_member(self.person, row, found.user, choice=choice_of(self.query))
-        return self.done()
+            raise NotFound("This person is not a member of the project.")
+        do_remove_member(self.user, row, found.user, choice=parse_job_choice(self.query))
+        return self.no_content()

@@ -9,42 +9,42 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
+from portal.access import AccessPolicy, access_policy
 from portal.api import cursors
-from portal.api.bodies import Closed, Flag, Text
-from portal.api.route import Route, operation
-from portal.api.shapes.jobs import Interval, interval
-from portal.api.shapes.words import Named, PersonName, named, person_name, when
+from portal.api.bodies import StrictSerializer, QueryBooleanField, StrictCharField
+from portal.api.route import ApiView, operation
+from portal.api.shapes.jobs import StartInterval, start_interval
+from portal.api.shapes.words import Reference, UserReference, reference, user_reference, timestamp
 from portal.models import Job
-from portal.selectors.queue import LAST, QueueFilter, waiting_for, with_rows
+from portal.selectors.queue import NO_POSITION, QueueFilter, pending_jobs, with_job_rows
 from portal.services.tokens import Scope
-from portal.visibility import Visibility, visibility_of
+from portal.visibility import NameVisibility, visibility_of
 
-MOST_OFFSET = 1_000_000
+MAX_OFFSET = 1_000_000
 
 
-class QueueQuery(Closed):
+class QueueQuery(StrictSerializer):
     """What of the queue, and from where on."""
 
-    pool = Text(required=False, max_length=63, default="", help_text="Name of a pool.")
-    mine = Flag(required=False, default=False)
+    pool = StrictCharField(required=False, max_length=63, default="", help_text="Name of a pool.")
+    mine = QueryBooleanField(required=False, default=False)
     limit = serializers.IntegerField(
         required=False, min_value=1, max_value=cursors.MAX_LIMIT, default=cursors.DEFAULT_LIMIT
     )
-    offset = serializers.IntegerField(required=False, min_value=0, max_value=MOST_OFFSET, default=0)
+    offset = serializers.IntegerField(required=False, min_value=0, max_value=MAX_OFFSET, default=0)
 
 
-class Waiting(serializers.Serializer[Any]):
+class QueuedJob(serializers.Serializer[Any]):
     """A waiting job. Its name, project, person and sentence are null where one may not see it."""
 
     turn = serializers.IntegerField(
         allow_null=True,
         help_text="1 is next in its pool; 0: others make room for it; null: it is in no queue.",
     )
-    job = Named(allow_null=True)
-    project = Named(allow_null=True)
-    owner = PersonName(allow_null=True)
-    pool = Named(allow_null=True, help_text="null: any pool.")
+    job = Reference(allow_null=True)
+    project = Reference(allow_null=True)
+    owner = UserReference(allow_null=True)
+    pool = Reference(allow_null=True, help_text="null: any pool.")
     total_milli = serializers.IntegerField()
     priority = serializers.IntegerField()
     held = serializers.BooleanField()
@@ -53,42 +53,42 @@ class Waiting(serializers.Serializer[Any]):
     )
     sentence = serializers.CharField(allow_null=True)
     submitted_at = serializers.DateTimeField()
-    interval = Interval(allow_null=True, help_text="null: no estimate yet.")
+    interval = StartInterval(allow_null=True, help_text="null: no estimate yet.")
 
 
-class QueueOut(serializers.Serializer[Any]):
+class QueuePage(serializers.Serializer[Any]):
     """A part of the queue. It moves with each cycle, so pages are by offset."""
 
     total = serializers.IntegerField()
-    items = Waiting(many=True)
+    items = QueuedJob(many=True)
     next = serializers.CharField(
         allow_null=True, help_text="URI reference of the next page; null on the last."
     )
 
 
-def waiting(visibility: Visibility, job: Job) -> dict[str, Any]:
+def serialize_queued_job(visibility: NameVisibility, job: Job) -> dict[str, Any]:
     """A waiting job as JSON; ``job`` comes from ``selectors.queue.with_rows``."""
-    seen = visibility.sees(job)
+    seen = visibility.can_name_job(job)
     standing = getattr(job, "standing", None)
-    turn = int(getattr(job, "turn", LAST))
+    turn = int(getattr(job, "turn", NO_POSITION))
     return {
-        "turn": None if turn >= LAST else turn,
-        "job": named(job) if seen else None,
-        "project": named(job.project) if seen else None,
-        "owner": person_name(job.owner) if seen else None,
-        "pool": named(job.pool),
+        "turn": None if turn >= NO_POSITION else turn,
+        "job": reference(job) if seen else None,
+        "project": reference(job.project) if seen else None,
+        "owner": user_reference(job.owner) if seen else None,
+        "pool": reference(job.pool),
         "total_milli": job.total_milli,
         "priority": job.priority,
         "held": job.held,
         "code": standing.code if standing else None,
         "sentence": standing.sentence if standing and seen else None,
-        "submitted_at": when(job.submitted_at),
-        "interval": interval(standing),
+        "submitted_at": timestamp(job.submitted_at),
+        "interval": start_interval(standing),
     }
 
 
-@policy(Policy.SIGNED_IN)
-class QueueRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class QueueView(ApiView):
     """Who comes next."""
 
     @operation(
@@ -97,19 +97,19 @@ class QueueRoute(Route):
         tag="jobs",
         scope=Scope.READ,
         query=QueueQuery,
-        answer=QueueOut,
+        response=QueuePage,
         detail="Every waiting job, project by project and person by person, in the order of the newest cycle. "
         "Jobs of projects that one may not see stand there without a name.",
     )
     def get(self, request: Request) -> HttpResponse:
         """From an offset on."""
-        visibility, limit, offset = visibility_of(self.person), self.query["limit"], self.query["offset"]
-        rows = waiting_for(visibility, QueueFilter(pool=self.query["pool"], mine=self.query["mine"]))
+        visibility, limit, offset = visibility_of(self.user), self.query["limit"], self.query["offset"]
+        rows = pending_jobs(visibility, QueueFilter(pool=self.query["pool"], mine=self.query["mine"]))
         total = rows.count()
         kept = {
             key: value for key, value in self.query.items() if key != "offset" and value not in ("", False)
         }
         more = offset + limit < total
         following = f"{request.path}?{urlencode({**kept, 'offset': offset + limit})}" if more else None
-        items = [waiting(visibility, job) for job in with_rows(rows[offset : offset + limit])]
-        return self.answer({"total": total, "items": items, "next": following})
+        items = [serialize_queued_job(visibility, job) for job in with_job_rows(rows[offset : offset + limit])]
+        return self.json_response({"total": total, "items": items, "next": following})

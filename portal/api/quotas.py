@@ -9,59 +9,59 @@ from django.db.models import Model
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from portal.access import Policy, policy, require_admin
-from portal.api.bodies import Closed, Number, Text, Whole
+from portal.access import AccessPolicy, access_policy, require_admin
+from portal.api.bodies import StrictSerializer, StrictFloatField, StrictCharField, StrictIntegerField
 from portal.api.cursors import NEWEST
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import projects as shapes
-from portal.errors import Conflict, NotThere, Stale
+from portal.errors import Conflict, NotFound, PreconditionFailed
 from portal.models import NodePool, Project, Quota
-from portal.selectors.projects import pool_for, project_for, quota_changes, quotas_for
+from portal.selectors.projects import get_pool, get_project, list_quota_changes, list_quotas
 from portal.services.projects import (
     MAX_MILLI,
     MAX_WEIGHT,
     MIN_WEIGHT,
-    NO_QUOTA,
-    QuotaNumbers,
+    DEFAULT_QUOTA_VALUES,
+    QuotaValues,
     do_change_quota,
     do_undo_quota_change,
-    quota_numbers,
+    quota_values,
 )
 from portal.services.tokens import Scope
 
 
-class QuotasQuery(PageQuery):
+class QuotasQuery(ListQuery):
     """Which quotas."""
 
-    project = Text(required=False, max_length=63, default="", help_text="Id or name.")
-    pool = Text(required=False, max_length=63, default="", help_text="Id or name.")
+    project = StrictCharField(required=False, max_length=63, default="", help_text="Id or name.")
+    pool = StrictCharField(required=False, max_length=63, default="", help_text="Id or name.")
 
 
-class QuotaBody(Closed):
+class QuotaBody(StrictSerializer):
     """The numbers of a quota; GPUs in thousandths."""
 
-    guaranteed_milli = Whole(min_value=0, max_value=MAX_MILLI)
-    limit_milli = Whole(min_value=0, max_value=MAX_MILLI, allow_null=True, help_text="null: no limit.")
-    weight = Number(min_value=MIN_WEIGHT, max_value=MAX_WEIGHT)
-    priority = Whole(min_value=-1000, max_value=1000)
-    user_limit_milli = Whole(
+    guaranteed_milli = StrictIntegerField(min_value=0, max_value=MAX_MILLI)
+    limit_milli = StrictIntegerField(min_value=0, max_value=MAX_MILLI, allow_null=True, help_text="null: no limit.")
+    weight = StrictFloatField(min_value=MIN_WEIGHT, max_value=MAX_WEIGHT)
+    priority = StrictIntegerField(min_value=-1000, max_value=1000)
+    user_limit_milli = StrictIntegerField(
         required=False,
         min_value=0,
         max_value=MAX_MILLI,
         allow_null=True,
         help_text="What one person may hold at once, here and in projects below; null: no limit. Left out, it stays.",
     )
-    reason = Text(required=False, max_length=500, allow_blank=True, help_text="Why; kept in the history.")
+    reason = StrictCharField(required=False, max_length=500, allow_blank=True, help_text="Why; kept in the history.")
 
 
-class UndoBody(Closed):
+class UndoBody(StrictSerializer):
     """Why the newest change is undone."""
 
-    reason = Text(required=False, max_length=500, allow_blank=True, default="")
+    reason = StrictCharField(required=False, max_length=500, allow_blank=True, default="")
 
 
 @dataclass(frozen=True)
-class Place:
+class QuotaTarget:
     """A project and a pool, and the quota between them when one was set."""
 
     project: Project
@@ -73,78 +73,78 @@ class Place:
         """The entity tag of what stands."""
         return self.quota.etag if self.quota else shapes.unset_etag(self.project, self.pool)
 
-    def shown(self) -> dict[str, Any]:
+    def representation(self) -> dict[str, Any]:
         """What stands, set or default."""
-        return shapes.quota(self.quota) if self.quota else shapes.quota_default(self.project, self.pool)
+        return shapes.quota(self.quota) if self.quota else shapes.default_quota(self.project, self.pool)
 
 
-class QuotaDoor(Route):
+class BaseQuotaView(ApiView):
     """What the routes of one quota share: finding it, and changing it under its entity tag."""
 
-    def place(self, **where: str) -> Place:
+    def get_target(self, **where: str) -> QuotaTarget:
         """The quota a route names: by its own id, or by project and pool."""
         if "quota" in where:
-            row = quotas_for(self.person).filter(public_id=where["quota"]).first()
+            row = list_quotas(self.user).filter(public_id=where["quota"]).first()
             if row is None:
-                raise NotThere("There is no such quota.")
-            return Place(row.project, row.pool, row)
-        project = project_for(self.person, where["project"])
-        pool = pool_for(where["pool"])
-        return Place(project, pool, quotas_for(self.person).filter(project=project, pool=pool).first())
+                raise NotFound("There is no such quota.")
+            return QuotaTarget(row.project, row.pool, row)
+        project = get_project(self.user, where["project"])
+        pool = get_pool(where["pool"])
+        return QuotaTarget(project, pool, list_quotas(self.user).filter(project=project, pool=pool).first())
 
-    def tagged(self, place: Place, status: int = 200) -> HttpResponse:
+    def etag_response(self, target: QuotaTarget, status: int = 200) -> HttpResponse:
         """What stands, with its ETag."""
-        return self.answer(place.shown(), status, {"ETag": place.etag})
+        return self.json_response(target.representation(), status, {"ETag": target.etag})
 
-    def matched(self, place: Place) -> int:
+    def check_etag(self, target: QuotaTarget) -> int:
         """The version that If-Match names; PreconditionNeeded without it, Stale when it is another."""
-        require_admin(self.person, "change quotas")
-        if not self.if_match(place.etag):
-            raise self.stale(place)
-        return place.quota.version if place.quota else 0
+        require_admin(self.user, "change quotas")
+        if not self.if_match(target.etag):
+            raise self.stale_error(target)
+        return target.quota.version if target.quota else 0
 
-    def stale(self, place: Place) -> Stale:
+    def stale_error(self, target: QuotaTarget) -> PreconditionFailed:
         """The refusal of an edit that is based on an older version, with what stands now."""
-        return Stale(
-            "Somebody else changed this quota while you were editing it.", facts={"current": place.shown()}
+        return PreconditionFailed(
+            "Somebody else changed this quota while you were editing it.", details={"current": target.representation()}
         )
 
-    def changed(self, place: Place, numbers: dict[str, Any]) -> HttpResponse:
+    def set_quota(self, target: QuotaTarget, numbers: dict[str, Any]) -> HttpResponse:
         """Sets the quota, if it is still what the editor saw."""
-        version = self.matched(place)
+        version = self.check_etag(target)
         reason = numbers.pop("reason", "")
-        kept = {"user_limit_milli": place.quota.user_limit_milli if place.quota else None}
+        kept = {"user_limit_milli": target.quota.user_limit_milli if target.quota else None}
         try:
             row = do_change_quota(
-                self.person,
-                place.project,
-                place.pool,
-                QuotaNumbers(**(kept | numbers)),
+                self.user,
+                target.project,
+                target.pool,
+                QuotaValues(**(kept | numbers)),
                 version=version,
                 reason=reason,
             )
-        except Stale as lost:
-            now = quotas_for(self.person).filter(project=place.project, pool=place.pool).first()
-            raise self.stale(Place(place.project, place.pool, now)) from lost
-        return self.tagged(Place(place.project, place.pool, row))
+        except PreconditionFailed as lost:
+            now = list_quotas(self.user).filter(project=target.project, pool=target.pool).first()
+            raise self.stale_error(QuotaTarget(target.project, target.pool, now)) from lost
+        return self.etag_response(QuotaTarget(target.project, target.pool, row))
 
-    def undone(self, place: Place) -> HttpResponse:
+    def undo_change(self, target: QuotaTarget) -> HttpResponse:
         """Puts back what stood before the newest change."""
-        self.matched(place)
-        newest = quota_changes(place.quota).first() if place.quota else None
+        self.check_etag(target)
+        newest = list_quota_changes(target.quota).first() if target.quota else None
         if newest is None:
             raise Conflict("There is no change to undo.", code="nothing_to_undo")
-        row = do_undo_quota_change(self.person, newest, reason=self.body["reason"])
-        return self.tagged(Place(place.project, place.pool, row))
+        row = do_undo_quota_change(self.user, newest, reason=self.body["reason"])
+        return self.etag_response(QuotaTarget(target.project, target.pool, row))
 
-    def patched(self, place: Place) -> HttpResponse:
+    def patch_quota(self, target: QuotaTarget) -> HttpResponse:
         """Changes only the numbers that are given."""
-        standing = quota_numbers(place.quota) if place.quota else NO_QUOTA
-        return self.changed(place, {**standing, **self.body})
+        standing = quota_values(target.quota) if target.quota else DEFAULT_QUOTA_VALUES
+        return self.set_quota(target, {**standing, **self.body})
 
 
-@policy(Policy.SIGNED_IN)
-class QuotasRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class QuotasView(ApiView):
     """Quotas that were set."""
 
     @operation(
@@ -153,18 +153,18 @@ class QuotasRoute(Route):
         tag="quotas",
         scope=Scope.READ,
         query=QuotasQuery,
-        answer=page_of(shapes.QuotaOut),
+        response=list_schema(shapes.QuotaDetail),
         detail="Quotas of the projects you may see. Where none was set, defaults stand: nothing guaranteed, "
         "no limit, weight 1.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first."""
-        rows = quotas_for(self.person, project=self.query["project"], pool=self.query["pool"])
-        return self.page(rows, shapes.quota, NEWEST)
+        rows = list_quotas(self.user, project=self.query["project"], pool=self.query["pool"])
+        return self.paginated_response(rows, shapes.quota, NEWEST)
 
 
-@policy(Policy.SIGNED_IN)
-class ProjectQuotasRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ProjectQuotasView(ApiView):
     """A project's quota in every pool."""
 
     @operation(
@@ -172,32 +172,32 @@ class ProjectQuotasRoute(Route):
         "List a project's quotas, one for each pool",
         tag="quotas",
         scope=Scope.READ,
-        query=PageQuery,
-        answer=page_of(shapes.QuotaOut),
-        refusals=[404],
+        query=ListQuery,
+        response=list_schema(shapes.QuotaDetail),
+        error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """Defaults where none was set."""
-        found = project_for(self.person, project)
-        rows = {row.pool_id: row for row in quotas_for(self.person).filter(project=found)}
+        found = get_project(self.user, project)
+        rows = {row.pool_id: row for row in list_quotas(self.user).filter(project=found)}
 
         def one(pool: Model) -> dict[str, Any]:
             assert isinstance(pool, NodePool)  # noqa: S101
-            return Place(found, pool, rows.get(pool.pk)).shown()
+            return QuotaTarget(found, pool, rows.get(pool.pk)).representation()
 
-        return self.page(NodePool.objects.all(), one, NEWEST)
+        return self.paginated_response(NodePool.objects.all(), one, NEWEST)
 
 
 _READ: dict[str, Any] = {
     "tag": "quotas",
     "scope": Scope.READ,
-    "answer": shapes.QuotaOut,
+    "answer": shapes.QuotaDetail,
     "refusals": [404],
 }
 _WRITE: dict[str, Any] = {
     "tag": "quotas",
     "scope": Scope.QUOTAS,
-    "answer": shapes.QuotaOut,
+    "answer": shapes.QuotaDetail,
     "if_match": True,
     "refusals": [404],
     "detail": "Needs If-Match with the ETag you read. Effective at the next scheduling cycle; lowering it "
@@ -205,50 +205,50 @@ _WRITE: dict[str, Any] = {
 }
 
 
-@policy(Policy.SIGNED_IN)
-class QuotaRoute(QuotaDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class QuotaView(BaseQuotaView):
     """One quota that was set."""
 
     @operation("quotas_get", "Get a quota", **_READ)
     def get(self, request: Request, quota: str) -> HttpResponse:
         """With its ETag."""
-        return self.tagged(self.place(quota=quota))
+        return self.etag_response(self.get_target(quota=quota))
 
     @operation("quotas_put", "Set a quota", body=QuotaBody, **_WRITE)
     def put(self, request: Request, quota: str) -> HttpResponse:
         """All numbers."""
-        return self.changed(self.place(quota=quota), self.body)
+        return self.set_quota(self.get_target(quota=quota), self.body)
 
     @operation("quotas_patch", "Change a quota", body=QuotaBody, partial=True, **_WRITE)
     def patch(self, request: Request, quota: str) -> HttpResponse:
         """Only the numbers given."""
-        return self.patched(self.place(quota=quota))
+        return self.patch_quota(self.get_target(quota=quota))
 
 
-@policy(Policy.SIGNED_IN)
-class ProjectQuotaRoute(QuotaDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ProjectQuotaView(BaseQuotaView):
     """A project's quota in one pool, set or not."""
 
     @operation("project_quota_get", "Get a project's quota in a pool", **_READ)
     def get(self, request: Request, project: str, pool: str) -> HttpResponse:
         """With its ETag; defaults where none was set."""
-        return self.tagged(self.place(project=project, pool=pool))
+        return self.etag_response(self.get_target(project=project, pool=pool))
 
     @operation("project_quota_put", "Set a project's quota in a pool", body=QuotaBody, **_WRITE)
     def put(self, request: Request, project: str, pool: str) -> HttpResponse:
         """All numbers."""
-        return self.changed(self.place(project=project, pool=pool), self.body)
+        return self.set_quota(self.get_target(project=project, pool=pool), self.body)
 
     @operation(
         "project_quota_patch", "Change a project's quota in a pool", body=QuotaBody, partial=True, **_WRITE
     )
     def patch(self, request: Request, project: str, pool: str) -> HttpResponse:
         """Only the numbers given."""
-        return self.patched(self.place(project=project, pool=pool))
+        return self.patch_quota(self.get_target(project=project, pool=pool))
 
 
-@policy(Policy.SIGNED_IN)
-class QuotaChangesRoute(QuotaDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class QuotaChangesView(BaseQuotaView):
     """The history of a quota."""
 
     @operation(
@@ -256,20 +256,20 @@ class QuotaChangesRoute(QuotaDoor):
         "List a quota's changes",
         tag="quotas",
         scope=Scope.READ,
-        query=PageQuery,
-        answer=page_of(shapes.QuotaChangeOut),
-        refusals=[404],
+        query=ListQuery,
+        response=list_schema(shapes.QuotaChangeDetail),
+        error_statuses=[404],
     )
     def get(self, request: Request, quota: str) -> HttpResponse:
         """Newest first; kept for ever."""
-        found = self.place(quota=quota).quota
+        found = self.get_target(quota=quota).quota
         if found is None:
-            raise NotThere("There is no such quota.")
-        return self.page(quota_changes(found), shapes.quota_change, NEWEST)
+            raise NotFound("There is no such quota.")
+        return self.paginated_response(list_quota_changes(found), shapes.quota_change, NEWEST)
 
 
-@policy(Policy.SIGNED_IN)
-class QuotaUndoRoute(QuotaDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class QuotaUndoView(BaseQuotaView):
     """Taking back the newest change."""
 
     @operation(
@@ -277,4 +277,4 @@ class QuotaUndoRoute(QuotaDoor):
     )
     def post(self, request: Request, quota: str) -> HttpResponse:
         """The quota as it stood before, as a change of its own."""
-        return self.undone(self.place(quota=quota))
+        return self.undo_change(self.get_target(quota=quota))

@@ -9,37 +9,37 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.bodies import Closed, Text
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer, StrictCharField
 from portal.api.cursors import Order
-from portal.api.route import PageQuery, Route, operation, page_of
-from portal.api.shapes.words import when
+from portal.api.route import ListQuery, ApiView, operation, list_schema
+from portal.api.shapes.words import timestamp
 from portal.models import RegistryLogin
 from portal.services.registries import (
     HOST_PATTERN,
     MAX_PASSWORD_BYTES,
     USERNAME_PATTERN,
-    do_remove_login,
+    do_delete_login,
     do_save_login,
-    login_of,
+    get_login,
 )
 from portal.services.tokens import Scope
 
 
-class LoginBody(Closed):
+class RegistryLoginBody(StrictSerializer):
     """Who nodes say they are at a registry."""
 
-    host = Text(
+    host = StrictCharField(
         max_length=255,
         pattern=HOST_PATTERN,
         message="Give its host as images name it, such as registry.example.org:5000.",
         help_text="As images name it, port included.",
     )
-    username = Text(max_length=255, pattern=USERNAME_PATTERN, message="A name without spaces and colons.")
-    password = Text(max_length=MAX_PASSWORD_BYTES, help_text="Or a token. Written once; no answer tells it.")
+    username = StrictCharField(max_length=255, pattern=USERNAME_PATTERN, message="A name without spaces and colons.")
+    password = StrictCharField(max_length=MAX_PASSWORD_BYTES, help_text="Or a token. Written once; no answer tells it.")
 
 
-class Login(serializers.Serializer[Any]):
+class RegistryLoginDetail(serializers.Serializer[Any]):
     """The login of a registry, without its password."""
 
     id = serializers.CharField()
@@ -49,8 +49,8 @@ class Login(serializers.Serializer[Any]):
     changed_by = serializers.CharField()
 
 
-@policy(Policy.ADMIN)
-class RegistriesRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class RegistriesView(ApiView):
     """The logins that nodes use when they bring an image."""
 
     @operation(
@@ -58,30 +58,30 @@ class RegistriesRoute(Route):
         "List logins to registries",
         tag="cluster",
         scope=Scope.ADMIN,
-        query=PageQuery,
-        answer=page_of(Login),
+        query=ListQuery,
+        response=list_schema(RegistryLoginDetail),
     )
     def get(self, request: Request) -> HttpResponse:
         """By host, without passwords."""
-        return self.page(RegistryLogin.objects.all(), _told, Order("host"))
+        return self.paginated_response(RegistryLogin.objects.all(), _serialize_login, Order("host"))
 
     @operation(
         "registries_save",
         "Keep the login of a registry",
         tag="cluster",
         scope=Scope.ADMIN,
-        body=LoginBody,
-        answer=Login,
+        body=RegistryLoginBody,
+        response=RegistryLoginDetail,
         detail="Over the one of that host, if there is one. Nodes use it for the next image that they bring.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The login, without its password."""
-        row = do_save_login(self.person, self.body["host"], self.body["username"], self.body["password"])
-        return self.answer(_told(row))
+        row = do_save_login(self.user, self.body["host"], self.body["username"], self.body["password"])
+        return self.json_response(_serialize_login(row))
 
 
-@policy(Policy.ADMIN)
-class RegistryRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class RegistryView(ApiView):
     """The login of one registry."""
 
     @operation(
@@ -89,22 +89,22 @@ class RegistryRoute(Route):
         "Forget the login of a registry",
         tag="cluster",
         scope=Scope.ADMIN,
-        answer=None,
+        response=None,
         status=204,
-        refusals=[404],
+        error_statuses=[404],
     )
     def delete(self, request: Request, registry: str) -> HttpResponse:
         """Images that nodes have brought already stay there."""
-        do_remove_login(self.person, login_of(registry))
-        return self.done()
+        do_delete_login(self.user, get_login(registry))
+        return self.no_content()
 
 
-def _told(row: Model) -> dict[str, Any]:
+def _serialize_login(row: Model) -> dict[str, Any]:
     assert isinstance(row, RegistryLogin)  # noqa: S101
     return {
         "id": row.public_id,
         "host": row.host,
         "username": row.username,
-        "changed_at": when(row.changed_at),
+        "changed_at": timestamp(row.changed_at),
         "changed_by": row.changed_by,
     }

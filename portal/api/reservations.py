@@ -8,106 +8,106 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy, require_admin
+from portal.access import AccessPolicy, access_policy, require_admin
 from portal.api import cursors
-from portal.api.bodies import Closed, Nothing, Text, Whole, YesNo
+from portal.api.bodies import StrictSerializer, EmptyBody, StrictCharField, StrictIntegerField, StrictBooleanField
 from portal.api.cursors import NEWEST
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import reservations as shapes
-from portal.errors import Invalid, Stale
+from portal.errors import InvalidRequest, PreconditionFailed
 from portal.models import NodePool, Reservation
-from portal.selectors.machines import one_of, pools_for
-from portal.selectors.reservations import Phase, in_phase, reservation_for, reservations_for, shown_to
+from portal.selectors.machines import get_by_key, list_pools
+from portal.selectors.reservations import ReservationPhase, filter_by_phase, get_reservation, list_reservations, reservation_views
 from portal.services.reservations import (
-    ReservationWords,
+    ReservationInput,
     choose_nodes,
     do_cancel_reservation,
     do_restore_reservation,
     do_save_reservation,
-    named_nodes,
-    named_projects,
-    nodes_of,
+    get_nodes,
+    get_projects,
+    reservable_nodes,
 )
 from portal.services.tokens import Scope
 
 
-class ReservationsQuery(PageQuery):
+class ReservationsQuery(ListQuery):
     """Which reservations."""
 
-    phase = serializers.ChoiceField([phase.value for phase in Phase], required=False)
+    phase = serializers.ChoiceField([phase.value for phase in ReservationPhase], required=False)
 
 
-class ReservationBody(Closed):
+class ReservationBody(StrictSerializer):
     """A reservation. Without ``nodes`` and ``count`` it takes all nodes of the pool."""
 
-    name = Text(max_length=100)
-    pool = Text(max_length=63, help_text="Id or name.")
+    name = StrictCharField(max_length=100)
+    pool = StrictCharField(max_length=63, help_text="Id or name.")
     nodes = serializers.ListField(
-        child=Text(max_length=63), required=False, max_length=10_000, help_text="Ids or names."
+        child=StrictCharField(max_length=63), required=False, max_length=10_000, help_text="Ids or names."
     )
-    count = Whole(
+    count = StrictIntegerField(
         required=False,
         min_value=1,
         max_value=10_000,
         help_text="So many nodes instead, chosen now: least used first.",
     )
     projects = serializers.ListField(
-        child=Text(max_length=63),
+        child=StrictCharField(max_length=63),
         required=False,
         max_length=1_000,
         help_text="Ids or names; those below them count too. Empty: nobody may start there (maintenance).",
     )
     begin = serializers.DateTimeField()
     end = serializers.DateTimeField(help_text="Not included.")
-    reason = Text(required=False, max_length=500, allow_blank=True)
-    clears = YesNo(
+    reason = StrictCharField(required=False, max_length=500, allow_blank=True)
+    clears = StrictBooleanField(
         required=False,
         help_text="Who still stands there when it begins is asked to leave; for maintenance only.",
     )
 
 
-class ReservationDoor(Route):
+class BaseReservationView(ApiView):
     """What the routes share."""
 
-    def shown(self, row: Reservation) -> dict[str, Any]:
+    def serialize(self, row: Reservation) -> dict[str, Any]:
         """A reservation as the person sees it now."""
-        return shapes.reservation(shown_to(self.person, [reservation_for(self.person, row.public_id)])[0])
+        return shapes.reservation(reservation_views(self.user, [get_reservation(self.user, row.public_id)])[0])
 
-    def words(self, row: Reservation | None = None) -> ReservationWords:
+    def build_input(self, row: Reservation | None = None) -> ReservationInput:
         """What the body asks for; what it leaves out stands as in ``row``."""
         given = self.body
         if {"nodes", "count"} <= set(given):
-            raise Invalid(fields={"count": "Give either nodes or count."})
+            raise InvalidRequest(fields={"count": "Give either nodes or count."})
         pool = self._pool(given, row)
-        begin = given["begin"] if "begin" in given or row is None else row.begin
-        end = given["end"] if "end" in given or row is None else row.end
+        begin = given["begin"] if "begin" in given or row is None else row.starts_at
+        end = given["end"] if "end" in given or row is None else row.ends_at
         if "count" in given:
             nodes = (
-                choose_nodes(pool, given["count"], begin, end, row) if begin < end else list(nodes_of(pool))
+                choose_nodes(pool, given["count"], begin, end, row) if begin < end else list(reservable_nodes(pool))
             )
         elif "nodes" in given:
-            nodes = named_nodes(pool, given["nodes"])
+            nodes = get_nodes(pool, given["nodes"])
         elif row is None or pool.pk != row.pool_id:
-            nodes = list(nodes_of(pool))
+            nodes = list(reservable_nodes(pool))
         else:
             nodes = [one.node for one in row.reserved.all()]
         if "projects" in given or row is None:
-            projects = named_projects(given.get("projects", []))
+            projects = get_projects(given.get("projects", []))
         else:
             projects = list(row.projects.all())
         name = given["name"] if "name" in given or row is None else row.name
         reason = given.get("reason", "" if row is None else row.reason)
-        clears = given.get("clears", row is not None and row.clears)
-        return ReservationWords(name, pool, nodes, projects, begin, end, reason, clears)
+        clears = given.get("clears", row is not None and row.drain_at_start)
+        return ReservationInput(name, pool, nodes, projects, begin, end, reason, clears)
 
     def _pool(self, given: dict[str, Any], row: Reservation | None) -> NodePool:
         if "pool" not in given and row is not None:
             return row.pool
-        return one_of(pools_for(self.person), given["pool"])
+        return get_by_key(list_pools(self.user), given["pool"])
 
 
-@policy(Policy.SIGNED_IN)
-class ReservationsRoute(ReservationDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ReservationsView(BaseReservationView):
     """The calendar."""
 
     @operation(
@@ -116,17 +116,17 @@ class ReservationsRoute(ReservationDoor):
         tag="cluster",
         scope=Scope.READ,
         query=ReservationsQuery,
-        answer=page_of(shapes.Reservation),
+        response=list_schema(shapes.Reservation),
     )
     def get(self, request: Request) -> HttpResponse:
         """The newest first; with who is still in the way."""
-        rows = reservations_for(self.person)
+        rows = list_reservations(self.user)
         if "phase" in self.query:
-            rows = in_phase(rows, Phase(self.query["phase"]))
+            rows = filter_by_phase(rows, ReservationPhase(self.query["phase"]))
         found: list[Reservation] = []
-        page = cursors.page(request, rows, NEWEST, self.query, found.append)
-        items = [shapes.reservation(each) for each in shown_to(self.person, found)]
-        return self.answer({**page, "items": items})
+        page = cursors.paginate(request, rows, NEWEST, self.query, found.append)
+        items = [shapes.reservation(each) for each in reservation_views(self.user, found)]
+        return self.json_response({**page, "items": items})
 
     @operation(
         "reservations_create",
@@ -134,22 +134,22 @@ class ReservationsRoute(ReservationDoor):
         tag="cluster",
         scope=Scope.ADMIN,
         body=ReservationBody,
-        answer=shapes.Reservation,
+        response=shapes.Reservation,
         status=201,
         idempotent=True,
-        refusals=[404, 409],
+        error_statuses=[404, 409],
         detail="Jobs of others start there only if their time limit ends before it begins. Who stands there stays, "
         "unless it `clears`. "
         "Refused with `reserved_already` when another reservation keeps one of the nodes at that time.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The new reservation."""
-        require_admin(self.person, "reserve nodes")  # before anything is looked up
-        return self.once(lambda: self.shown(do_save_reservation(self.person, self.words())))
+        require_admin(self.user, "reserve nodes")  # before anything is looked up
+        return self.idempotent_response(lambda: self.serialize(do_save_reservation(self.user, self.build_input())))
 
 
-@policy(Policy.SIGNED_IN)
-class ReservationRoute(ReservationDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ReservationDetailView(BaseReservationView):
     """One reservation."""
 
     @operation(
@@ -157,13 +157,13 @@ class ReservationRoute(ReservationDoor):
         "Get a reservation",
         tag="cluster",
         scope=Scope.READ,
-        answer=shapes.Reservation,
-        refusals=[404],
+        response=shapes.Reservation,
+        error_statuses=[404],
     )
     def get(self, request: Request, reservation: str) -> HttpResponse:
         """With its ETag."""
-        row = reservation_for(self.person, reservation)
-        return self.answer(self.shown(row), headers={"ETag": shapes.etag_of(row)})
+        row = get_reservation(self.user, reservation)
+        return self.json_response(self.serialize(row), headers={"ETag": shapes.etag_of(row)})
 
     @operation(
         "reservations_change",
@@ -172,41 +172,41 @@ class ReservationRoute(ReservationDoor):
         scope=Scope.ADMIN,
         body=ReservationBody,
         partial=True,
-        answer=shapes.Reservation,
+        response=shapes.Reservation,
         if_match=True,
-        refusals=[404, 409],
+        error_statuses=[404, 409],
         detail="Only what is named changes. The begin of one that has begun stays.",
     )
     def patch(self, request: Request, reservation: str) -> HttpResponse:
         """The reservation as it stands then."""
-        require_admin(self.person, "reserve nodes")  # before anything is looked up
-        row = reservation_for(self.person, reservation)
+        require_admin(self.user, "reserve nodes")  # before anything is looked up
+        row = get_reservation(self.user, reservation)
         if not self.if_match(shapes.etag_of(row)):
-            raise Stale(
+            raise PreconditionFailed(
                 "Somebody else changed this reservation while you were editing it.",
-                facts={"current": self.shown(row)},
+                details={"current": self.serialize(row)},
             )
-        saved = do_save_reservation(self.person, self.words(row), row, version=row.version)
-        return self.answer(self.shown(saved), headers={"ETag": shapes.etag_of(saved)})
+        saved = do_save_reservation(self.user, self.build_input(row), row, version=row.version)
+        return self.json_response(self.serialize(saved), headers={"ETag": shapes.etag_of(saved)})
 
     @operation(
         "reservations_cancel",
         "Cancel a reservation",
         tag="cluster",
         scope=Scope.ADMIN,
-        answer=None,
+        response=None,
         status=204,
-        refusals=[404, 409],
+        error_statuses=[404, 409],
         detail="It can be brought back until its end.",
     )
     def delete(self, request: Request, reservation: str) -> HttpResponse:
         """Nothing."""
-        do_cancel_reservation(self.person, reservation_for(self.person, reservation))
-        return self.done()
+        do_cancel_reservation(self.user, get_reservation(self.user, reservation))
+        return self.no_content()
 
 
-@policy(Policy.SIGNED_IN)
-class ReservationRestoreRoute(ReservationDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ReservationRestoreView(BaseReservationView):
     """Taking a cancellation back."""
 
     @operation(
@@ -214,16 +214,16 @@ class ReservationRestoreRoute(ReservationDoor):
         "Bring a cancelled reservation back",
         tag="cluster",
         scope=Scope.ADMIN,
-        body=Nothing,
-        answer=shapes.Reservation,
+        body=EmptyBody,
+        response=shapes.Reservation,
         idempotent=True,
-        refusals=[404, 409],
+        error_statuses=[404, 409],
     )
     def post(self, request: Request, reservation: str) -> HttpResponse:
         """The reservation, live again."""
 
         def work() -> dict[str, Any]:
-            row = reservation_for(self.person, reservation)
-            return self.shown(do_restore_reservation(self.person, row))
+            row = get_reservation(self.user, reservation)
+            return self.serialize(do_restore_reservation(self.user, row))
 
-        return self.once(work, 200)
+        return self.idempotent_response(work, 200)

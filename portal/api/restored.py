@@ -9,23 +9,23 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
+from portal.access import AccessPolicy, access_policy
 from portal.api import cursors
-from portal.api.bodies import Nothing
+from portal.api.bodies import EmptyBody
 from portal.api.cursors import OLDEST
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import cluster as shapes
-from portal.api.shapes.words import Named, PersonName, named, person_name, when
-from portal.errors import NotThere
-from portal.models import UnknownContainer as Row
-from portal.selectors.restored import NodeLeft, held_of, restored, unknown_containers
-from portal.services.restored import do_keep_unknown, do_stop_unknown
+from portal.api.shapes.words import Reference, UserReference, reference, user_reference, timestamp
+from portal.errors import NotFound
+from portal.models import OrphanContainer as Row
+from portal.selectors.restored import UnreconciledNode, orphan_views, recovery_status, open_orphans
+from portal.services.restored import do_adopt_orphan, do_stop_orphan
 from portal.services.tokens import Scope
 
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 
 
-class NodeMissing(Named):
+class UnreconciledNodeDetail(Reference):
     """A node that was not compared with the record yet."""
 
     state = serializers.ChoiceField(shapes.NODE_STATES)
@@ -35,33 +35,33 @@ class NodeMissing(Named):
     undecided = serializers.IntegerField(help_text="Of these, those that wait for a decision.")
 
 
-class Restored(serializers.Serializer[Any]):
+class RecoveryStatus(serializers.Serializer[Any]):
     """Where the portal stands after a restore."""
 
     adopting = serializers.BooleanField(help_text="true: nothing starts yet.")
-    nodes = NodeMissing(many=True, help_text="Nodes to be compared or fenced; empty: none.")
+    nodes = UnreconciledNodeDetail(many=True, help_text="Nodes to be compared or fenced; empty: none.")
 
 
-class GpuShare(serializers.Serializer[Any]):
+class ContainerGpu(serializers.Serializer[Any]):
     """A GPU, or a part of it, that a container holds on its node."""
 
     uuid = serializers.CharField()
     milli = serializers.IntegerField()
 
 
-class UnknownContainer(serializers.Serializer[Any]):
+class OrphanContainer(serializers.Serializer[Any]):
     """A live container of ours that the restored record does not know."""
 
     id = serializers.CharField()
-    node = Named()
+    node = Reference()
     name = serializers.CharField()
     job_id = serializers.CharField(help_text="On its labels.")
     attempt = serializers.IntegerField()
     rank = serializers.IntegerField()
-    job = Named(allow_null=True, help_text="null: the record knows no such job.")
-    owner = PersonName(allow_null=True, help_text="null: the record knows no such person.")
-    project = Named(allow_null=True)
-    gpus = GpuShare(many=True)
+    job = Reference(allow_null=True, help_text="null: the record knows no such job.")
+    owner = UserReference(allow_null=True, help_text="null: the record knows no such person.")
+    project = Reference(allow_null=True)
+    gpus = ContainerGpu(many=True)
     started_at = serializers.DateTimeField(allow_null=True)
     first_seen_at = serializers.DateTimeField()
     wanted = serializers.ChoiceField(["", "stop", "keep"], help_text="Blank: nobody has decided.")
@@ -69,44 +69,44 @@ class UnknownContainer(serializers.Serializer[Any]):
     gone_at = serializers.DateTimeField(allow_null=True, help_text="Its node proved that it lives no more.")
 
 
-def containers(rows: list[Row]) -> list[dict[str, Any]]:
+def serialize_containers(rows: list[Row]) -> list[dict[str, Any]]:
     """The rows as JSON; four queries whatever their number."""
     return [
         {
             "id": held.row.public_id,
-            "node": named(held.row.node),
+            "node": reference(held.row.node),
             "name": held.row.name,
             "job_id": held.row.job,
             "attempt": held.row.attempt,
             "rank": held.row.rank,
-            "job": named(held.job),
-            "owner": person_name(held.owner) if held.owner else None,
-            "project": named(held.project),
+            "job": reference(held.job),
+            "owner": user_reference(held.owner) if held.owner else None,
+            "project": reference(held.project),
             "gpus": held.row.gpus,
-            "started_at": when(held.row.started_at),
-            "first_seen_at": when(held.row.first_seen_at),
-            "wanted": held.row.wanted,
-            "decided_at": when(held.row.decided_at),
-            "gone_at": when(held.row.gone_at),
+            "started_at": timestamp(held.row.started_at),
+            "first_seen_at": timestamp(held.row.first_seen_at),
+            "wanted": held.row.decision,
+            "decided_at": timestamp(held.row.decided_at),
+            "gone_at": timestamp(held.row.gone_at),
         }
-        for held in held_of(rows)
+        for held in orphan_views(rows)
     ]
 
 
-def _missing(left: NodeLeft) -> dict[str, Any]:
+def _serialize_node(left: UnreconciledNode) -> dict[str, Any]:
     return {
         "id": left.node.public_id,
         "name": left.node.name,
         "state": left.node.state,
         "reachable": left.node.reachable,
-        "why": left.why,
+        "why": left.reason,
         "containers": len(left.containers),
         "undecided": left.undecided,
     }
 
 
-@policy(Policy.ADMIN)
-class RestoredRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class RecoveryView(ApiView):
     """Where the portal stands after a restore."""
 
     @operation(
@@ -114,18 +114,18 @@ class RestoredRoute(Route):
         "What is missing after a restore",
         tag="cluster",
         scope=Scope.ADMIN,
-        answer=Restored,
+        response=RecoveryStatus,
         detail="After `manage.py restore` nothing starts until every node was compared with the record or "
         "declared fenced.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Node by node."""
-        now = restored()
-        return self.answer({"adopting": now.adopting, "nodes": list(map(_missing, now.nodes))})
+        now = recovery_status()
+        return self.json_response({"adopting": now.in_recovery, "nodes": list(map(_serialize_node, now.nodes))})
 
 
-@policy(Policy.ADMIN)
-class UnknownContainersRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class OrphanContainersView(ApiView):
     """The unknown containers."""
 
     @operation(
@@ -133,33 +133,33 @@ class UnknownContainersRoute(Route):
         "List unknown containers",
         tag="cluster",
         scope=Scope.ADMIN,
-        query=PageQuery,
-        answer=page_of(UnknownContainer),
+        query=ListQuery,
+        response=list_schema(OrphanContainer),
         detail="Those on which somebody has to decide, and those that are being stopped.",
     )
     def get(self, request: Request) -> HttpResponse:
         """In the order in which they were seen."""
         found: list[Row] = []
-        page = cursors.page(request, unknown_containers(), OLDEST, self.query, found.append)
-        return self.answer({**page, "items": containers(found)})
+        page = cursors.paginate(request, open_orphans(), OLDEST, self.query, found.append)
+        return self.json_response({**page, "items": serialize_containers(found)})
 
 
-class DecisionRoute(Route):
+class BaseOrphanContainerView(ApiView):
     """What the routes share that decide on one container."""
 
-    def decided(self, public_id: str, act: Callable[[Row], object]) -> HttpResponse:
+    def decision_response(self, public_id: str, decide: Callable[[Row], object]) -> HttpResponse:
         """The container after the act, at most once per key."""
         rows = Row.objects.select_related("node")
         row = rows.filter(public_id=public_id).first()
         if row is None:
-            raise NotThere("There is no such container.")
+            raise NotFound("There is no such container.")
         pk = row.pk
 
         def work() -> dict[str, Any]:
-            act(row)
-            return containers([rows.get(pk=pk)])[0]
+            decide(row)
+            return serialize_containers([rows.get(pk=pk)])[0]
 
-        return self.once(work, 200)
+        return self.idempotent_response(work, 200)
 
 
 def _decision(name: str, summary: str, detail: str) -> Callable[[_Method], _Method]:
@@ -168,16 +168,16 @@ def _decision(name: str, summary: str, detail: str) -> Callable[[_Method], _Meth
         summary,
         tag="cluster",
         scope=Scope.ADMIN,
-        body=Nothing,
-        answer=UnknownContainer,
+        body=EmptyBody,
+        response=OrphanContainer,
         idempotent=True,
-        refusals=(404,),
+        error_statuses=(404,),
         detail=detail,
     )
 
 
-@policy(Policy.ADMIN)
-class KeepContainerRoute(DecisionRoute):
+@access_policy(AccessPolicy.ADMIN)
+class AdoptContainerView(BaseOrphanContainerView):
     """Keeping."""
 
     @_decision(
@@ -189,11 +189,11 @@ class KeepContainerRoute(DecisionRoute):
     )
     def post(self, request: Request, container: str) -> HttpResponse:
         """The container, kept; ``job`` is what it runs as."""
-        return self.decided(container, lambda row: do_keep_unknown(self.person, row))
+        return self.decision_response(container, lambda row: do_adopt_orphan(self.user, row))
 
 
-@policy(Policy.ADMIN)
-class StopContainerRoute(DecisionRoute):
+@access_policy(AccessPolicy.ADMIN)
+class StopContainerView(BaseOrphanContainerView):
     """Stopping."""
 
     @_decision(
@@ -203,4 +203,4 @@ class StopContainerRoute(DecisionRoute):
     )
     def post(self, request: Request, container: str) -> HttpResponse:
         """The container, being stopped."""
-        return self.decided(container, lambda row: do_stop_unknown(self.person, row))
+        return self.decision_response(container, lambda row: do_stop_orphan(self.user, row))

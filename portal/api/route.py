@@ -21,23 +21,23 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from portal import throttle
-from portal.access import Policy, demand, signed_in
+from portal.access import AccessPolicy, enforce, require_user
 from portal.api import cursors, problems
-from portal.api.bodies import Closed, StrictJson, Text, read_body, read_query
-from portal.api.credentials import BearerToken, Session, sender_of
-from portal.errors import MalformedRequest, NotAllowed, PreconditionNeeded
+from portal.api.bodies import StrictSerializer, StrictJson, StrictCharField, read_body, read_query
+from portal.api.credentials import BearerTokenAuthentication, PortalSessionAuthentication, client_key
+from portal.errors import MalformedRequest, Forbidden, PreconditionRequired
 from portal.models import ApiToken, Job, User
 from portal.services import idempotency
 from portal.services.tokens import Scope, has_scope
-from portal.throttle import Rate
+from portal.throttle import RateLimit
 from portal.words.states import JobKind
 
 log = logging.getLogger(__name__)
 
-ENTITY_TAGS = r'^(\*|"[^"]*"(, *"[^"]*")*)$'
+ENTITY_TAGS_PATTERN = r'^(\*|"[^"]*"(, *"[^"]*")*)$'
 """What If-Match holds (RFC 9110, section 13.1.1): any version, or one of these."""
 
-Described = type[serializers.BaseSerializer[Any]] | type[str] | None
+ResponseSchema = type[serializers.BaseSerializer[Any]] | type[str] | None
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
 _Row = TypeVar("_Row", bound=Model)
 
@@ -60,13 +60,13 @@ class Problem(serializers.Serializer[Any]):
     )
 
 
-class PageQuery(Closed):
+class ListQuery(StrictSerializer):
     """What every list takes."""
 
     limit = serializers.IntegerField(
         required=False, min_value=1, max_value=cursors.MAX_LIMIT, default=cursors.DEFAULT_LIMIT
     )
-    cursor = Text(required=False, max_length=2000, help_text="From the previous page's `next`.")
+    cursor = StrictCharField(required=False, max_length=2000, help_text="From the previous page's `next`.")
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Operation:
     """What one method of a view takes and demands."""
 
     scope: Scope | None
-    query: type[Closed] | None
-    body: type[Closed] | None
+    query: type[StrictSerializer] | None
+    body: type[StrictSerializer] | None
     partial: bool
-    rate: Rate | None
+    rate: RateLimit | None
     idempotent: bool
-    by_kind: bool
+    scope_by_job_kind: bool
 
 
 def operation(
@@ -88,16 +88,16 @@ def operation(
     *,
     tag: str,
     scope: Scope | None,
-    by_kind: bool = False,
-    answer: Described,
+    scope_by_job_kind: bool = False,
+    response: ResponseSchema,
     status: int = 200,
-    query: type[Closed] | None = None,
-    body: type[Closed] | None = None,
+    query: type[StrictSerializer] | None = None,
+    body: type[StrictSerializer] | None = None,
     partial: bool = False,
-    rate: Rate | None = None,
+    rate: RateLimit | None = None,
     idempotent: bool = False,
     if_match: bool = False,
-    refusals: Sequence[int] = (),
+    error_statuses: Sequence[int] = (),
     media_type: str = "application/json",
     detail: str = "",
 ) -> Callable[[_Method], _Method]:
@@ -111,7 +111,7 @@ def operation(
     headers = []
     if idempotent:
         headers.append(
-            _header(
+            _header_parameter(
                 "Idempotency-Key",
                 "The same key and body give the same answer again.",
                 pattern=f"^{idempotency.KEY_PATTERN}$",
@@ -119,18 +119,18 @@ def operation(
         )
     if if_match:
         meaning = "The ETag that was read; 428 without it, 412 when it is stale."
-        headers.append(_header("If-Match", meaning, required=True, pattern=ENTITY_TAGS))
-    codes = {400, 405, 422, 429, 503, *refusals}
+        headers.append(_header_parameter("If-Match", meaning, required=True, pattern=ENTITY_TAGS_PATTERN))
+    codes = {400, 405, 422, 429, 503, *error_statuses}
     codes |= {401, 403} if scope is not None else set()
     codes |= {413, 415} if body is not None else set()
     codes |= {409} if idempotent else set()
     codes |= {412, 428} if if_match else set()
-    good = OpenApiResponse(answer, description="Done.") if answer else OpenApiResponse(description="Done.")
-    responses: dict[Any, Any] = {(status, media_type) if answer else status: good}
+    good = OpenApiResponse(response, description="Done.") if response else OpenApiResponse(description="Done.")
+    responses: dict[Any, Any] = {(status, media_type) if response else status: good}
     for code in sorted(codes):
-        responses[(code, problems.MEDIA_TYPE)] = OpenApiResponse(Problem, description=meaning_of(code))
+        responses[(code, problems.MEDIA_TYPE)] = OpenApiResponse(Problem, description=status_description(code))
     scope_line = f"\n\nA token needs the scope `{scope.value}`." if scope else ""
-    if by_kind:
+    if scope_by_job_kind:
         scope_line = "\n\nA token needs the scope `jobs`, or `workspaces` where the job is a workspace."
 
     def declare(method: _Method) -> _Method:
@@ -141,7 +141,7 @@ def operation(
             partial=partial,
             rate=rate,
             idempotent=idempotent,
-            by_kind=by_kind,
+            scope_by_job_kind=scope_by_job_kind,
         )
         parameters: list[Any] = [*headers, *([query] if query else [])]
         described: Callable[[_Method], _Method] = extend_schema(
@@ -150,7 +150,7 @@ def operation(
             description=(detail or summary) + scope_line,
             tags=[tag],
             parameters=parameters,
-            request=_request(body, partial),
+            request=_request_schema(body, partial),
             responses=responses,
         )
         return described(method)
@@ -158,12 +158,12 @@ def operation(
     return declare
 
 
-class Route(APIView):
+class ApiView(APIView):
     """A REST view. It needs ``@policy(...)``, and ``@operation(...)`` on each method, or nobody passes."""
 
     checks_policy_itself = True  # tokens are read first; see portal.door
 
-    authentication_classes: Sequence[type[BaseAuthentication]] = [BearerToken, Session]
+    authentication_classes: Sequence[type[BaseAuthentication]] = [BearerTokenAuthentication, PortalSessionAuthentication]
     parser_classes = [StrictJson]
     permission_classes = []
     metadata_class = None
@@ -176,16 +176,16 @@ class Route(APIView):
     # -- what methods use ----------------------------------------------------------------------
 
     @property
-    def person(self) -> User:
+    def user(self) -> User:
         """Who asks."""
-        return signed_in(self.request.user)
+        return require_user(self.request.user)
 
     @property
     def token(self) -> ApiToken | None:
         """The token that was used; None for a session."""
         return self.request.auth if isinstance(self.request.auth, ApiToken) else None
 
-    def answer(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpResponse:
+    def json_response(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> HttpResponse:
         """A JSON answer that no cache keeps."""
         answer = HttpResponse(
             json.dumps(body, separators=(",", ":")),
@@ -196,15 +196,15 @@ class Route(APIView):
         answer["Cache-Control"] = "no-store"
         return answer
 
-    def done(self) -> HttpResponse:
+    def no_content(self) -> HttpResponse:
         """An empty 204."""
         return HttpResponse(status=204)
 
-    def page(
-        self, rows: QuerySet[_Row], shown: Callable[[_Row], Any], order: cursors.Order = cursors.NEWEST
+    def paginated_response(
+        self, rows: QuerySet[_Row], serialize: Callable[[_Row], Any], order: cursors.Order = cursors.NEWEST
     ) -> HttpResponse:
         """One page of a list."""
-        return self.answer(cursors.page(self.request, rows, order, self.query, shown))
+        return self.json_response(cursors.paginate(self.request, rows, order, self.query, serialize))
 
     def require_scope_of(self, job: Job) -> None:
         """Raise NotAllowed unless a token that is used carries the scope of the job's kind."""
@@ -214,11 +214,11 @@ class Route(APIView):
         """Whether the request is based on what stands; PreconditionNeeded when it does not say."""
         given = self.request.headers.get("If-Match")
         if not given:
-            raise PreconditionNeeded("Send the ETag you read as If-Match.", code="if_match_needed")
+            raise PreconditionRequired("Send the ETag you read as If-Match.", code="if_match_needed")
         return given.strip() == "*" or etag in re.findall(r'"[^"]*"', given)
 
-    def once(
-        self, work: Callable[[], Any], status: int = 201, *, check: Callable[[], object] | None = None
+    def idempotent_response(
+        self, work: Callable[[], Any], status: int = 201, *, precheck: Callable[[], object] | None = None
     ) -> HttpResponse:
         """Does ``work`` (which gives the answer's body) at most once per Idempotency-Key.
 
@@ -226,16 +226,16 @@ class Route(APIView):
         """
         key = self.request.headers.get("Idempotency-Key")
         if key is None:
-            return self.answer(work(), status)
+            return self.json_response(work(), status)
         given = self.request.data
-        kept = idempotency.once(
-            self.person, key, self.request.path, given, lambda: (status, work()), check=check
+        kept = idempotency.run_once(
+            self.user, key, self.request.path, given, lambda: (status, work()), check=precheck
         )
-        headers = {"Idempotency-Replayed": "true"} if kept.again else {}
-        return self.answer(kept.body, kept.status, headers)
+        headers = {"Idempotency-Replayed": "true"} if kept.is_replay else {}
+        return self.json_response(kept.body, kept.status, headers)
 
     @property
-    def given(self) -> dict[str, Any]:
+    def raw_body(self) -> dict[str, Any]:
         """The body as it came, a JSON object; ``body`` holds it validated."""
         return dict(self.request.data)
 
@@ -245,21 +245,21 @@ class Route(APIView):
         """Who, whether, how often, and with what: in this order."""
         self.perform_authentication(request)
         wanted = getattr(type(self), "access_policy", None)
-        if not isinstance(wanted, Policy):
-            raise NotAllowed("This route declares no policy, so nobody may use it.", code="no_policy")
-        demand(request.user, wanted)
-        self._take(throttle.ANYTHING if request.user else throttle.ANONYMOUS)
+        if not isinstance(wanted, AccessPolicy):
+            raise Forbidden("This route declares no policy, so nobody may use it.", code="no_policy")
+        enforce(request.user, wanted)
+        self._throttle(throttle.REQUESTS if request.user else throttle.ANONYMOUS_REQUESTS)
         word = (request.method or "").lower()
         method = getattr(self, word, None) if word in self.http_method_names else None
         if method is None:
             return  # 405 follows
         plan = getattr(method, "operation", None)
         if not isinstance(plan, Operation):
-            raise NotAllowed("This route declares no operation, so nobody may use it.", code="no_policy")
+            raise Forbidden("This route declares no operation, so nobody may use it.", code="no_policy")
         if plan.scope is not None:
-            self._require_scope(plan.scope, *((Scope.WORKSPACES,) if plan.by_kind else ()))
+            self._require_scope(plan.scope, *((Scope.WORKSPACES,) if plan.scope_by_job_kind else ()))
         if plan.rate is not None:
-            self._take(plan.rate)
+            self._throttle(plan.rate)
         if request.method == "POST" and not plan.idempotent and "Idempotency-Key" in request.headers:
             raise MalformedRequest("This request takes no Idempotency-Key.", code="idempotency_not_offered")
         self.query = read_query(request.query_params, plan.query)
@@ -272,10 +272,10 @@ class Route(APIView):
 
     def handle_exception(self, exc: Exception) -> Any:
         """Every failure as a problem; what nobody foresaw goes to the log, and no trace of it out."""
-        answer = problems.answer_for(exc)
+        answer = problems.response_for(exc)
         if answer is None:
             log.exception("unforeseen while serving %s %r", self.request.method, self.request.path)
-            answer = problems.bare(500)
+            answer = problems.response_for_status(500)
         return answer
 
     def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
@@ -287,26 +287,26 @@ class Route(APIView):
     def _require_scope(self, *any_of: Scope) -> None:
         if self.token is None or any(has_scope(self.token, scope) for scope in any_of):
             return
-        raise NotAllowed(
+        raise Forbidden(
             f"This token lacks the scope {' or '.join(any_of)}.",
             code="scope_missing",
-            facts={"scope": any_of[0].value},
+            details={"scope": any_of[0].value},
         )
 
-    def _take(self, rate: Rate) -> None:
-        counts = [(rate, sender_of(self.request))]
+    def _throttle(self, rate: RateLimit) -> None:
+        counts = [(rate, client_key(self.request))]
         if isinstance(self.request.user, User):
             user = self.request.user.public_id
             own = f"token:{self.token.public_id}" if self.token else f"sessions:{user}"
-            counts = [(rate, own), (throttle.of_a_person(rate), user)]
+            counts = [(rate, own), (throttle.shared_by_user(rate), user)]
         for each, who in counts:  # in this order: what a token may not do does not count for its owner
-            wait_s = throttle.take(each, who)
+            wait_s = throttle.consume(each, who)
             if wait_s > 0:
                 raise Throttled(wait_s)
 
 
 @cache
-def page_of(item: type[serializers.Serializer[Any]]) -> type[serializers.Serializer[Any]]:
+def list_schema(item: type[serializers.Serializer[Any]]) -> type[serializers.Serializer[Any]]:
     """The shape of one page of a list of ``item``."""
     return type(
         f"{item.__name__}Page",
@@ -321,18 +321,18 @@ def page_of(item: type[serializers.Serializer[Any]]) -> type[serializers.Seriali
     )
 
 
-def _request(body: type[Closed] | None, partial: bool) -> Any:
+def _request_schema(body: type[StrictSerializer] | None, partial: bool) -> Any:
     if body is None:
         return None
     return body(partial=True) if partial else body
 
 
-def _header(name: str, meaning: str, *, required: bool = False, pattern: str = "") -> OpenApiParameter:
+def _header_parameter(name: str, meaning: str, *, required: bool = False, pattern: str = "") -> OpenApiParameter:
     shape: Any = {"type": "string", "pattern": pattern} if pattern else str
     return OpenApiParameter(name, shape, OpenApiParameter.HEADER, required=required, description=meaning)
 
 
-def meaning_of(code: int) -> str:
+def status_description(code: int) -> str:
     return {
         400: "The request does not have the described shape; `errors` names the fields.",
         401: "Nobody is signed in, or the token does not work.",

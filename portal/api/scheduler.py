@@ -10,19 +10,19 @@ from django.http.response import HttpResponseBase
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.route import PageQuery, Route, operation, page_of
-from portal.api.shapes.words import when
+from portal.access import AccessPolicy, access_policy
+from portal.api.route import ListQuery, ApiView, operation, list_schema
+from portal.api.shapes.words import timestamp
 from portal.models import Cycle, FailedCycle
-from portal.selectors.forecasts import measured
-from portal.selectors.scheduler import failed_cycles, health
-from portal.services.failed_cycles import do_give_out_failed
+from portal.selectors.forecasts import forecast_accuracy
+from portal.selectors.scheduler import failed_cycles, scheduler_health
+from portal.services.failed_cycles import do_export_failed_cycle
 from portal.services.tokens import Scope
 
-STOPPED = "The scheduler has stopped; administrators see why."
+STOPPED_MESSAGE = "The scheduler has stopped; administrators see why."
 
 
-class CycleOut(serializers.Serializer[Any]):
+class SchedulingCycle(serializers.Serializer[Any]):
     """A cycle that decided something."""
 
     started_at = serializers.DateTimeField()
@@ -38,7 +38,7 @@ class CycleOut(serializers.Serializer[Any]):
     truncated = serializers.BooleanField(help_text="The budget of steps ended before every job was reached.")
 
 
-class MeasuredOut(serializers.Serializer[Any]):
+class ForecastAccuracy(serializers.Serializer[Any]):
     """How the first forecasts of jobs that started in the last days did; jobs that waited a minute or more."""
 
     days = serializers.IntegerField()
@@ -50,18 +50,18 @@ class MeasuredOut(serializers.Serializer[Any]):
     )
 
 
-class SchedulerOut(serializers.Serializer[Any]):
+class SchedulerStatus(serializers.Serializer[Any]):
     """How the scheduler does."""
 
     alarm = serializers.CharField(
         allow_blank=True, help_text="Why nothing is started, in full for administrators; blank: it works."
     )
     alarm_at = serializers.DateTimeField(allow_null=True)
-    last_cycle = CycleOut(allow_null=True)
-    forecasts = MeasuredOut()
+    last_cycle = SchedulingCycle(allow_null=True)
+    forecasts = ForecastAccuracy()
 
 
-class FailedCycleOut(serializers.Serializer[Any]):
+class FailedSchedulingCycle(serializers.Serializer[Any]):
     """A cycle that decided nothing."""
 
     id = serializers.CharField()
@@ -75,10 +75,10 @@ class FailedCycleOut(serializers.Serializer[Any]):
     size_bytes = serializers.IntegerField(help_text="0: it could not be saved.")
 
 
-def cycle(row: Cycle) -> dict[str, Any]:
+def serialize_cycle(row: Cycle) -> dict[str, Any]:
     """A cycle as JSON."""
     return {
-        "started_at": when(row.started_at),
+        "started_at": timestamp(row.started_at),
         "woken_by": row.woken_by,
         "snapshot_ms": row.snapshot_ms,
         "decide_ms": row.decide_ms,
@@ -92,40 +92,40 @@ def cycle(row: Cycle) -> dict[str, Any]:
     }
 
 
-def failed(row: FailedCycle) -> dict[str, Any]:
+def serialize_failed_cycle(row: FailedCycle) -> dict[str, Any]:
     """A failed cycle as JSON."""
     return {
         "id": row.public_id,
-        "first_at": when(row.first_at),
-        "last_at": when(row.last_at),
-        "times": row.times,
+        "first_at": timestamp(row.first_at),
+        "last_at": timestamp(row.last_at),
+        "times": row.repeat_count,
         "kind": row.kind,
         "field": row.field,
-        "sentence": row.sentence,
+        "sentence": row.message,
         "woken_by": row.woken_by,
         "size_bytes": row.size_bytes,
     }
 
 
-@policy(Policy.SIGNED_IN)
-class SchedulerRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class SchedulerView(ApiView):
     """The alarm and the newest cycle."""
 
     @operation(
-        "scheduler_get", "How the scheduler does", tag="scheduler", scope=Scope.READ, answer=SchedulerOut
+        "scheduler_get", "How the scheduler does", tag="scheduler", scope=Scope.READ, response=SchedulerStatus
     )
     def get(self, request: Request) -> HttpResponse:
         """As it stands now."""
-        now, forecasts = health(), measured()
-        return self.answer(
+        now, forecasts = scheduler_health(), forecast_accuracy()
+        return self.json_response(
             {
-                "alarm": now.alarm.alarm if self.person.is_admin or not now.alarm.alarm else STOPPED,
-                "alarm_at": when(now.alarm.alarm_at),
-                "last_cycle": cycle(now.last) if now.last else None,
+                "alarm": now.alarm.scheduler_alert if self.user.is_admin or not now.alarm.scheduler_alert else STOPPED_MESSAGE,
+                "alarm_at": timestamp(now.alarm.alarm_at),
+                "last_cycle": serialize_cycle(now.last_cycle) if now.last_cycle else None,
                 "forecasts": {
                     "days": forecasts.days,
                     "scored": forecasts.scored,
-                    "inside": forecasts.inside,
+                    "inside": forecasts.covered,
                     "coverage": forecasts.coverage,
                     "mean_score_s": forecasts.mean_score_s,
                 },
@@ -133,8 +133,8 @@ class SchedulerRoute(Route):
         )
 
 
-@policy(Policy.ADMIN)
-class FailedCyclesRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class FailedCyclesView(ApiView):
     """Cycles that decided nothing."""
 
     @operation(
@@ -142,18 +142,18 @@ class FailedCyclesRoute(Route):
         "List failed cycles",
         tag="scheduler",
         scope=Scope.ADMIN,
-        query=PageQuery,
-        answer=page_of(FailedCycleOut),
+        query=ListQuery,
+        response=list_schema(FailedSchedulingCycle),
         detail="A snapshot or a policy that the scheduler refuses, or a fault of its own. The newest 20 of the "
         "last 30 days are kept.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first."""
-        return self.page(failed_cycles(), failed)
+        return self.paginated_response(failed_cycles(), serialize_failed_cycle)
 
 
-@policy(Policy.ADMIN)
-class FailedCycleRoute(Route):
+@access_policy(AccessPolicy.ADMIN)
+class FailedCycleView(ApiView):
     """One of them as a file."""
 
     @operation(
@@ -161,14 +161,14 @@ class FailedCycleRoute(Route):
         "Download a failed cycle",
         tag="scheduler",
         scope=Scope.ADMIN,
-        answer=str,
+        response=str,
         media_type="application/gzip",
-        refusals=[404, 409],
+        error_statuses=[404, 409],
         detail="Snapshot and policy as gzip JSON, for `python -m scheduler.replay snapshot FILE`. Audited.",
     )
     def get(self, request: Request, cycle: str) -> HttpResponseBase:
         """The file."""
-        name, content = do_give_out_failed(self.person, cycle)
+        name, content = do_export_failed_cycle(self.user, cycle)
         answer = FileResponse(
             io.BytesIO(content), as_attachment=True, filename=name, content_type="application/gzip"
         )

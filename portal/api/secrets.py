@@ -5,25 +5,25 @@ from __future__ import annotations
 from django.http import HttpResponse
 from rest_framework.request import Request
 
-from portal.access import Policy, Verb, policy, require, visible_secrets
-from portal.api.bodies import Closed, Text
+from portal.access import AccessPolicy, Permission, access_policy, require_permission, visible_secrets
+from portal.api.bodies import StrictSerializer, StrictCharField
 from portal.api.cursors import Order
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import secrets as shapes
-from portal.selectors.projects import project_for
-from portal.services.secrets import do_remove_secret, do_save_secret
+from portal.selectors.projects import get_project
+from portal.services.secrets import do_delete_secret, do_save_secret
 from portal.services.tokens import Scope
 from portal.words.secrets import MAX_VALUE_BYTES
 
 
-class ValueBody(Closed):
+class SecretValueBody(StrictSerializer):
     """What a secret holds."""
 
-    value = Text(max_length=MAX_VALUE_BYTES, help_text="Written once; no answer ever tells it.")
+    value = StrictCharField(max_length=MAX_VALUE_BYTES, help_text="Written once; no answer ever tells it.")
 
 
-@policy(Policy.SIGNED_IN)
-class SecretsRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class SecretsView(ApiView):
     """One's own secrets."""
 
     @operation(
@@ -31,16 +31,16 @@ class SecretsRoute(Route):
         "List one's own secrets",
         tag="people",
         scope=Scope.READ,
-        query=PageQuery,
-        answer=page_of(shapes.Secret),
+        query=ListQuery,
+        response=list_schema(shapes.Secret),
     )
     def get(self, request: Request) -> HttpResponse:
         """By name, without values."""
-        return self.page(visible_secrets(self.person).filter(owner=self.person), shapes.secret, Order("name"))
+        return self.paginated_response(visible_secrets(self.user).filter(owner=self.user), shapes.secret, Order("name"))
 
 
-@policy(Policy.SIGNED_IN)
-class SecretRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class SecretView(ApiView):
     """One of one's own secrets."""
 
     @operation(
@@ -48,14 +48,14 @@ class SecretRoute(Route):
         "Write a secret",
         tag="people",
         scope=Scope.ADMIN,
-        body=ValueBody,
-        answer=shapes.Secret,
+        body=SecretValueBody,
+        response=shapes.Secret,
         detail="Over the one of that name, if there is one. Jobs get the new value with their next attempt.",
     )
     def put(self, request: Request, secret: str) -> HttpResponse:
         """The secret, without its value."""
-        return self.answer(
-            shapes.secret(do_save_secret(self.person, self.person, secret, self.body["value"]))
+        return self.json_response(
+            shapes.secret(do_save_secret(self.user, self.user, secret, self.body["value"]))
         )
 
     @operation(
@@ -63,18 +63,18 @@ class SecretRoute(Route):
         "Forget a secret",
         tag="people",
         scope=Scope.ADMIN,
-        answer=None,
+        response=None,
         status=204,
-        refusals=[404],
+        error_statuses=[404],
     )
     def delete(self, request: Request, secret: str) -> HttpResponse:
         """What runs keeps it; a job that names it fails to start."""
-        do_remove_secret(self.person, self.person, secret)
-        return self.done()
+        do_delete_secret(self.user, self.user, secret)
+        return self.no_content()
 
 
-@policy(Policy.SIGNED_IN)
-class ProjectSecretsRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ProjectSecretsView(ApiView):
     """The secrets of a project."""
 
     @operation(
@@ -82,19 +82,19 @@ class ProjectSecretsRoute(Route):
         "List a project's secrets",
         tag="projects",
         scope=Scope.READ,
-        query=PageQuery,
-        answer=page_of(shapes.Secret),
-        refusals=[403, 404],
+        query=ListQuery,
+        response=list_schema(shapes.Secret),
+        error_statuses=[403, 404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """By name, without values; for those who may run jobs in it."""
-        row = project_for(self.person, project)
-        require(self.person, Verb.SUBMIT, row)
-        return self.page(visible_secrets(self.person).filter(project=row), shapes.secret, Order("name"))
+        row = get_project(self.user, project)
+        require_permission(self.user, Permission.SUBMIT, row)
+        return self.paginated_response(visible_secrets(self.user).filter(project=row), shapes.secret, Order("name"))
 
 
-@policy(Policy.SIGNED_IN)
-class ProjectSecretRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ProjectSecretView(ApiView):
     """One secret of a project."""
 
     @operation(
@@ -102,26 +102,26 @@ class ProjectSecretRoute(Route):
         "Write a secret of a project",
         tag="projects",
         scope=Scope.PROJECTS,
-        body=ValueBody,
-        answer=shapes.Secret,
-        refusals=[404],
+        body=SecretValueBody,
+        response=shapes.Secret,
+        error_statuses=[404],
         detail="Managers write it; every job of the project may name it.",
     )
     def put(self, request: Request, project: str, secret: str) -> HttpResponse:
         """The secret, without its value."""
-        row = project_for(self.person, project)
-        return self.answer(shapes.secret(do_save_secret(self.person, row, secret, self.body["value"])))
+        row = get_project(self.user, project)
+        return self.json_response(shapes.secret(do_save_secret(self.user, row, secret, self.body["value"])))
 
     @operation(
         "project_secrets_remove",
         "Forget a secret of a project",
         tag="projects",
         scope=Scope.PROJECTS,
-        answer=None,
+        response=None,
         status=204,
-        refusals=[404],
+        error_statuses=[404],
     )
     def delete(self, request: Request, project: str, secret: str) -> HttpResponse:
         """What runs keeps it; a job that names it fails to start."""
-        do_remove_secret(self.person, project_for(self.person, project), secret)
-        return self.done()
+        do_delete_secret(self.user, get_project(self.user, project), secret)
+        return self.no_content()

@@ -8,24 +8,24 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.bodies import Closed
-from portal.api.jobs import ActRoute, whole
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer
+from portal.api.jobs import JobActionView, serialize_job_detail
 from portal.api.route import operation
-from portal.api.shapes.jobs import JobWhole
+from portal.api.shapes.jobs import JobDetail
 from portal.services.sent_signals import do_send_signal
 from portal.services.tokens import Scope
 from portal.words.sent_signals import SIGNALS
 
 
-class SignalBody(Closed):
+class SignalBody(StrictSerializer):
     """Which signal."""
 
     signal = serializers.ChoiceField(list(SIGNALS))
 
 
-@policy(Policy.SIGNED_IN)
-class JobSignalRoute(ActRoute):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobSignalView(JobActionView):
     """A signal to all ranks."""
 
     @operation(
@@ -33,21 +33,21 @@ class JobSignalRoute(ActRoute):
         "Send a signal to a running job",
         tag="jobs",
         scope=Scope.JOBS,
-        by_kind=True,
+        scope_by_job_kind=True,
         body=SignalBody,
-        answer=JobWhole,
+        response=JobDetail,
         status=201,
         idempotent=True,
-        refusals=[404, 409],
+        error_statuses=[404, 409],
         detail="It goes to every rank of the present attempt, once at most; its timeline says when a node did not "
         "pass it on. Refused with `not_running`.",
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The job; the signal is on its way."""
-        found = self.job_to_act_on(job)
+        found = self.get_job_for_action(job)
 
         def work() -> dict[str, Any]:
-            do_send_signal(self.person, found, self.body["signal"])
-            return whole(self.person, found)
+            do_send_signal(self.user, found, self.body["signal"])
+            return serialize_job_detail(self.user, found)
 
-        return self.once(work)
+        return self.idempotent_response(work)

@@ -8,36 +8,36 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 
 from portal import throttle
-from portal.access import Policy, policy
-from portal.api.bodies import Closed, Flag, Text, Whole
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer, QueryBooleanField, StrictCharField, StrictIntegerField
 from portal.api.cursors import NEWEST
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import jobs as shapes
-from portal.models import Extension
-from portal.selectors.jobs import job_for, seen_of
-from portal.selectors.time_limits import extension_for, extensions_for
+from portal.models import TimeLimitExtension
+from portal.selectors.jobs import get_job, visible_job_ids
+from portal.selectors.time_limits import get_extension, list_extensions
 from portal.services.jobs import MAX_TIME_LIMIT_S
-from portal.services.time_limits import LEAST_S, do_ask_for_time, do_decide_extension
+from portal.services.time_limits import MIN_EXTENSION_S, do_request_extension, do_decide_extension
 from portal.services.tokens import Scope
 
 
-class ExtendBody(Closed):
+class ExtensionRequestBody(StrictSerializer):
     """More time."""
 
-    more_s = Whole(min_value=LEAST_S, max_value=MAX_TIME_LIMIT_S)
-    reason = Text(required=False, allow_blank=True, default="", max_length=500)
+    more_s = StrictIntegerField(min_value=MIN_EXTENSION_S, max_value=MAX_TIME_LIMIT_S)
+    reason = StrictCharField(required=False, allow_blank=True, default="", max_length=500)
 
 
-class DecisionBody(Closed):
+class ExtensionDecisionBody(StrictSerializer):
     """A decision on a request."""
 
-    answer = Text(required=False, allow_blank=True, default="", max_length=500)
+    answer = StrictCharField(required=False, allow_blank=True, default="", max_length=500)
 
 
-class ExtensionsQuery(PageQuery):
+class ExtensionsQuery(ListQuery):
     """Which requests."""
 
-    waiting = Flag(
+    waiting = QueryBooleanField(
         required=False,
         allow_null=True,
         default=None,
@@ -45,24 +45,24 @@ class ExtensionsQuery(PageQuery):
     )
 
 
-class ExtensionDoor(Route):
+class BaseExtensionView(ApiView):
     """What the routes about requests share."""
 
-    def shown(self, row: Extension) -> dict[str, Any]:
+    def serialize(self, row: TimeLimitExtension) -> dict[str, Any]:
         """A request; delayed jobs are named only to those who may see them."""
-        seen = seen_of(self.person, [each["job"] for each in row.delays])
-        return shapes.extension_whole(row, seen)
+        seen = visible_job_ids(self.user, [each["job"] for each in row.delays])
+        return shapes.extension_detail(row, seen)
 
-    def decided(self, public_id: str, *, grant: bool) -> HttpResponse:
+    def decision_response(self, public_id: str, *, grant: bool) -> HttpResponse:
         """The request, decided."""
-        row = extension_for(self.person, public_id)
+        row = get_extension(self.user, public_id)
         self.require_scope_of(row.job)
-        do_decide_extension(self.person, row, grant=grant, answer=self.body["answer"])
-        return self.answer(self.shown(extension_for(self.person, public_id)))
+        do_decide_extension(self.user, row, grant=grant, answer=self.body["answer"])
+        return self.json_response(self.serialize(get_extension(self.user, public_id)))
 
 
-@policy(Policy.SIGNED_IN)
-class JobExtendRoute(ExtensionDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class JobExtendView(BaseExtensionView):
     """Asking for more time."""
 
     @operation(
@@ -70,25 +70,25 @@ class JobExtendRoute(ExtensionDoor):
         "Ask for more time",
         tag="jobs",
         scope=Scope.JOBS,
-        by_kind=True,
-        body=ExtendBody,
-        answer=shapes.ExtensionWhole,
-        rate=throttle.SUBMIT,
-        refusals=[404, 409],
+        scope_by_job_kind=True,
+        body=ExtensionRequestBody,
+        response=shapes.ExtensionDetail,
+        rate=throttle.JOB_SUBMITS,
+        error_statuses=[404, 409],
         detail="Granted at once when the scheduler says that it delays nobody, counted as if the job used all of it. "
         "Else the request waits: managers of the project decide when it delays jobs of the project only, "
         "administrators on all others.",
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The request: granted, or waiting."""
-        row = job_for(self.person, job)
+        row = get_job(self.user, job)
         self.require_scope_of(row)
-        asked = do_ask_for_time(self.person, row, self.body["more_s"], self.body["reason"])
-        return self.answer(self.shown(extension_for(self.person, asked.public_id)))
+        asked = do_request_extension(self.user, row, self.body["more_s"], self.body["reason"])
+        return self.json_response(self.serialize(get_extension(self.user, asked.public_id)))
 
 
-@policy(Policy.SIGNED_IN)
-class ExtensionsRoute(ExtensionDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ExtensionsView(BaseExtensionView):
     """The requests one may see."""
 
     @operation(
@@ -97,16 +97,16 @@ class ExtensionsRoute(ExtensionDoor):
         tag="jobs",
         scope=Scope.READ,
         query=ExtensionsQuery,
-        answer=page_of(shapes.ExtensionOut),
+        response=list_schema(shapes.ExtensionSummary),
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first."""
-        rows = extensions_for(self.person, waiting=self.query["waiting"])
-        return self.page(rows, shapes.extension, NEWEST)
+        rows = list_extensions(self.user, pending_only=self.query["waiting"])
+        return self.paginated_response(rows, shapes.extension_summary, NEWEST)
 
 
-@policy(Policy.SIGNED_IN)
-class ExtensionRoute(ExtensionDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ExtensionView(BaseExtensionView):
     """One request."""
 
     @operation(
@@ -114,39 +114,39 @@ class ExtensionRoute(ExtensionDoor):
         "Get a request for more time",
         tag="jobs",
         scope=Scope.READ,
-        answer=shapes.ExtensionWhole,
-        refusals=[404],
+        response=shapes.ExtensionDetail,
+        error_statuses=[404],
     )
     def get(self, request: Request, extension: str) -> HttpResponse:
         """What was asked, and what became of it."""
-        return self.answer(self.shown(extension_for(self.person, extension)))
+        return self.json_response(self.serialize(get_extension(self.user, extension)))
 
 
 _DECIDE: dict[str, Any] = {
     "tag": "jobs",
     "scope": Scope.JOBS,
     "by_kind": True,
-    "body": DecisionBody,
-    "answer": shapes.ExtensionWhole,
+    "body": ExtensionDecisionBody,
+    "answer": shapes.ExtensionDetail,
     "refusals": [404, 409],
 }
 
 
-@policy(Policy.SIGNED_IN)
-class ExtensionGrantRoute(ExtensionDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ExtensionGrantView(BaseExtensionView):
     """Yes."""
 
     @operation("extensions_grant", "Grant more time", **_DECIDE)
     def post(self, request: Request, extension: str) -> HttpResponse:
         """The job's limit has grown."""
-        return self.decided(extension, grant=True)
+        return self.decision_response(extension, grant=True)
 
 
-@policy(Policy.SIGNED_IN)
-class ExtensionRefuseRoute(ExtensionDoor):
+@access_policy(AccessPolicy.SIGNED_IN)
+class ExtensionRefuseView(BaseExtensionView):
     """No."""
 
     @operation("extensions_refuse", "Refuse more time", **_DECIDE)
     def post(self, request: Request, extension: str) -> HttpResponse:
         """The job's limit stays."""
-        return self.decided(extension, grant=False)
+        return self.decision_response(extension, grant=False)

@@ -9,40 +9,40 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.bodies import Closed, Name, Text
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer, NameField, StrictCharField
 from portal.api.cursors import Order
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import cluster as shapes
 from portal.models import Topology
-from portal.selectors.topologies import placed_by, topologies_for, topology_for
+from portal.selectors.topologies import labelled_node_counter, list_topologies, get_topology
 from portal.services.tokens import Scope
-from portal.services.topologies import do_remove_topology, do_save_topology
-from portal.words.labels import KEY_PATTERN, LONGEST_KEY, MOST_LEVELS
+from portal.services.topologies import do_delete_topology, do_save_topology
+from portal.words.labels import KEY_PATTERN, MAX_KEY_LENGTH, MAX_LEVELS
 
-REASON: dict[str, Any] = {"required": False, "default": "", "allow_blank": True, "max_length": 500}
+REASON_OPTIONS: dict[str, Any] = {"required": False, "default": "", "allow_blank": True, "max_length": 500}
 
 
-class LevelsBody(Closed):
+class LevelsBody(StrictSerializer):
     """The levels of a topology."""
 
     levels = serializers.ListField(
-        child=Text(max_length=LONGEST_KEY, pattern=KEY_PATTERN, message="This is no key of a label."),
+        child=StrictCharField(max_length=MAX_KEY_LENGTH, pattern=KEY_PATTERN, message="This is no key of a label."),
         allow_empty=False,
-        max_length=MOST_LEVELS,
+        max_length=MAX_LEVELS,
         help_text="Label keys of nodes, outermost first.",
     )
-    reason = Text(**REASON)
+    reason = StrictCharField(**REASON_OPTIONS)
 
 
 class TopologyBody(LevelsBody):
     """A new topology."""
 
-    name = Name()
+    name = NameField()
 
 
-@policy(Policy.SIGNED_IN)
-class TopologiesRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class TopologiesView(ApiView):
     """All topologies."""
 
     @operation(
@@ -50,18 +50,18 @@ class TopologiesRoute(Route):
         "List topologies",
         tag="cluster",
         scope=Scope.READ,
-        query=PageQuery,
-        answer=page_of(shapes.Topology),
+        query=ListQuery,
+        response=list_schema(shapes.Topology),
     )
     def get(self, request: Request) -> HttpResponse:
         """By name, each with how many nodes it places."""
-        labelled = placed_by(self.person)
+        labelled = labelled_node_counter(self.user)
 
         def one(row: Model) -> dict[str, Any]:
             assert isinstance(row, Topology)  # noqa: S101
             return shapes.topology(row, labelled(row))
 
-        return self.page(topologies_for(self.person), one, Order("name"))
+        return self.paginated_response(list_topologies(self.user), one, Order("name"))
 
     @operation(
         "topologies_create",
@@ -69,7 +69,7 @@ class TopologiesRoute(Route):
         tag="cluster",
         scope=Scope.ADMIN,
         body=TopologyBody,
-        answer=shapes.Topology,
+        response=shapes.Topology,
         status=201,
         idempotent=True,
     )
@@ -78,15 +78,15 @@ class TopologiesRoute(Route):
 
         def work() -> dict[str, Any]:
             row = do_save_topology(
-                self.person, self.body["name"], self.body["levels"], reason=self.body["reason"]
+                self.user, self.body["name"], self.body["levels"], reason=self.body["reason"]
             )
-            return shapes.topology(row, placed_by(self.person)(row))
+            return shapes.topology(row, labelled_node_counter(self.user)(row))
 
-        return self.once(work)
+        return self.idempotent_response(work)
 
 
-@policy(Policy.SIGNED_IN)
-class TopologyRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class TopologyView(ApiView):
     """One topology."""
 
     @operation(
@@ -94,13 +94,13 @@ class TopologyRoute(Route):
         "Get a topology",
         tag="cluster",
         scope=Scope.READ,
-        answer=shapes.Topology,
-        refusals=[404],
+        response=shapes.Topology,
+        error_statuses=[404],
     )
     def get(self, request: Request, topology: str) -> HttpResponse:
         """By id or name."""
-        row = topology_for(self.person, topology)
-        return self.answer(shapes.topology(row, placed_by(self.person)(row)))
+        row = get_topology(self.user, topology)
+        return self.json_response(shapes.topology(row, labelled_node_counter(self.user)(row)))
 
     @operation(
         "topologies_put",
@@ -108,27 +108,27 @@ class TopologyRoute(Route):
         tag="cluster",
         scope=Scope.ADMIN,
         body=LevelsBody,
-        answer=shapes.Topology,
-        refusals=[404],
+        response=shapes.Topology,
+        error_statuses=[404],
         detail="What runs stays where it is. A waiting job that asks for a level which is gone can never start.",
     )
     def put(self, request: Request, topology: str) -> HttpResponse:
         """The topology with these levels."""
-        row = topology_for(self.person, topology)
-        saved = do_save_topology(self.person, row.name, self.body["levels"], row, reason=self.body["reason"])
-        return self.answer(shapes.topology(saved, placed_by(self.person)(saved)))
+        row = get_topology(self.user, topology)
+        saved = do_save_topology(self.user, row.name, self.body["levels"], row, reason=self.body["reason"])
+        return self.json_response(shapes.topology(saved, labelled_node_counter(self.user)(saved)))
 
     @operation(
         "topologies_remove",
         "Remove a topology",
         tag="cluster",
         scope=Scope.ADMIN,
-        answer=None,
+        response=None,
         status=204,
-        refusals=[404, 409],
+        error_statuses=[404, 409],
         detail="Refused with `topology_in_use` while waiting jobs ask to stand near by it.",
     )
     def delete(self, request: Request, topology: str) -> HttpResponse:
         """Nothing."""
-        do_remove_topology(self.person, topology_for(self.person, topology))
-        return self.done()
+        do_delete_topology(self.user, get_topology(self.user, topology))
+        return self.no_content()

@@ -11,27 +11,27 @@ from django.utils import timezone
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy
-from portal.api.bodies import Closed, Text
-from portal.api.route import Route, operation
-from portal.api.shapes.words import when
-from portal.errors import Invalid
-from portal.selectors.usage import UsageBy, usage_for
+from portal.access import AccessPolicy, access_policy
+from portal.api.bodies import StrictSerializer, StrictCharField
+from portal.api.route import ApiView, operation
+from portal.api.shapes.words import timestamp
+from portal.errors import InvalidRequest
+from portal.selectors.usage import UsageGrouping, gpu_hours_by
 from portal.services.tokens import Scope
 
-MAX_SPAN = dt.timedelta(days=366)
-DEFAULT_SPAN = dt.timedelta(days=30)
-BY = [word.value for word in UsageBy]
+MAX_PERIOD = dt.timedelta(days=366)
+DEFAULT_PERIOD = dt.timedelta(days=30)
+GROUPINGS = [word.value for word in UsageGrouping]
 
 
-class UsageQuery(Closed):
+class UsageQuery(StrictSerializer):
     """Which use, and summed by what."""
 
     start = serializers.DateTimeField(required=False, help_text="Default: 30 days before the end.")
     end = serializers.DateTimeField(required=False, help_text="Default: now.")
-    by = serializers.ChoiceField(BY, required=False, default=UsageBy.PROJECT.value)
-    project = Text(required=False, default="", max_length=63, help_text="Id or name.")
-    user = Text(required=False, default="", max_length=63, help_text="Id or user name.")
+    by = serializers.ChoiceField(GROUPINGS, required=False, default=UsageGrouping.PROJECT.value)
+    project = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
+    user = StrictCharField(required=False, default="", max_length=63, help_text="Id or user name.")
 
 
 class UsageItem(serializers.Serializer[Any]):
@@ -43,18 +43,18 @@ class UsageItem(serializers.Serializer[Any]):
     jobs = serializers.IntegerField()
 
 
-class Usage(serializers.Serializer[Any]):
+class UsageReport(serializers.Serializer[Any]):
     """GPU-hours of a span of time."""
 
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
-    by = serializers.ChoiceField(BY)
+    by = serializers.ChoiceField(GROUPINGS)
     total_gpu_hours = serializers.FloatField()
     items = UsageItem(many=True)
 
 
-@policy(Policy.SIGNED_IN)
-class UsageRoute(Route):
+@access_policy(AccessPolicy.SIGNED_IN)
+class UsageView(ApiView):
     """GPU-hours."""
 
     @operation(
@@ -63,7 +63,7 @@ class UsageRoute(Route):
         tag="usage",
         scope=Scope.READ,
         query=UsageQuery,
-        answer=Usage,
+        response=UsageReport,
         detail="Your own use, and that of projects you manage; all of it for administrators. GPUs held "
         "now count up to now.",
     )
@@ -72,15 +72,15 @@ class UsageRoute(Route):
         end = self.query.get("end") or timezone.now()
         start = self.query.get("start") or _before(end)
         if not start < end:
-            raise Invalid(fields={"start": "The start must lie before the end."})
-        if end - start > MAX_SPAN:
-            raise Invalid(fields={"start": f"At most {MAX_SPAN.days} days at once."})
-        by = UsageBy(self.query["by"])
-        rows = usage_for(self.person, start, end, by, project=self.query["project"], user=self.query["user"])
-        return self.answer(
+            raise InvalidRequest(fields={"start": "The start must lie before the end."})
+        if end - start > MAX_PERIOD:
+            raise InvalidRequest(fields={"start": f"At most {MAX_PERIOD.days} days at once."})
+        by = UsageGrouping(self.query["by"])
+        rows = gpu_hours_by(self.user, start, end, by, project=self.query["project"], user=self.query["user"])
+        return self.json_response(
             {
-                "start": when(start),
-                "end": when(end),
+                "start": timestamp(start),
+                "end": timestamp(end),
                 "by": by.value,
                 "total_gpu_hours": round(sum(row.gpu_hours for row in rows), 6),
                 "items": [asdict(row) for row in rows],
@@ -90,6 +90,6 @@ class UsageRoute(Route):
 
 def _before(end: dt.datetime) -> dt.datetime:
     try:
-        return end - DEFAULT_SPAN
+        return end - DEFAULT_PERIOD
     except OverflowError as wrong:
-        raise Invalid(fields={"end": "That is before the calendar begins."}) from wrong
+        raise InvalidRequest(fields={"end": "That is before the calendar begins."}) from wrong

@@ -9,74 +9,74 @@ from django.http import HttpResponse
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from portal.access import Policy, policy, require_admin, visible_nodes, visible_projects
-from portal.api.bodies import Closed, Name, Text, Whole, YesNo
+from portal.access import AccessPolicy, access_policy, require_admin, visible_nodes, visible_projects
+from portal.api.bodies import StrictSerializer, NameField, StrictCharField, StrictIntegerField, StrictBooleanField
 from portal.api.cursors import Order
-from portal.api.job_choice import JobChoiceFields, choice_of
-from portal.api.route import PageQuery, Route, operation, page_of
+from portal.api.job_choice import AffectedJobsFields, parse_job_choice
+from portal.api.route import ListQuery, ApiView, operation, list_schema
 from portal.api.shapes import volumes as shapes
-from portal.errors import Invalid
+from portal.errors import InvalidRequest
 from portal.models import NodePool
-from portal.selectors.volumes import named_rows, volume_for, volumes_for
+from portal.selectors.volumes import get_rows_by_key, get_volume, list_volumes
 from portal.services.tokens import Scope
-from portal.services.volumes import MOST_QUOTA_MIB, VolumeWords, do_remove_volume, do_save_volume
-from portal.words.volumes import Reach, VolumeKind
+from portal.services.volumes import MAX_QUOTA_MIB, VolumeInput, do_delete_volume, do_save_volume
+from portal.words.volumes import VolumeScope, VolumeKind
 
 
-class VolumeFields(Closed):
+class VolumeFields(StrictSerializer):
     """What can be changed of a volume; what is left out is nothing."""
 
-    reach = serializers.ChoiceField([reach.value for reach in Reach], required=False, default="node")
-    path = Text(required=False, default="", allow_blank=True, max_length=500)
-    description = Text(required=False, default="", allow_blank=True, max_length=500)
-    read_only = YesNo(required=False, default=False)  # type: ignore[assignment]
-    quota_mib = Whole(required=False, allow_null=True, default=None, min_value=1, max_value=MOST_QUOTA_MIB)
-    pool = Text(required=False, allow_null=True, default=None, max_length=63, help_text="Id or name.")
-    nodes = serializers.ListField(child=Text(max_length=63), required=False, default=list, max_length=1000)
-    projects = serializers.ListField(child=Text(max_length=63), required=False, default=list, max_length=1000)
-    reason = Text(required=False, default="", allow_blank=True, max_length=500)
+    reach = serializers.ChoiceField([reach.value for reach in VolumeScope], required=False, default="node")
+    path = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
+    description = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
+    read_only = StrictBooleanField(required=False, default=False)  # type: ignore[assignment]
+    quota_mib = StrictIntegerField(required=False, allow_null=True, default=None, min_value=1, max_value=MAX_QUOTA_MIB)
+    pool = StrictCharField(required=False, allow_null=True, default=None, max_length=63, help_text="Id or name.")
+    nodes = serializers.ListField(child=StrictCharField(max_length=63), required=False, default=list, max_length=1000)
+    projects = serializers.ListField(child=StrictCharField(max_length=63), required=False, default=list, max_length=1000)
+    reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
-class ChangeBody(VolumeFields, JobChoiceFields):
+class VolumeChangeBody(VolumeFields, AffectedJobsFields):
     """A change of a volume."""
 
 
 class VolumeBody(VolumeFields):
     """A new volume."""
 
-    name = Name()
+    name = NameField()
     kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
 
 
-class _VolumeRoute(Route):
-    def words(self, name: str, kind: str) -> VolumeWords:
+class _BaseVolumeView(ApiView):
+    def build_input(self, name: str, kind: str) -> VolumeInput:
         """What the body says, with rows for names."""
-        require_admin(self.person, "change volumes")
+        require_admin(self.user, "change volumes")
         body = self.body
-        pools = self._rows("pool", NodePool.objects.all(), [body["pool"]] if body["pool"] else [])
-        return VolumeWords(
+        pools = self._get_rows("pool", NodePool.objects.all(), [body["pool"]] if body["pool"] else [])
+        return VolumeInput(
             name=name,
             kind=VolumeKind(kind),
-            reach=Reach(body["reach"]),
+            scope=VolumeScope(body["reach"]),
             path=body["path"],
             description=body["description"],
             read_only=body["read_only"],
             quota_mib=body["quota_mib"],
             pool=pools[0] if pools else None,
-            nodes=self._rows("nodes", visible_nodes(self.person), body["nodes"]),
-            projects=self._rows("projects", visible_projects(self.person), body["projects"]),
+            nodes=self._get_rows("nodes", visible_nodes(self.user), body["nodes"]),
+            projects=self._get_rows("projects", visible_projects(self.user), body["projects"]),
         )
 
     @staticmethod
-    def _rows(field: str, rows: QuerySet[Any], keys: list[str]) -> list[Any]:
-        found, unknown = named_rows(rows, keys)
+    def _get_rows(field: str, rows: QuerySet[Any], keys: list[str]) -> list[Any]:
+        found, unknown = get_rows_by_key(rows, keys)
         if unknown is not None:
-            raise Invalid(fields={field: f"There is no {field.removesuffix('s')} called {unknown}."})
+            raise InvalidRequest(fields={field: f"There is no {field.removesuffix('s')} called {unknown}."})
         return found
 
 
-@policy(Policy.SIGNED_IN)
-class VolumesRoute(_VolumeRoute):
+@access_policy(AccessPolicy.SIGNED_IN)
+class VolumesView(_BaseVolumeView):
     """All volumes that the person's projects may use."""
 
     @operation(
@@ -84,12 +84,12 @@ class VolumesRoute(_VolumeRoute):
         "List volumes",
         tag="cluster",
         scope=Scope.READ,
-        query=PageQuery,
-        answer=page_of(shapes.Volume),
+        query=ListQuery,
+        response=list_schema(shapes.Volume),
     )
     def get(self, request: Request) -> HttpResponse:
         """By name."""
-        return self.page(volumes_for(self.person), shapes.volume, Order("name"))
+        return self.paginated_response(list_volumes(self.user), shapes.volume, Order("name"))
 
     @operation(
         "volumes_create",
@@ -97,7 +97,7 @@ class VolumesRoute(_VolumeRoute):
         tag="cluster",
         scope=Scope.ADMIN,
         body=VolumeBody,
-        answer=shapes.Volume,
+        response=shapes.Volume,
         status=201,
         idempotent=True,
         detail="A node shows only what its own settings lend (`path_roots`).",
@@ -106,14 +106,14 @@ class VolumesRoute(_VolumeRoute):
         """The new volume."""
 
         def work() -> dict[str, Any]:
-            words = self.words(self.body["name"], self.body["kind"])
-            return shapes.volume(do_save_volume(self.person, words, reason=self.body["reason"]))
+            words = self.build_input(self.body["name"], self.body["kind"])
+            return shapes.volume(do_save_volume(self.user, words, reason=self.body["reason"]))
 
-        return self.once(work)
+        return self.idempotent_response(work)
 
 
-@policy(Policy.SIGNED_IN)
-class VolumeRoute(_VolumeRoute):
+@access_policy(AccessPolicy.SIGNED_IN)
+class VolumeView(_BaseVolumeView):
     """One volume."""
 
     @operation(
@@ -121,44 +121,44 @@ class VolumeRoute(_VolumeRoute):
         "Get a volume",
         tag="cluster",
         scope=Scope.READ,
-        answer=shapes.Volume,
-        refusals=[404],
+        response=shapes.Volume,
+        error_statuses=[404],
     )
     def get(self, request: Request, volume: str) -> HttpResponse:
         """By id or name."""
-        return self.answer(shapes.volume(volume_for(self.person, volume)))
+        return self.json_response(shapes.volume(get_volume(self.user, volume)))
 
     @operation(
         "volumes_put",
         "Change a volume",
         tag="cluster",
         scope=Scope.ADMIN,
-        body=ChangeBody,
-        answer=shapes.Volume,
-        refusals=[404],
+        body=VolumeChangeBody,
+        response=shapes.Volume,
+        error_statuses=[404],
         detail="Name and kind stay. What runs keeps what it was started with. Jobs of projects that it is closed to "
         "are held, or cancelled or stopped, as `queued_jobs` and `running_jobs` say.",
     )
     def put(self, request: Request, volume: str) -> HttpResponse:
         """The volume as it stands then."""
-        row = volume_for(self.person, volume)
-        words = self.words(row.name, row.kind)
+        row = get_volume(self.user, volume)
+        words = self.build_input(row.name, row.kind)
         saved = do_save_volume(
-            self.person, words, row, reason=self.body["reason"], choice=choice_of(self.body)
+            self.user, words, row, reason=self.body["reason"], choice=parse_job_choice(self.body)
         )
-        return self.answer(shapes.volume(saved))
+        return self.json_response(shapes.volume(saved))
 
     @operation(
         "volumes_remove",
         "Forget a volume",
         tag="cluster",
         scope=Scope.ADMIN,
-        answer=None,
+        response=None,
         status=204,
-        refusals=[404, 409],
+        error_statuses=[404, 409],
         detail="Its files stay. Refused with `volume_in_use` while jobs that have not ended name it.",
     )
     def delete(self, request: Request, volume: str) -> HttpResponse:
         """Nothing."""
-        do_remove_volume(self.person, volume_for(self.person, volume))
-        return self.done()
+        do_delete_volume(self.user, get_volume(self.user, volume))
+        return self.no_content()

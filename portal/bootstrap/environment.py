@@ -20,8 +20,8 @@ from pathlib import Path
 RUN_LOCK = "requirements.lock"
 DEV_LOCK = "requirements-dev.lock"
 STAMP = "fairway-locks.txt"
-INSTALL_LIMIT_S = 1_800
-ENTERED = "FAIRWAY_IN_ENVIRONMENT"
+INSTALL_TIMEOUT_S = 1_800
+ENTERED_VARIABLE = "FAIRWAY_IN_ENVIRONMENT"
 
 _PROBE = """
 import importlib.metadata, json, re, sys
@@ -52,11 +52,11 @@ def enter(root: Path, argv: Sequence[str]) -> list[str]:
     python = folder / "bin" / "python"
     make_environment(root, dev=wants_dev)
     if Path(sys.prefix).resolve() != folder.resolve():
-        if os.environ.get(ENTERED) == str(folder):
+        if os.environ.get(ENTERED_VARIABLE) == str(folder):
             raise BootstrapError(f"{python} does not run inside {folder}; remove that folder and try again.")
-        os.environ[ENTERED] = str(folder)
+        os.environ[ENTERED_VARIABLE] = str(folder)
         os.execv(python, [str(python), *rest])  # noqa: S606  (no shell is the point)
-    os.environ.pop(ENTERED, None)
+    os.environ.pop(ENTERED_VARIABLE, None)
     return rest
 
 
@@ -65,12 +65,12 @@ def make_environment(root: Path, *, dev: bool) -> None:
     locks = [root / RUN_LOCK, *([root / DEV_LOCK] if dev else [])]
     folder = root / ".venv"
     fingerprint = lock_fingerprint(locks)
-    if _stamped(folder, fingerprint):
+    if _is_up_to_date(folder, fingerprint):
         return
-    with _one_at_a_time(root):
-        if not _stamped(folder, fingerprint):
-            _make(folder, folder / "bin" / "python", locks)
-            _stamp(folder, fingerprint)
+    with _checkout_lock(root):
+        if not _is_up_to_date(folder, fingerprint):
+            _make_environment(folder, folder / "bin" / "python", locks)
+            _write_stamp(folder, fingerprint)
 
 
 def lock_fingerprint(locks: Sequence[Path]) -> str:
@@ -84,7 +84,7 @@ def lock_fingerprint(locks: Sequence[Path]) -> str:
 def pins(lock_text: str) -> list[tuple[str, str, str]]:
     """Name, version and marker (empty when unconditional) of each package in a lock file."""
     found = _PIN.findall(lock_text)
-    return [(_normal(name), version, marker.lstrip("; ").strip()) for name, version, marker in found]
+    return [(_normalize_name(name), version, marker.lstrip("; ").strip()) for name, version, marker in found]
 
 
 def unmet_pins(python: Path, locks: Sequence[Path]) -> list[str]:
@@ -107,7 +107,7 @@ def _wants_dev(root: Path, argv: Sequence[str]) -> tuple[bool, list[str]]:
     return (root / ".git").exists() and not refused, rest
 
 
-def _stamped(folder: Path, fingerprint: str) -> bool:
+def _is_up_to_date(folder: Path, fingerprint: str) -> bool:
     """Whether the environment was completed for these locks (or for these and more)."""
     try:
         return (folder / STAMP).read_text().startswith(fingerprint) and (folder / "bin" / "python").exists()
@@ -115,7 +115,7 @@ def _stamped(folder: Path, fingerprint: str) -> bool:
         return False
 
 
-def _stamp(folder: Path, fingerprint: str) -> None:
+def _write_stamp(folder: Path, fingerprint: str) -> None:
     target = folder / STAMP
     beside = target.with_suffix(f".{os.getpid()}")
     beside.write_text(fingerprint)
@@ -123,7 +123,7 @@ def _stamp(folder: Path, fingerprint: str) -> None:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(root: Path) -> Iterator[None]:
+def _checkout_lock(root: Path) -> Iterator[None]:
     """Holds the checkout's folder, so that two commands started together install once."""
     handle = os.open(root, os.O_RDONLY)
     try:
@@ -133,12 +133,12 @@ def _one_at_a_time(root: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _make(folder: Path, python: Path, locks: Sequence[Path]) -> None:
-    if not _runs(python):
-        _create(folder)
+def _make_environment(folder: Path, python: Path, locks: Sequence[Path]) -> None:
+    if not _is_runnable(python):
+        _create_environment(folder)
     elif not unmet_pins(python, locks):
         return
-    _say(
+    _print_message(
         f"Installing what {' and '.join(lock.name for lock in locks)} name (first start: a minute or two) ..."
     )
     command = [str(python), "-m", "pip", "install", "--require-hashes", "--no-deps", "--no-input", "--quiet"]
@@ -146,9 +146,9 @@ def _make(folder: Path, python: Path, locks: Sequence[Path]) -> None:
     for lock in locks:
         command += ["-r", str(lock)]
     try:
-        done = subprocess.run(command, timeout=INSTALL_LIMIT_S, stdout=sys.stderr, check=False)
+        done = subprocess.run(command, timeout=INSTALL_TIMEOUT_S, stdout=sys.stderr, check=False)
     except subprocess.TimeoutExpired:
-        raise BootstrapError(f"Installing took longer than {INSTALL_LIMIT_S // 60} minutes.") from None
+        raise BootstrapError(f"Installing took longer than {INSTALL_TIMEOUT_S // 60} minutes.") from None
     if done.returncode:
         raise BootstrapError(
             "Installing failed; pip's last lines above say why. Run the command again once it can."
@@ -158,7 +158,7 @@ def _make(folder: Path, python: Path, locks: Sequence[Path]) -> None:
         raise BootstrapError(f"After installing, the environment still lacks {', '.join(unmet[:5])}.")
 
 
-def _create(folder: Path) -> None:
+def _create_environment(folder: Path) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     try:
         import ensurepip
@@ -173,7 +173,7 @@ def _create(folder: Path) -> None:
         raise BootstrapError(f"{folder} is a link to something that is not a working environment; remove it.")
     if folder.exists() and any(folder.iterdir()) and not (folder / "pyvenv.cfg").exists():
         raise BootstrapError(f"{folder} exists and is not a virtual environment; move it away.")
-    _say(f"Making {folder} with Python {version} ...")
+    _print_message(f"Making {folder} with Python {version} ...")
     try:
         venv.EnvBuilder(with_pip=True, clear=True, symlinks=True).create(folder)
     except (OSError, subprocess.CalledProcessError) as failure:
@@ -181,7 +181,7 @@ def _create(folder: Path) -> None:
         raise BootstrapError(f"The virtual environment could not be made: {failure}") from failure
 
 
-def _runs(python: Path) -> bool:
+def _is_runnable(python: Path) -> bool:
     probe = "import sys; sys.exit(0 if sys.version_info >= (3, 11) and sys.prefix != sys.base_prefix else 1)"
     try:
         return (
@@ -194,9 +194,9 @@ def _runs(python: Path) -> bool:
         return False
 
 
-def _normal(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)
+def _print_message(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)  # noqa: T201  (there is no logger yet)

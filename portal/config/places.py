@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-LONGEST_SOCKET_PATH = 100
+MAX_SOCKET_PATH_BYTES = 100
 """Linux takes 107 bytes; PostgreSQL adds its own file name, which is counted below."""
 
-POSTGRES_SOCKET = ".s.PGSQL.5432"
-VALKEY_SOCKET = "valkey.sock"
+POSTGRES_SOCKET_NAME = ".s.PGSQL.5432"
+VALKEY_SOCKET_NAME = "valkey.sock"
 
 OWNER_ROLE = "fairway"
 SERVICES_ROLE = "fairway_app"
@@ -32,7 +32,7 @@ def data_dir() -> Path:
     return Path(named).absolute() if named else default_data_dir()
 
 
-def adopt_data_dir_option(argv: Sequence[str]) -> None:
+def apply_data_dir_option(argv: Sequence[str]) -> None:
     """Puts `--data-dir PATH` of a command line into the environment before the settings are read."""
     for index, argument in enumerate(argv):
         if argument == "--":
@@ -46,7 +46,7 @@ def adopt_data_dir_option(argv: Sequence[str]) -> None:
 def sockets_dir(data: Path) -> Path:
     """The folder of the unix sockets: in the data folder, or elsewhere when that path is too long for one."""
     inside = data / "run" / "sockets"
-    if len(str(inside / POSTGRES_SOCKET)) <= LONGEST_SOCKET_PATH:
+    if len(str(inside / POSTGRES_SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES:
         return inside
     mark = hashlib.sha256(str(data).encode()).hexdigest()[:12]
     runtime = Path("/run") if os.geteuid() == 0 else Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")  # noqa: S108
@@ -60,4 +60,4 @@ def database_url(data: Path, role: str = SERVICES_ROLE) -> str:
 
 def redis_url(data: Path) -> str:
     """The address of the Valkey that `up` starts for this data folder."""
-    return f"unix://{sockets_dir(data) / VALKEY_SOCKET}?db=0"
+    return f"unix://{sockets_dir(data) / VALKEY_SOCKET_NAME}?db=0"

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from urllib.parse import parse_qs, urlsplit
 
-SECOND_LEVEL_WORDS = frozenset(
+SECOND_LEVEL_DOMAINS = frozenset(
     {
         "ac",
         "co",
@@ -29,7 +29,7 @@ SECOND_LEVEL_WORDS = frozenset(
 )
 """Labels below which registries of countries sell names, as in example.co.uk."""
 
-SAME_SITE = (
+SAME_SITE_WARNING = (
     "The workspaces' domain {apps} and the portal's host {portal} belong to one registrable domain, so a page in a "
     "workspace can set cookies for the portal. Give FAIRWAY_APPS_DOMAIN a registrable domain of its own."
 )
@@ -40,7 +40,7 @@ def is_weak_key(key: str) -> bool:
     return len(key) < 50 or len(set(key)) < 16 or key.startswith("django-insecure-")
 
 
-def unsafe_settings(*, debug: bool, allowed_hosts: Iterable[str], redis_url: str) -> list[str]:
+def unsafe_setting_errors(*, debug: bool, allowed_hosts: Iterable[str], redis_url: str) -> list[str]:
     """One sentence for each setting with which nothing may be served over https."""
     found = []
     if debug:
@@ -50,7 +50,7 @@ def unsafe_settings(*, debug: bool, allowed_hosts: Iterable[str], redis_url: str
         found.append(
             f"FAIRWAY_ALLOWED_HOSTS holds {', '.join(map(repr, wide))}: name each host, without wildcards."
         )
-    if not _redis_is_closed(redis_url):
+    if not _redis_is_private(redis_url):
         found.append(
             "REDIS_URL is reachable over the network without a password: "
             "use redis://:PASSWORD@HOST, or a unix socket."
@@ -58,7 +58,7 @@ def unsafe_settings(*, debug: bool, allowed_hosts: Iterable[str], redis_url: str
     return found
 
 
-def same_site(portal_url: str, apps_domain: str) -> str:
+def same_site_warning(portal_url: str, apps_domain: str) -> str:
     """The warning where workspaces and portal share a registrable domain, else an empty string.
 
     Without a list of public suffixes it rather warns too often: names that share their last two labels count as one
@@ -67,11 +67,11 @@ def same_site(portal_url: str, apps_domain: str) -> str:
     portal, apps = _host(portal_url), _host(f"//{apps_domain}")
     if "localhost" in (portal.rpartition(".")[2], apps.rpartition(".")[2]) or _is_address(portal):
         return ""
-    shared = _registrable(portal.split(".")) == _registrable(apps.split("."))
-    return SAME_SITE.format(apps=apps, portal=portal) if shared else ""
+    shared = _registrable_domain(portal.split(".")) == _registrable_domain(apps.split("."))
+    return SAME_SITE_WARNING.format(apps=apps, portal=portal) if shared else ""
 
 
-def _redis_is_closed(url: str) -> bool:
+def _redis_is_private(url: str) -> bool:
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return True
@@ -90,6 +90,6 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _registrable(labels: Sequence[str]) -> Sequence[str]:
-    by_country = len(labels) > 2 and len(labels[-1]) == 2 and labels[-2] in SECOND_LEVEL_WORDS
+def _registrable_domain(labels: Sequence[str]) -> Sequence[str]:
+    by_country = len(labels) > 2 and len(labels[-1]) == 2 and labels[-2] in SECOND_LEVEL_DOMAINS
     return labels[-3:] if by_country else labels[-2:]

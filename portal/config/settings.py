@@ -123,10 +123,10 @@ REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
 SAME_SITE_WARNING = ""
 """Set where pages of workspaces can set cookies for the portal."""
 if SECURE:
-    _unsafe = production.unsafe_settings(debug=DEBUG, allowed_hosts=ALLOWED_HOSTS, redis_url=REDIS_URL)
+    _unsafe = production.unsafe_setting_errors(debug=DEBUG, allowed_hosts=ALLOWED_HOSTS, redis_url=REDIS_URL)
     if _unsafe:
         raise ImproperlyConfigured(f"Fairway does not start at {PORTAL_URL}. {' '.join(_unsafe)}")
-    SAME_SITE_WARNING = production.same_site(PORTAL_URL, APPS_DOMAIN)
+    SAME_SITE_WARNING = production.same_site_warning(PORTAL_URL, APPS_DOMAIN)
 
 AUTH_USER_MODEL = "portal.User"
 LOGIN_URL = "/sign-in/"

@@ -14,9 +14,9 @@ from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 from django.db.utils import ProgrammingError
 from psycopg import errors, sql
 
-APPEND_ONLY = ("portal_auditentry", "portal_jobevent", "portal_quotachange")
+APPEND_ONLY_TABLES = ("portal_auditentry", "portal_jobevent", "portal_quotachange")
 """Histories: the services add to them and read them."""
-ONE_ROLE = (
+SINGLE_ROLE_WARNING = (
     "The role of DATABASE_URL may change tables and the audit trail. Set DATABASE_OWNER_URL to the role that owns "
     "the tables, and DATABASE_URL to one of its own for the services (docs/operations.md)."
 )
@@ -40,7 +40,7 @@ def as_owner() -> Iterator[None]:
         wrapper.settings_dict = services
 
 
-def grant_to_services() -> None:
+def grant_service_privileges() -> None:
     """Make the services' role where it is missing, and give it the use of every table. Call it as the owner.
 
     All in one transaction, so that services which run meanwhile miss nothing. Raises ProgrammingError with the SQL
@@ -52,7 +52,7 @@ def grant_to_services() -> None:
     role = sql.Identifier(services["USER"])
     with transaction.atomic(), connection.cursor() as cursor:
         _ensure_role(cursor, services["USER"], services.get("PASSWORD") or "")
-        histories = sql.SQL(", ").join(map(sql.Identifier, APPEND_ONLY))
+        histories = sql.SQL(", ").join(map(sql.Identifier, APPEND_ONLY_TABLES))
         for statement in (
             "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
             "REVOKE ALL ON SCHEMA public FROM {role}",
@@ -66,11 +66,11 @@ def grant_to_services() -> None:
             cursor.execute(sql.SQL(statement).format(role=role, histories=histories).as_string(None))
 
 
-def one_role_warning() -> str:
+def single_role_warning() -> str:
     """A sentence where the services' role may empty the audit trail, else an empty string."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT has_table_privilege(current_user, %s, 'TRUNCATE')", [APPEND_ONLY[0]])
-        return ONE_ROLE if cursor.fetchone()[0] else ""
+        cursor.execute("SELECT has_table_privilege(current_user, %s, 'TRUNCATE')", [APPEND_ONLY_TABLES[0]])
+        return SINGLE_ROLE_WARNING if cursor.fetchone()[0] else ""
 
 
 def _ensure_role(cursor: Any, name: str, password: str) -> None:

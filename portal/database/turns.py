@@ -10,26 +10,26 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from portal.database.base import DatabaseWrapper
-from portal.database.shared import WAIT_S, SharedConnections
+from portal.database.shared import CHECKOUT_TIMEOUT_S, ConnectionPool
 
 
-def share_connections(wait_s: float = WAIT_S) -> None:
+def enable_pooling(wait_s: float = CHECKOUT_TIMEOUT_S) -> None:
     """From here on the threads of this process share ``settings.DATABASE_POOL`` connections; 0 changes nothing.
 
     ``wait_s`` is how long one waits for a turn.
     """
-    if settings.DATABASE_POOL and DatabaseWrapper.shared is None:
-        DatabaseWrapper.shared = SharedConnections(settings.DATABASE_POOL, wait_s)
+    if settings.DATABASE_POOL and DatabaseWrapper.pool is None:
+        DatabaseWrapper.pool = ConnectionPool(settings.DATABASE_POOL, wait_s)
 
 
-def give_back() -> None:
+def release_connection() -> None:
     """Gives this thread's connection back, where it is a lent one outside of a transaction."""
     wrapper = connections[DEFAULT_DB_ALIAS]
     if isinstance(wrapper, DatabaseWrapper):
-        wrapper.give_back()
+        wrapper.return_to_pool()
 
 
-class GiveBack:
+class ReleaseConnectionMiddleware:
     """The outermost middleware: who reads a long answer slowly holds no connection meanwhile."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -39,4 +39,4 @@ class GiveBack:
         try:
             return self.get_response(request)
         finally:
-            give_back()
+            release_connection()

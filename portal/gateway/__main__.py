@@ -7,8 +7,8 @@ import resource
 
 import uvicorn
 
-from portal.gateway.edge import EdgeProtocol
-from portal.gateway.pipe import PipeProtocol
+from portal.gateway.edge import GatewayHttpProtocol
+from portal.gateway.pipe import RawWebSocketProtocol
 
 
 def main() -> None:
@@ -30,8 +30,8 @@ def main() -> None:
         ssl_certfile=chosen.tls_cert,
         ssl_keyfile=chosen.tls_key,
         loop="uvloop",
-        http=EdgeProtocol,
-        ws=PipeProtocol,
+        http=GatewayHttpProtocol,
+        ws=RawWebSocketProtocol,
         lifespan="on",
         proxy_headers=False,  # what a client says about itself is dropped; see web.py for trusted peers
         server_header=False,

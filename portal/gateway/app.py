@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from portal.gateway.activity import Lookout
-from portal.gateway.door import WorkspaceDoor
-from portal.gateway.framing import METHODS, WEBDAV, fault
-from portal.gateway.guard import Guard
-from portal.gateway.hosts import addressed
-from portal.gateway.pages import say
-from portal.gateway.rights import Rights
-from portal.gateway.terminals import TerminalDoor
+from portal.gateway.activity import ActivityTracker
+from portal.gateway.door import WorkspaceApp
+from portal.gateway.framing import METHODS, WEBDAV, framing_error
+from portal.gateway.guard import AuthorizationMonitor
+from portal.gateway.hosts import match_workspace_host
+from portal.gateway.pages import send_error
+from portal.gateway.rights import Authorizer
+from portal.gateway.terminals import TerminalApp
 from portal.gateway.upstream import Upstreams
-from portal.gateway.web import WebDoor
+from portal.gateway.web import PortalApp
 from portal.gateway.wire import Receive, Scope, Send
 
-TERMINALS = b"/terminals/"
+TERMINALS_PREFIX = b"/terminals/"
 
 
 class Gateway:
@@ -24,36 +24,36 @@ class Gateway:
         self,
         apps_domain: str,
         *,
-        web: WebDoor,
-        workspaces: WorkspaceDoor,
-        terminals: TerminalDoor,
-        rights: Rights,
-        guard: Guard,
+        web: PortalApp,
+        workspaces: WorkspaceApp,
+        terminals: TerminalApp,
+        authorizer: Authorizer,
+        monitor: AuthorizationMonitor,
         upstreams: Upstreams,
-        lookout: Lookout,
+        activity: ActivityTracker,
     ) -> None:
         self._apps_domain = apps_domain
         self._web, self._workspaces, self._terminals = web, workspaces, terminals
-        self._rights, self._guard, self._upstreams = rights, guard, upstreams
-        self._lookout = lookout
+        self._authorizer, self._monitor, self._upstreams = authorizer, monitor, upstreams
+        self._activity = activity
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
-        problem = fault(scope["headers"], scope["raw_path"], scope["query_string"])
+        problem = framing_error(scope["headers"], scope["raw_path"], scope["query_string"])
         if problem is not None:
-            await say(send, scope, 400, "ambiguous_request", "Bad request", problem, close=True)
+            await send_error(send, scope, 400, "ambiguous_request", "Bad request", problem, close=True)
             return
         host = next(value for name, value in scope["headers"] if name == b"host").decode("latin-1")
-        workspace = addressed(host, self._apps_domain)
+        workspace = match_workspace_host(host, self._apps_domain)
         known = METHODS if workspace is None else METHODS | WEBDAV
         if scope["type"] == "http" and scope["method"] not in known:
             sentence = "This method is not supported here."
-            await say(
+            await send_error(
                 send, scope, 405, "method_not_allowed", "Not supported", sentence, allow=known, close=True
             )
-        elif workspace is None and scope["raw_path"].startswith(TERMINALS):
+        elif workspace is None and scope["raw_path"].startswith(TERMINALS_PREFIX):
             await self._terminals(scope, receive, send)
         elif workspace is None:
             await self._web(scope, receive, send)
@@ -65,13 +65,13 @@ class Gateway:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 await self._terminals.start()
-                self._lookout.start()
+                self._activity.start()
                 await send({"type": "lifespan.startup.complete"})
             elif message["type"] == "lifespan.shutdown":
-                await self._lookout.stop()
-                self._guard.close()
+                await self._activity.stop()
+                self._monitor.close()
                 self._terminals.close()
                 await self._upstreams.close()
-                self._rights.close()
+                self._authorizer.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return

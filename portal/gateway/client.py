@@ -24,11 +24,11 @@ _BODILESS = frozenset({204, 304})
 Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[tuple[asyncio.Transport, asyncio.Protocol]]]
 
 
-class NoAnswer(Exception):
+class NoResponseError(Exception):
     """Nothing upstream answered, and nothing was sent to the browser yet."""
 
 
-class BrokenOff(Exception):
+class IncompleteResponseError(Exception):
     """The answer ended before its end."""
 
 
@@ -41,29 +41,29 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._asked = False
+        self._awaiting_response = False
         self._head_request = False
-        self._interim = False
+        self._is_interim = False
         self._problem: Exception | None = None
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
         self._framing_bytes = 0
         self._paused = False
         self.closed = False
-        self.used = 0
+        self.request_count = 0
         self.idle_since = 0.0
         self.status = 0
         self.headers: Headers = []
         self.complete = False
-        self._keep = False
+        self._keep_alive = False
 
     # -- what the gateway does ---------------------------------------------------------------------
 
-    def begin(self, head: bytes, *, head_request: bool) -> None:
+    def send_head(self, head: bytes, *, head_request: bool) -> None:
         """Sends a request's head. The answer of the one before must be complete."""
-        self.used += 1
-        self._asked, self._head_request, self._interim = True, head_request, False
-        self.status, self.headers, self.complete, self._keep = 0, [], False, False
+        self.request_count += 1
+        self._awaiting_response, self._head_request, self._is_interim = True, head_request, False
+        self.status, self.headers, self.complete, self._keep_alive = 0, [], False, False
         self._framing_bytes = 0
         self.write(head)
 
@@ -79,11 +79,11 @@ class Connection(asyncio.Protocol):
         if self.closed:
             raise ConnectionResetError("upstream closed the connection")
 
-    async def head(self) -> None:
+    async def read_head(self) -> None:
         """Waits for status and headers. Raises NoAnswer."""
         while not self.status:
             if self._problem is not None or self.closed:
-                raise NoAnswer(str(self._problem or "the connection was closed"))
+                raise NoResponseError(str(self._problem or "the connection was closed"))
             await self._wait()
 
     async def read(self) -> bytes:
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
             if self.complete:
                 return b""
             if self._problem is not None or self.closed:
-                raise BrokenOff(str(self._problem or "the connection was closed"))
+                raise IncompleteResponseError(str(self._problem or "the connection was closed"))
             await self._wait()
         chunks = self._chunks
         data = chunks.popleft() if len(chunks) == 1 else b"".join(chunks)
@@ -104,18 +104,18 @@ class Connection(asyncio.Protocol):
         return data
 
     @property
-    def at_end(self) -> bool:
+    def at_eof(self) -> bool:
         """True when ``read`` would give b"" at once."""
         return self.complete and not self._chunks
 
     @property
-    def reusable(self) -> bool:
+    def is_reusable(self) -> bool:
         """True when another question may be asked here."""
-        return self.complete and self._keep and not self.closed and not self._chunks
+        return self.complete and self._keep_alive and not self.closed and not self._chunks
 
     def release(self) -> None:
         """The answer has been taken: from here on nothing may come."""
-        self._asked = False
+        self._awaiting_response = False
         self.headers = []
         if self._head_request or self.status in _BODILESS:
             self._parser = httptools.HttpResponseParser(self)  # it may expect a body that never comes
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        if not self._asked or self.complete:
+        if not self._awaiting_response or self.complete:
             self._fail(ConnectionError("upstream spoke without being asked"))
             return
         self._framing_bytes += len(data)
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, problem: Exception | None) -> None:
         self.closed = True
-        if self._asked and self.status and not self.complete and problem is None and self._until_end():
+        if self._awaiting_response and self.status and not self.complete and problem is None and self._ends_at_close():
             self.complete = True
         self._wake()
         if self._writable is not None and not self._writable.done():
@@ -173,10 +173,10 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if 100 <= status < 200:
-            self._interim = True
+            self._is_interim = True
             self.headers = []
             return
-        self._keep = self._parser.should_keep_alive()
+        self._keep_alive = self._parser.should_keep_alive()
         self.status = status
         if self._head_request or status in _BODILESS:
             self.complete = True
@@ -194,21 +194,21 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def on_message_complete(self) -> None:
-        if self._interim:
-            self._interim = False
+        if self._is_interim:
+            self._is_interim = False
             return
         self.complete = True
         self._wake()
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _until_end(self) -> bool:
+    def _ends_at_close(self) -> bool:
         """True for an answer that has no length, so that the end of the connection is its end."""
         return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
 
     def _fail(self, problem: Exception) -> None:
         self._problem = problem
-        self._keep = False
+        self._keep_alive = False
         self.close()
         self._wake()
 
@@ -224,36 +224,36 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
 
-class Way:
+class UpstreamPool:
     """The way to one server, web or one port of a node, with connections that wait to be used again."""
 
-    def __init__(self, connect: Connect, *, keep_idle_s: float) -> None:
+    def __init__(self, connect: Connect, *, max_idle_s: float) -> None:
         self._connect = connect
-        self._keep_idle_s = keep_idle_s
+        self._max_idle_s = max_idle_s
         self._idle: deque[Connection] = deque()
 
-    async def connection(self, *, fresh: bool = False) -> Connection:
+    async def acquire(self, *, new: bool = False) -> Connection:
         """A connection on which to ask. Raises NoAnswer."""
-        edge = monotonic() - self._keep_idle_s
-        while self._idle and not fresh:
+        edge = monotonic() - self._max_idle_s
+        while self._idle and not new:
             found = self._idle.pop()
             if not found.closed and found.idle_since > edge:
                 return found
             found.close()
-        made: Connection = await self.open(Connection)
+        made: Connection = await self.connect(Connection)
         return made
 
-    async def open(self, protocol: Callable[[], asyncio.Protocol]) -> Any:
+    async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> Any:
         """A new connection for this protocol. Raises NoAnswer."""
         try:
             _, made = await self._connect(protocol)
         except (OSError, TimeoutError) as problem:
-            raise NoAnswer(str(problem) or type(problem).__name__) from problem
+            raise NoResponseError(str(problem) or type(problem).__name__) from problem
         return made
 
-    def give_back(self, connection: Connection) -> None:
+    def release(self, connection: Connection) -> None:
         """Keeps a connection for the next question, or closes it."""
-        if not connection.reusable or len(self._idle) >= MAX_IDLE:
+        if not connection.is_reusable or len(self._idle) >= MAX_IDLE:
             connection.close()
             return
         connection.release()
@@ -261,7 +261,7 @@ class Way:
         self._idle.append(connection)
 
     @property
-    def unused(self) -> bool:
+    def is_empty(self) -> bool:
         """True when no connection waits here."""
         return not self._idle
 

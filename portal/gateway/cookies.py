@@ -18,15 +18,15 @@ def is_portal_cookie(name: bytes) -> bool:
     return name.strip().lower().startswith(PORTAL_COOKIES)
 
 
-def read_cookie(headers: Headers, wanted: bytes) -> str:
+def read_cookie(headers: Headers, cookie_name: bytes) -> str:
     """The value of a cookie, or ""."""
     for name, pair in _named(headers):
-        if name == wanted:
+        if name == cookie_name:
             return pair.partition(b"=")[2].decode("latin-1")
     return ""
 
 
-def to_portal(headers: Headers) -> Headers:
+def portal_headers(headers: Headers) -> Headers:
     """The request's headers with the portal's own cookies only.
 
     A page on a related domain can set cookies for the portal's host; without them it cannot fill up its requests.
@@ -34,7 +34,7 @@ def to_portal(headers: Headers) -> Headers:
     return _with_cookies(headers, [pair for name, pair in _named(headers) if is_portal_cookie(name)])
 
 
-def to_tool(headers: Headers) -> Headers:
+def tool_headers(headers: Headers) -> Headers:
     """The request's headers without the portal's cookies, nameless cookies and those beyond the bounds of a host."""
     kept: list[bytes] = []
     left_bytes = COOKIE_BYTES_PER_HOST

@@ -7,34 +7,34 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import parse_qs
 
-from portal.access import Policy, policy
+from portal.access import AccessPolicy, access_policy
 from portal.gateway import cookies
 from portal.gateway import headers as rules
-from portal.gateway.activity import Lookout
-from portal.gateway.client import NoAnswer
-from portal.gateway.forward import Journey, forward
-from portal.gateway.guard import Guard, Hold
-from portal.gateway.pages import answer, page, say, say_too_large
-from portal.gateway.rights import Answer, Rights, Target, Unknown
-from portal.gateway.sockets import HandshakeRefused, forward_socket
+from portal.gateway.activity import ActivityTracker
+from portal.gateway.client import NoResponseError
+from portal.gateway.forward import ProxiedRequest, proxy_http
+from portal.gateway.guard import AuthorizationMonitor, ActiveGrant
+from portal.gateway.pages import send_response, build_response, send_error, send_too_large
+from portal.gateway.rights import AccessResult, Authorizer, Target, AuthorizationUnavailableError
+from portal.gateway.sockets import HandshakeRejectedError, proxy_websocket
 from portal.gateway.upstream import Upstreams
-from portal.gateway.wire import Headers, Receive, Scope, Send, TooLarge
+from portal.gateway.wire import Headers, Receive, Scope, Send, BodyTooLargeError
 from portal.services.workspaces import ENTER_PATH
 
 log = logging.getLogger(__name__)
 
-TICKET_BODY_BYTES = 4096
-OWN_PATHS = b"/.fairway/"
+MAX_TICKET_BODY_BYTES = 4096
+GATEWAY_PATH_PREFIX = b"/.fairway/"
 
 
 @dataclass(frozen=True)
-class Places:
+class GatewayAddresses:
     """The addresses the gateway knows itself by."""
 
     portal_origin: str
     apps_domain: str
     secure: bool
-    upload_bytes: int | None = None
+    max_upload_bytes: int | None = None
     """The longest body that a workspace is sent; None: as long as its tool takes it."""
 
     def workspace_origin(self, job: str) -> str:
@@ -46,56 +46,56 @@ class Places:
         return b"__Host-fairway_workspace" if self.secure else b"fairway_workspace"
 
 
-def first(headers: Headers, wanted: bytes) -> bytes | None:
+def single_header(headers: Headers, header_name: bytes) -> bytes | None:
     """The value of a header that comes once, or None."""
-    return next((value for name, value in headers if name == wanted), None)
+    return next((value for name, value in headers if name == header_name), None)
 
 
-def foreign(scope: Scope, headers: Headers, origin: str) -> bool:
+def is_cross_site(scope: Scope, headers: Headers, origin: str) -> bool:
     """True for requests that another site's page made the browser send.
 
     A workspace's cookie is Lax, and two workspaces may be one site: only the exact origin proves that a
     request came from the workspace's own page. A plain navigation (a bookmark, a link) may come from
     anywhere.
     """
-    sent = first(headers, b"origin")
+    sent = single_header(headers, b"origin")
     if scope["type"] == "websocket":
         return sent is None or sent.decode("latin-1") != origin
     if sent is not None and sent.decode("latin-1") != origin:
         return True
-    site = first(headers, b"sec-fetch-site")
+    site = single_header(headers, b"sec-fetch-site")
     if site in (None, b"same-origin", b"none"):
         return False
     return not (
         scope["method"] in ("GET", "HEAD")
-        and first(headers, b"sec-fetch-mode") == b"navigate"
-        and first(headers, b"sec-fetch-dest") == b"document"
+        and single_header(headers, b"sec-fetch-mode") == b"navigate"
+        and single_header(headers, b"sec-fetch-dest") == b"document"
     )
 
 
-@policy(Policy.WORKSPACE)
-class WorkspaceDoor:
+@access_policy(AccessPolicy.WORKSPACE)
+class WorkspaceApp:
     """Answers every request to a name ``ws-...`` below the apps domain."""
 
     def __init__(
-        self, places: Places, rights: Rights, guard: Guard, upstreams: Upstreams, lookout: Lookout
+        self, addresses: GatewayAddresses, authorizer: Authorizer, monitor: AuthorizationMonitor, upstreams: Upstreams, activity: ActivityTracker
     ) -> None:
-        self._places, self._rights, self._guard, self._upstreams = places, rights, guard, upstreams
-        self._lookout = lookout
-        self._say = partial(say, secure=places.secure)
+        self._addresses, self._authorizer, self._monitor, self._upstreams = addresses, authorizer, monitor, upstreams
+        self._activity = activity
+        self._send_error = partial(send_error, secure=addresses.secure)
 
     async def __call__(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = scope["headers"]
         websocket = scope["type"] == "websocket"
-        if not websocket and scope["raw_path"].startswith(OWN_PATHS):
-            await self._own(job, scope, receive, send)
+        if not websocket and scope["raw_path"].startswith(GATEWAY_PATH_PREFIX):
+            await self._serve_gateway_path(job, scope, receive, send)
             return
-        cookie = cookies.read_cookie(headers, self._places.cookie)
+        cookie = cookies.read_cookie(headers, self._addresses.cookie)
         try:
-            decision = await self._rights.decide(job, cookie)
-        except Unknown as problem:
+            decision = await self._authorizer.decide(job, cookie)
+        except AuthorizationUnavailableError as problem:
             log.warning("the record could not be asked about %s: %s", job, problem)
-            await self._say(
+            await self._send_error(
                 send,
                 scope,
                 503,
@@ -106,24 +106,24 @@ class WorkspaceDoor:
             )
             return
         if decision.target is None:
-            await self._refuse(decision.answer, job, send, scope)
+            await self._refuse(decision.result, job, send, scope)
             return
-        if foreign(scope, headers, self._places.workspace_origin(job)):
-            await self._say(
+        if is_cross_site(scope, headers, self._addresses.workspace_origin(job)):
+            await self._send_error(
                 send, scope, 403, "foreign_origin", "Refused", "The request came from a page of another site."
             )
             return
-        self._lookout.passed(decision.target, scope)
-        journey = self._journey(scope, job, cookie, decision.target)
+        self._activity.record_request(decision.target, scope)
+        journey = self._proxied_request(scope, job, cookie, decision.target)
         try:
             if websocket:
-                await forward_socket(journey, scope)
+                await proxy_websocket(journey, scope)
             else:
-                await forward(journey, scope, receive, send)
-        except TooLarge:
-            await say_too_large(send, scope, receive, self._places.upload_bytes, secure=self._places.secure)
-        except HandshakeRefused as problem:
-            await self._say(
+                await proxy_http(journey, scope, receive, send)
+        except BodyTooLargeError:
+            await send_too_large(send, scope, receive, self._addresses.max_upload_bytes, secure=self._addresses.secure)
+        except HandshakeRejectedError as problem:
+            await self._send_error(
                 send,
                 scope,
                 problem.status,
@@ -131,10 +131,10 @@ class WorkspaceDoor:
                 "Refused",
                 "The workspace refused this connection.",
             )
-        except NoAnswer as problem:
+        except NoResponseError as problem:
             log.info("no answer from workspace %s on %s: %s", job, decision.target.node.public_id, problem)
-            self._rights.forget(job)
-            await self._say(
+            self._authorizer.invalidate(job)
+            await self._send_error(
                 send,
                 scope,
                 502,
@@ -147,36 +147,36 @@ class WorkspaceDoor:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _journey(self, scope: Scope, job: str, cookie: str, target: Target) -> Journey:
-        places = self._places
-        kept = rules.to_upstream(scope["headers"], drop=(b"authorization",))
-        host = first(scope["headers"], b"host") or b""
-        passed = cookies.to_tool(kept)
-        passed += rules.forwarded(None, "https" if places.secure else "http", host)
+    def _proxied_request(self, scope: Scope, job: str, cookie: str, target: Target) -> ProxiedRequest:
+        places = self._addresses
+        kept = rules.upstream_request_headers(scope["headers"], drop=(b"authorization",))
+        host = single_header(scope["headers"], b"host") or b""
+        passed = cookies.tool_headers(kept)
+        passed += rules.forwarded_headers(None, "https" if places.secure else "http", host)
         passed.append((b"authorization", target.authorization.encode("ascii")))
-        return Journey(
-            way=self._upstreams.port(target.node, target.port),
+        return ProxiedRequest(
+            pool=self._upstreams.port(target.node, target.port),
             headers=passed,
-            answer_headers=lambda pairs: rules.from_tool(
+            response_headers=lambda pairs: rules.tool_response_headers(
                 pairs,
                 secure=places.secure,
                 sent=scope["headers"],
                 ports={target.port, target.tool_port},
             ),
-            body_bytes=places.upload_bytes,
-            hold=Hold(job, cookie, target),
-            guard=self._guard,
+            max_body_bytes=places.max_upload_bytes,
+            grant=ActiveGrant(job, cookie, target),
+            monitor=self._monitor,
         )
 
-    async def _own(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_gateway_path(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Paths of the gateway itself on a workspace's origin: the ticket door, and nothing else."""
         if scope["raw_path"] != ENTER_PATH.encode():
-            await self._say(
+            await self._send_error(
                 send, scope, 404, "not_found", "Not found", "There is nothing here under that name."
             )
             return
         if scope["method"] != "POST":
-            await self._say(
+            await self._send_error(
                 send,
                 scope,
                 405,
@@ -187,19 +187,19 @@ class WorkspaceDoor:
                 allow=["POST"],
             )
             return
-        sent = first(scope["headers"], b"origin")
-        if sent is not None and sent.decode("latin-1") != self._places.portal_origin:
+        sent = single_header(scope["headers"], b"origin")
+        if sent is not None and sent.decode("latin-1") != self._addresses.portal_origin:
             # Otherwise a stranger's page could sign the browser in to the stranger's workspace.
-            await self._say(
+            await self._send_error(
                 send, scope, 403, "foreign_origin", "Refused", "The ticket came from a page of another site."
             )
             return
-        ticket = await _ticket(receive)
+        ticket = await _read_ticket(receive)
         try:
-            cookie = await self._rights.redeem(ticket, job) if ticket and job else None
-        except Unknown as problem:
+            cookie = await self._authorizer.redeem(ticket, job) if ticket and job else None
+        except AuthorizationUnavailableError as problem:
             log.warning("a ticket could not be checked: %s", problem)
-            await self._say(
+            await self._send_error(
                 send,
                 scope,
                 503,
@@ -211,7 +211,7 @@ class WorkspaceDoor:
             )
             return
         if cookie is None:
-            await self._say(
+            await self._send_error(
                 send,
                 scope,
                 403,
@@ -221,17 +221,17 @@ class WorkspaceDoor:
                 link=self._portal_link(),
             )
             return
-        self._rights.forget(job)
-        crumb = f"{self._places.cookie.decode()}={cookie}; Path=/; HttpOnly; SameSite=Lax"
-        if self._places.secure:
+        self._authorizer.invalidate(job)
+        crumb = f"{self._addresses.cookie.decode()}={cookie}; Path=/; HttpOnly; SameSite=Lax"
+        if self._addresses.secure:
             crumb += "; Secure"
-        status, headers, body = page(303, "entered", "Welcome", "Opening the workspace.")
+        status, headers, body = build_response(303, "entered", "Welcome", "Opening the workspace.")
         headers += [(b"location", b"/"), (b"set-cookie", crumb.encode())]
-        await answer(send, (status, headers, body))
+        await send_response(send, (status, headers, body))
 
-    async def _refuse(self, why: Answer, job: str, send: Send, scope: Scope) -> None:
-        if why is Answer.STOPPED:
-            await self._say(
+    async def _refuse(self, why: AccessResult, job: str, send: Send, scope: Scope) -> None:
+        if why is AccessResult.STOPPED:
+            await self._send_error(
                 send,
                 scope,
                 410,
@@ -240,8 +240,8 @@ class WorkspaceDoor:
                 "Its files are kept. Start or resume it from the portal.",
                 link=self._portal_link(f"/jobs/{job}/"),
             )
-        elif why is Answer.NOT_READY:
-            await self._say(
+        elif why is AccessResult.NOT_READY:
+            await self._send_error(
                 send,
                 scope,
                 503,
@@ -252,7 +252,7 @@ class WorkspaceDoor:
                 retry_after_s=2,
             )
         else:
-            await self._say(
+            await self._send_error(
                 send,
                 scope,
                 403,
@@ -263,10 +263,10 @@ class WorkspaceDoor:
             )
 
     def _portal_link(self, path: str = "/") -> tuple[str, str]:
-        return self._places.portal_origin + path, "To the portal"
+        return self._addresses.portal_origin + path, "To the portal"
 
 
-async def _ticket(receive: Receive) -> str:
+async def _read_ticket(receive: Receive) -> str:
     """The field ``ticket`` of a small form; "" for anything else."""
     body = b""
     while True:
@@ -274,7 +274,7 @@ async def _ticket(receive: Receive) -> str:
         if message["type"] != "http.request":
             return ""
         body += message.get("body", b"")
-        if len(body) > TICKET_BODY_BYTES:
+        if len(body) > MAX_TICKET_BODY_BYTES:
             return ""
         if not message.get("more_body", False):
             break

@@ -12,65 +12,65 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from portal.gateway.pages import page
+from portal.gateway.pages import build_response
 from portal.gateway.wire import Headers
 
 MAX_HEAD_BYTES = 64 * 1024
-HEAD_WITHIN_S = 15.0
+HEAD_TIMEOUT_S = 15.0
 """From the connection, or from a request's first byte, to the end of its head."""
-TOO_LONG = (
+HEAD_TOO_LARGE = (
     431,
     f"Address, cookies and other headers may hold {MAX_HEAD_BYTES // 1024} KiB together. "
     "Clear the cookies of this site, then try again.",
 )
-TOO_MUCH_FRAMING = (
+CHUNK_FRAMING_TOO_LARGE = (
     400,
     f"Between two pieces of a body there may be {MAX_HEAD_BYTES // 1024} KiB of framing.",
 )
-VERSIONS = frozenset({"1.0", "1.1"})
+HTTP_VERSIONS = frozenset({"1.0", "1.1"})
 
 
-class Refused(Exception):
+class HeadRejectedError(Exception):
     """This head is not taken; llhttp ends the request with it."""
 
 
-class EdgeProtocol(HttpToolsProtocol):
+class GatewayHttpProtocol(HttpToolsProtocol):
     """What uvicorn serves the public port with (its ``http`` option)."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._in_head = False
-        self._waiting_bytes = 0  # of a head, of chunk extensions or of trailers, while they come in pieces
-        self._refusal = (400, "The request is malformed.")
+        self._buffered_bytes = 0  # of a head, of chunk extensions or of trailers, while they come in pieces
+        self._rejection = (400, "The request is malformed.")
         self._deadline: asyncio.TimerHandle | None = None
 
     # -- the connection ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_came()
+        self._stop_head_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._waiting_bytes += len(data)
+        self._buffered_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
-        if self._waiting_bytes > MAX_HEAD_BYTES:
-            self._refusal = TOO_LONG if self._in_head else TOO_MUCH_FRAMING
+        if self._buffered_bytes > MAX_HEAD_BYTES:
+            self._rejection = HEAD_TOO_LARGE if self._in_head else CHUNK_FRAMING_TOO_LARGE
             self.send_400_response("")
         elif self._in_head and self._deadline is None:
-            self._expect_head()
+            self._start_head_timer()
 
     def send_400_response(self, msg: str) -> None:
         """Says why and closes; only closes where the answer to an earlier request is still on its way."""
-        self._head_came()
-        if not self._answers_earlier():
-            status, sentence = self._refusal
-            _, headers, body = page(status, "bad_request", "Bad request", sentence)
+        self._stop_head_timer()
+        if not self._response_in_progress():
+            status, sentence = self._rejection
+            _, headers, body = build_response(status, "bad_request", "Bad request", sentence)
             self.transport.write(_head(status, [*headers, (b"connection", b"close")]) + body)
         self.transport.close()
 
@@ -78,23 +78,23 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._waiting_bytes = True, 0
+        self._in_head, self._buffered_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # what follows a chunked body is a trailer, which no rule here has looked at
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
-        self._waiting_bytes = 0
+        self._buffered_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._waiting_bytes = 0
+        self._buffered_bytes = 0
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._head_came()
+        self._stop_head_timer()
         self._check()
         super().on_headers_complete()
 
@@ -109,47 +109,47 @@ class EdgeProtocol(HttpToolsProtocol):
             elif name == b"content-length" and value != b"0":
                 body = True
         if size > MAX_HEAD_BYTES:
-            self._refuse(*TOO_LONG)
+            self._reject(*HEAD_TOO_LARGE)
         version = self.parser.get_http_version()
-        if version not in VERSIONS:
-            self._refuse(505, "HTTP/1.1 is spoken here.")
+        if version not in HTTP_VERSIONS:
+            self._reject(505, "HTTP/1.1 is spoken here.")
         if chunked and version == "1.0":
-            self._refuse(400, "HTTP/1.0 knows no transfer encoding.")
-        if not self.url.startswith((b"/", b"*")) and not self._names_its_host():
-            self._refuse(400, "The address names another host than the Host header.")
+            self._reject(400, "HTTP/1.0 knows no transfer encoding.")
+        if not self.url.startswith((b"/", b"*")) and not self._host_matches_target():
+            self._reject(400, "The address names another host than the Host header.")
         if self.parser.should_upgrade():
             # llhttp takes what follows for another protocol, others would take it for this request's body
             if body:
-                self._refuse(400, "A request to change the protocol has no body.")
+                self._reject(400, "A request to change the protocol has no body.")
             if self.cycle is not None and not self.cycle.response_complete:
-                self._refuse(400, "The protocol cannot change before the last answer has come.")
+                self._reject(400, "The protocol cannot change before the last answer has come.")
 
-    def _names_its_host(self) -> bool:
+    def _host_matches_target(self) -> bool:
         """True for an absolute address (RFC 9112, 3.2.2) whose host is the one of the Host header."""
         scheme, _, rest = self.url.partition(b"://")
         authority = rest.partition(b"/")[0].partition(b"?")[0].lower()
         hosts = [value.strip().lower() for name, value in self.headers if name == b"host"]
         return scheme.lower() in (b"http", b"https") and hosts == [authority]
 
-    def _answers_earlier(self) -> bool:
+    def _response_in_progress(self) -> bool:
         """True while bytes of ours would fall into the answer to a request before this one."""
         cycle = self.cycle
         begun = cycle is not None and cycle.response_started and not cycle.response_complete
         return begun or bool(self.pipeline)
 
-    def _refuse(self, status: int, sentence: str) -> None:
-        self._refusal = (status, sentence)
-        raise Refused(sentence)
+    def _reject(self, status: int, sentence: str) -> None:
+        self._rejection = (status, sentence)
+        raise HeadRejectedError(sentence)
 
-    def _expect_head(self) -> None:
-        self._deadline = self.loop.call_later(HEAD_WITHIN_S, self._head_is_late)
+    def _start_head_timer(self) -> None:
+        self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
-    def _head_came(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _head_is_late(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._deadline = None
         if not self.transport.is_closing():
             self.transport.close()

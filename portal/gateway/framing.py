@@ -10,12 +10,12 @@ _TARGET = re.compile(rb"/[\x21-\x7e]*")
 _QUERY = re.compile(rb"[\x21-\x7e]*")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_ONCE = frozenset({b"host", b"content-length", b"transfer-encoding", b"origin", b"authorization"})
+_SINGLE_HEADERS = frozenset({b"host", b"content-length", b"transfer-encoding", b"origin", b"authorization"})
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 WEBDAV = frozenset({"PROPFIND", "PROPPATCH", "MKCOL", "COPY", "MOVE", "LOCK", "UNLOCK", "REPORT", "SEARCH"})
 
 
-def fault(headers: Headers, raw_path: bytes, query: bytes) -> str | None:
+def framing_error(headers: Headers, raw_path: bytes, query: bytes) -> str | None:
     """Why a request is refused with 400, as a sentence; None when there is only one way to read it."""
     if not _TARGET.fullmatch(raw_path) or not _QUERY.fullmatch(query):
         return "The address holds characters that are not allowed in one."
@@ -23,7 +23,7 @@ def fault(headers: Headers, raw_path: bytes, query: bytes) -> str | None:
     for name, value in headers:
         if not _TOKEN.fullmatch(name) or _BAD_VALUE.search(value):
             return "A header is malformed."
-        if name in _ONCE:
+        if name in _SINGLE_HEADERS:
             if name in seen:
                 return f"The header {name.decode()} came twice."
             seen.add(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from portal.gateway.cookies import ToolCookies
-from portal.gateway.locations import reachable_address
+from portal.gateway.locations import rewrite_location
 from portal.gateway.wire import Headers
 
 HOP_BY_HOP = frozenset(
@@ -23,7 +23,7 @@ HOP_BY_HOP = frozenset(
         b"expect",
     }
 )
-OURS = frozenset(
+PROXY_HEADERS = frozenset(
     {b"forwarded", b"x-real-ip", b"x-client-ip", b"via", b"proxy", b"x-original-url", b"x-rewrite-url"}
 )
 """Headers that only the gateway may set or that steer careless servers, next to all of ``x-forwarded-*``."""
@@ -36,7 +36,7 @@ HANDSHAKE = frozenset(
         b"sec-websocket-accept",
     }
 )
-_NOT_FROM_TOOLS = frozenset(
+_BLOCKED_TOOL_HEADERS = frozenset(
     {
         b"strict-transport-security",
         b"server",
@@ -49,7 +49,7 @@ _NOT_FROM_TOOLS = frozenset(
 )
 
 
-def _listed(headers: Headers) -> set[bytes]:
+def _connection_options(headers: Headers) -> set[bytes]:
     """The names that Connection declares to be for this hop only."""
     return {
         token.strip().lower()
@@ -59,9 +59,9 @@ def _listed(headers: Headers) -> set[bytes]:
     }
 
 
-def to_upstream(headers: Headers, *, drop: Iterable[bytes] = ()) -> Headers:
+def upstream_request_headers(headers: Headers, *, drop: Iterable[bytes] = ()) -> Headers:
     """The request's headers without this hop's, without forged proxy headers, without underscore twins."""
-    gone = HOP_BY_HOP | OURS | HANDSHAKE | _listed(headers) | set(drop)
+    gone = HOP_BY_HOP | PROXY_HEADERS | HANDSHAKE | _connection_options(headers) | set(drop)
     gone -= {b"host", b"content-length"}
     return [
         (name, value)
@@ -70,7 +70,7 @@ def to_upstream(headers: Headers, *, drop: Iterable[bytes] = ()) -> Headers:
     ]
 
 
-def forwarded(client: str | None, scheme: str, host: bytes) -> Headers:
+def forwarded_headers(client: str | None, scheme: str, host: bytes) -> Headers:
     """The proxy headers, as the gateway itself saw the request."""
     ours = [(b"x-forwarded-proto", scheme.encode()), (b"x-forwarded-host", host)]
     if client:
@@ -78,16 +78,16 @@ def forwarded(client: str | None, scheme: str, host: bytes) -> Headers:
     return ours
 
 
-def from_upstream(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+def client_response_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """A response's headers without this hop's. A length beside a transfer encoding does not count."""
     lowered = [(name.lower(), value) for name, value in headers]
-    gone = HOP_BY_HOP | _listed(lowered) | HANDSHAKE
+    gone = HOP_BY_HOP | _connection_options(lowered) | HANDSHAKE
     if any(name == b"transfer-encoding" for name, _ in lowered):
         gone = gone | {b"content-length"}
     return [(name, value) for name, value in lowered if name not in gone]
 
 
-def from_tool(
+def tool_response_headers(
     headers: Iterable[tuple[bytes, bytes]], *, secure: bool, sent: Headers, ports: Collection[int]
 ) -> Headers:
     """A tool's response headers, its cookies bound to its host, with what every workspace page carries.
@@ -97,16 +97,16 @@ def from_tool(
     kept: Headers = []
     policy = False
     cookies = ToolCookies(sent)
-    for name, value in from_upstream(headers):
-        if name in _NOT_FROM_TOOLS or name in _SAFE_NAMES:
+    for name, value in client_response_headers(headers):
+        if name in _BLOCKED_TOOL_HEADERS or name in _SECURITY_HEADER_NAMES:
             continue
         if name == b"set-cookie":
             cookie = cookies.accept(value)
             if cookie is not None:
                 kept.append((name, cookie))
             continue
-        if name in _ADDRESSES:
-            address = reachable_address(value, ports)
+        if name in _LOCATION_HEADERS:
+            address = rewrite_location(value, ports)
             if address is not None:
                 kept.append((name, address))
             continue
@@ -115,18 +115,18 @@ def from_tool(
         kept.append((name, value))
     if not policy:
         kept.append((b"content-security-policy", b"frame-ancestors 'self'"))
-    kept += _SAFE
+    kept += _SECURITY_HEADERS
     if secure:
         kept.append(HSTS)
     return kept
 
 
-_ADDRESSES = frozenset({b"location", b"content-location", b"refresh"})
+_LOCATION_HEADERS = frozenset({b"location", b"content-location", b"refresh"})
 HSTS = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
-_SAFE: Headers = [
+_SECURITY_HEADERS: Headers = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
 ]
-_SAFE_NAMES = frozenset(name for name, _ in _SAFE)
+_SECURITY_HEADER_NAMES = frozenset(name for name, _ in _SECURITY_HEADERS)

@@ -9,13 +9,13 @@ _WORKSPACE = re.compile(r"ws-([a-z][a-z0-9]{0,15})")
 
 
 @dataclass(frozen=True, slots=True)
-class Addressed:
+class WorkspaceHost:
     """``workspace`` is a well-formed public id, or "" for a name below the apps domain that cannot be one."""
 
     workspace: str
 
 
-def without_port(host: str) -> str:
+def strip_port(host: str) -> str:
     """The name of a host, lower case, without port and final dot."""
     name = host.strip().lower()
     if not name.startswith("["):
@@ -23,14 +23,14 @@ def without_port(host: str) -> str:
     return name.removesuffix(".")
 
 
-def addressed(host: str, apps_domain: str) -> Addressed | None:
+def match_workspace_host(host: str, apps_domain: str) -> WorkspaceHost | None:
     """The workspace that a Host header names; None for the portal.
 
     Ports do not count (the browser may come through a forwarded port). Every ``ws-`` name below the apps
     domain is workspace traffic, also one that cannot exist, so that none of them ever reaches web.
     """
-    label, _, parent = without_port(host).partition(".")
-    if parent != without_port(apps_domain) or not label.startswith("ws-"):
+    label, _, parent = strip_port(host).partition(".")
+    if parent != strip_port(apps_domain) or not label.startswith("ws-"):
         return None
     match = _WORKSPACE.fullmatch(label)
-    return Addressed(match.group(1) if match else "")
+    return WorkspaceHost(match.group(1) if match else "")

@@ -16,7 +16,7 @@ _REFRESH = re.compile(r"(?P<delay>[^;,]*[;,]\s*(?:url\s*=\s*)?)(?P<quote>[\"']?)
 _IGNORED_BY_BROWSERS = str.maketrans("", "", "\t\r\n")
 
 
-def reachable_address(value: bytes, ports: Collection[int]) -> bytes | None:
+def rewrite_location(value: bytes, ports: Collection[int]) -> bytes | None:
     """The value of Location, Content-Location or Refresh as it may reach the browser.
 
     A loopback address with one of the tool's own ``ports`` becomes a path on the workspace's origin. None for every

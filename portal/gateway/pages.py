@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 from portal.gateway.headers import HSTS
 from portal.gateway.wire import Headers, Receive, Scope, Send
-from portal.plain_page import MEDIA_TYPE, PERMISSIONS, POLICY, plain_page
+from portal.plain_page import MEDIA_TYPE, PERMISSIONS_POLICY, CONTENT_SECURITY_POLICY, static_error_page
 
 LINGER_S = 1.0
 
@@ -21,7 +21,7 @@ def wants_json(scope: Scope) -> bool:
     return scope["raw_path"].startswith(b"/api/") or (b"json" in accept and b"text/html" not in accept)
 
 
-def page(
+def build_response(
     status: int,
     code: str,
     title: str,
@@ -45,18 +45,18 @@ def page(
         body = json.dumps(problem).encode()
     else:
         kind = MEDIA_TYPE
-        body = plain_page(title, sentence, link=link, wait=retry_after_s is not None).encode()
+        body = static_error_page(title, sentence, link=link, is_temporary=retry_after_s is not None).encode()
     headers: Headers = [
         (b"content-type", kind.encode()),
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
-        (b"content-security-policy", POLICY.encode()),
+        (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
         (b"x-content-type-options", b"nosniff"),
         (b"referrer-policy", b"no-referrer"),
         (b"x-frame-options", b"DENY"),
         (b"cross-origin-opener-policy", b"same-origin"),
         (b"cross-origin-resource-policy", b"same-origin"),
-        (b"permissions-policy", PERMISSIONS.encode()),
+        (b"permissions-policy", PERMISSIONS_POLICY.encode()),
     ]
     if retry_after_s is not None:
         headers.append((b"retry-after", str(retry_after_s).encode()))
@@ -65,7 +65,7 @@ def page(
     return status, headers, body
 
 
-async def answer(
+async def send_response(
     send: Send,
     reply: tuple[int, Headers, bytes],
     *,
@@ -90,20 +90,20 @@ async def answer(
     await send({"type": f"{kind}.body", "body": body})
 
 
-async def say_too_large(
-    send: Send, scope: Scope, receive: Receive, most_bytes: int | None, *, secure: bool = False
+async def send_too_large(
+    send: Send, scope: Scope, receive: Receive, max_bytes: int | None, *, secure: bool = False
 ) -> None:
     """Refuses a body: 413."""
-    mebibytes = (most_bytes or 0) // 1024**2
+    mebibytes = (max_bytes or 0) // 1024**2
     sentence = f"It may hold at most {mebibytes} MiB. Nothing of it was kept."
-    status, headers, body = page(
+    status, headers, body = build_response(
         413, "too_large", "This is too large", sentence, json_wanted=wants_json(scope), secure=secure
     )
     headers.append((b"connection", b"close"))
-    await answer(send, (status, headers, body), unread=receive)
+    await send_response(send, (status, headers, body), unread=receive)
 
 
-async def say(
+async def send_error(
     send: Send,
     scope: Scope,
     status: int,
@@ -120,7 +120,7 @@ async def say(
     """Answers a request, or refuses a handshake, in the gateway's own words; ``close`` ends the connection."""
     if link is None and retry_after_s is not None and scope.get("method") == "GET":
         link = ("", "Try again")
-    status, headers, body = page(
+    status, headers, body = build_response(
         status,
         code,
         title,
@@ -134,4 +134,4 @@ async def say(
         headers.append((b"allow", ", ".join(sorted(allow)).encode()))
     if close:
         headers.append((b"connection", b"close"))
-    await answer(send, (status, headers, body), websocket=scope["type"] == "websocket")
+    await send_response(send, (status, headers, body), websocket=scope["type"] == "websocket")

@@ -17,31 +17,31 @@ from typing import Any
 from portal.gateway.wire import Headers, Message
 
 HIGH_WATER_BYTES = 256 * 1024
-PIPE = "fairway.pipe"
+WEBSOCKET_EXTENSION = "fairway.pipe"
 KEEPALIVE_S = 30
 
 
-class FrameEdges:
+class FrameTracker:
     """Follows frames as they pass, to know when one ends; ``began`` is told the opcode of each."""
 
-    __slots__ = ("_began", "_head", "_left")
+    __slots__ = ("_on_frame", "_head", "_remaining")
 
-    def __init__(self, began: Callable[[int], None] | None = None) -> None:
-        self._began = began
-        self._left = 0
+    def __init__(self, on_frame: Callable[[int], None] | None = None) -> None:
+        self._on_frame = on_frame
+        self._remaining = 0
         self._head = b""
 
     @property
-    def at_edge(self) -> bool:
+    def between_frames(self) -> bool:
         """True between two frames."""
-        return not self._left and not self._head
+        return not self._remaining and not self._head
 
-    def passed(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """These bytes have gone by."""
-        left = self._left
+        left = self._remaining
         size = len(data)
         if left >= size:
-            self._left = left - size
+            self._remaining = left - size
             return
         position = left
         if self._head:
@@ -58,75 +58,75 @@ class FrameEdges:
                 break
             if extra:
                 length = int.from_bytes(data[position + 2 : position + 2 + extra], "big")
-            if self._began is not None:
-                self._began(data[position] & 0x0F)
+            if self._on_frame is not None:
+                self._on_frame(data[position] & 0x0F)
             end = position + 2 + extra + masked + length
             if end > size:
-                self._left = end - size
+                self._remaining = end - size
                 return
             position = end
-        self._left = 0
+        self._remaining = 0
         self._head = data[position:]
 
 
-class Half(asyncio.Protocol):
+class RelayEndpoint(asyncio.Protocol):
     """One side of a pipe; what comes in goes out at the other side, no faster than that takes it."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.other: Half | None = None
-        self.lost = False
-        self._early: list[bytes] = []
+        self.peer: RelayEndpoint | None = None
+        self.is_closed = False
+        self._pending: list[bytes] = []
 
-    def join(self, other: Half) -> None:
+    def attach(self, other: RelayEndpoint) -> None:
         """From now on bytes pass to the other side; those that were early first."""
-        self.other = other
-        for data in self._early:
-            self.pass_on(data)
-        self._early = []
-        if self.lost:
+        self.peer = other
+        for data in self._pending:
+            self.relay(data)
+        self._pending = []
+        if self.is_closed:
             other.close()
 
-    def pass_on(self, data: bytes) -> None:
+    def relay(self, data: bytes) -> None:
         """Bytes for the other side."""
-        other = self.other
+        other = self.peer
         if other is None:
-            self._early.append(data)
-        elif other.transport is not None and not other.lost:
+            self._pending.append(data)
+        elif other.transport is not None and not other.is_closed:
             other.transport.write(data)
 
     def close(self) -> None:
         """Sends what is left, then closes."""
-        if self.transport is not None and not self.lost:
+        if self.transport is not None and not self.is_closed:
             self.transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        keep_alive(transport)
+        enable_keepalive(transport)
         if isinstance(transport, asyncio.WriteTransport):
             transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        self.pass_on(data)
+        self.relay(data)
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self.lost = True
-        if self.other is not None:
-            self.other.close()
+        self.is_closed = True
+        if self.peer is not None:
+            self.peer.close()
 
     def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None and not self.other.lost:
-            self.other.transport.pause_reading()
+        if self.peer is not None and self.peer.transport is not None and not self.peer.is_closed:
+            self.peer.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None and not self.other.lost:
-            self.other.transport.resume_reading()
+        if self.peer is not None and self.peer.transport is not None and not self.peer.is_closed:
+            self.peer.transport.resume_reading()
 
 
-def keep_alive(transport: asyncio.BaseTransport) -> None:
+def enable_keepalive(transport: asyncio.BaseTransport) -> None:
     """Has the kernel find out about a peer that vanished without a word."""
     wire = transport.get_extra_info("socket")
     if wire is None or wire.family not in (socket.AF_INET, socket.AF_INET6):
@@ -137,7 +137,7 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
-class PipeProtocol(Half):
+class RawWebSocketProtocol(RelayEndpoint):
     """What uvicorn gives an upgraded connection to (its ``ws`` option): asks the application, then pipes.
 
     The application gets a WebSocket scope whose extension ``fairway.pipe`` is this object. It answers by
@@ -150,10 +150,10 @@ class PipeProtocol(Half):
         self._state = server_state
         self._task: asyncio.Task[None] | None = None
         self._status: tuple[int, Headers] | None = None
-        self.upgraded = False
-        self.gone = asyncio.get_running_loop().create_future()
-        self.edges = FrameEdges()
-        self.heard: Callable[[bytes], None] | None = None  # also told what the browser sends
+        self.is_upgraded = False
+        self.disconnected = asyncio.get_running_loop().create_future()
+        self.frames = FrameTracker()
+        self.on_data: Callable[[bytes], None] | None = None  # also told what the browser sends
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -161,10 +161,10 @@ class PipeProtocol(Half):
 
     def data_received(self, data: bytes) -> None:
         if self._task is not None:
-            if self.upgraded:
-                if self.heard is not None:
-                    self.heard(data)
-                self.pass_on(data)
+            if self.is_upgraded:
+                if self.on_data is not None:
+                    self.on_data(data)
+                self.relay(data)
             else:
                 self.close()  # nobody speaks before the handshake is answered
             return
@@ -175,22 +175,22 @@ class PipeProtocol(Half):
     def connection_lost(self, problem: Exception | None) -> None:
         super().connection_lost(problem)
         self._state.connections.discard(self)
-        if not self.gone.done():
-            self.gone.set_result(None)
+        if not self.disconnected.done():
+            self.disconnected.set_result(None)
 
     def shutdown(self) -> None:
         """The server ends: says so to the browser."""
-        self.say_close(1012, "")
+        self.send_close(1012, "")
         self.close()
 
     def upgrade(self, headers: Headers) -> None:
         """Answers the handshake with 101."""
-        self.upgraded = True
+        self.is_upgraded = True
         self._write_head(b"HTTP/1.1 101 Switching Protocols\r\n", headers)
 
-    def say_close(self, code: int, reason: str) -> None:
+    def send_close(self, code: int, reason: str) -> None:
         """A closing frame of ours, where one may stand."""
-        if self.upgraded and self.edges.at_edge and self.transport is not None and not self.lost:
+        if self.is_upgraded and self.frames.between_frames and self.transport is not None and not self.is_closed:
             payload = struct.pack("!H", code) + reason.encode()[:123]
             self.transport.write(bytes([0x88, len(payload)]) + payload)
 
@@ -204,7 +204,7 @@ class PipeProtocol(Half):
             self._write_head(
                 f"HTTP/1.1 {status} {phrase}\r\n".encode(), [*headers, (b"connection", b"close")]
             )
-            if self.transport is not None and not self.lost:
+            if self.transport is not None and not self.is_closed:
                 self.transport.write(message["body"])
             self.close()
 
@@ -219,7 +219,7 @@ class PipeProtocol(Half):
             self.close()
 
     def _write_head(self, first: bytes, headers: Headers) -> None:
-        if self.transport is not None and not self.lost:
+        if self.transport is not None and not self.is_closed:
             lines = b"".join(b"%b: %b\r\n" % pair for pair in headers)
             self.transport.write(first + lines + b"\r\n")
 
@@ -237,5 +237,5 @@ class PipeProtocol(Half):
             "query_string": query,
             "headers": [tuple(line.split(b": ", 1)) for line in lines],
             "client": (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and len(peer) >= 2 else None,
-            "extensions": {PIPE: self, "websocket.http.response": {}},
+            "extensions": {WEBSOCKET_EXTENSION: self, "websocket.http.response": {}},
         }

@@ -18,32 +18,32 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 from django.utils import timezone
 
-from portal.access import Verb, can
+from portal.access import Permission, can
 from portal.models import Attempt, Node, Task, WorkspaceSession
-from portal.services.sealing import CannotOpen
-from portal.services.sessions import KEPT_EVERY_S, keep_session_of_workspace, session_user
-from portal.services.workspaces import attempt_secret, digest, do_redeem_ticket
-from portal.words.states import AttemptState, Desired, JobKind
+from portal.services.sealing import DecryptionError
+from portal.services.sessions import RENEW_INTERVAL_S, renew_workspace_session, session_user
+from portal.services.workspaces import decrypt_attempt_secret, digest, do_redeem_ticket
+from portal.words.states import AttemptState, DesiredState, JobKind
 
 _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 1.5
+CACHE_TTL_S = 1.5
 """How long an answer serves further requests of the same session; rights end within 5 s (X8)."""
-KEPT_ANSWERS = 5_000
-ANSWER_WITHIN_S = 8.0
+MAX_CACHED_DECISIONS = 5_000
+DECISION_TIMEOUT_S = 8.0
 THREADS = 4
 
-TOKEN_FORM = {"jupyterlab": "token {secret}"}
+AUTHORIZATION_FORMATS = {"jupyterlab": "token {secret}"}
 """How each tool wants its secret in Authorization."""
 
 
-class Answer(StrEnum):
+class AccessResult(StrEnum):
     """What a request for a workspace meets."""
 
-    OPEN = "open"
-    STRANGER = "stranger"  # no session here; says nothing about whether the workspace exists
+    ALLOWED = "open"
+    DENIED = "stranger"  # no session here; says nothing about whether the workspace exists
     STOPPED = "stopped"
     NOT_READY = "not_ready"
 
@@ -60,9 +60,9 @@ class NodeAddress:
     host_key: str = ""
 
     @classmethod
-    def of(cls, node: Node) -> NodeAddress:
+    def from_node(cls, node: Node) -> NodeAddress:
         """As the record has it."""
-        return cls(node.public_id, node.link, node.host, node.port, node.account, node.host_key)
+        return cls(node.public_id, node.transport, node.host, node.port, node.ssh_user, node.host_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,55 +79,55 @@ class Target:
     port: int
     authorization: str = field(repr=False)
     tool: str = ""
-    row: int = 0
+    attempt_pk: int = 0
     tool_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class AccessDecision:
     """An answer, and the target where it is OPEN."""
 
-    answer: Answer
+    result: AccessResult
     target: Target | None = None
 
 
-STRANGER = Decision(Answer.STRANGER)
+DENIED = AccessDecision(AccessResult.DENIED)
 
 
-class Unknown(Exception):
+class AuthorizationUnavailableError(Exception):
     """The record could not be asked; neither yes nor no."""
 
 
-def decide(job: str, cookie: str) -> Decision:
+def decide_access(job: str, cookie: str) -> AccessDecision:
     """Whether the holder of this cookie may use this workspace now, and where it is; by the record alone."""
     if not job or not cookie:
-        return STRANGER
+        return DENIED
     row = (
         WorkspaceSession.objects.select_related("user", "attempt__job__project", "attempt__job__environment")
         .filter(cookie_sha256=digest(cookie), attempt__job__public_id=job, expires_at__gt=timezone.now())
         .first()
     )
     if row is None or session_user(row.session_key) != row.user:
-        return STRANGER
-    if not can(row.user, Verb.ENTER, row.attempt.job):
-        return STRANGER
-    return _state(row.attempt)
+        return DENIED
+    if not can(row.user, Permission.ENTER, row.attempt.job):
+        return DENIED
+    return _attempt_access(row.attempt)
 
 
-def _state(attempt: Attempt) -> Decision:
+def _attempt_access(attempt: Attempt) -> AccessDecision:
     job = attempt.job
     if (
         job.kind != JobKind.WORKSPACE.value
-        or job.desired != Desired.RUN.value
+        or job.desired != DesiredState.RUN.value
         or attempt.stop_wanted_at is not None
         or attempt.state not in {AttemptState.CONFIGURING.value, AttemptState.RUNNING.value}
     ):
-        return Decision(Answer.STOPPED)
+        return AccessDecision(AccessResult.STOPPED)
     if attempt.state != AttemptState.RUNNING.value or attempt.ready_at is None:
-        return Decision(Answer.NOT_READY)
+        return AccessDecision(AccessResult.NOT_READY)
     task = Task.objects.select_related("node").filter(attempt=attempt, rank=0).first()
     target = _target(attempt, task) if task else None
-    return Decision(Answer.NOT_READY) if target is None else Decision(Answer.OPEN, target)
+    return AccessDecision(AccessResult.NOT_READY) if target is None else AccessDecision(AccessResult.ALLOWED, target)
 
 
 def _target(attempt: Attempt, task: Task) -> Target | None:
@@ -137,31 +137,31 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
     if task.state != AttemptState.RUNNING.value or not isinstance(port, int):
         return None
     try:
-        secret = attempt_secret(attempt)
-    except CannotOpen as problem:
+        secret = decrypt_attempt_secret(attempt)
+    except DecryptionError as problem:
         log.error("the secret of %s/%s does not open: %s", job.public_id, attempt.number, problem)
         return None
     return Target(
         job=job.public_id,
         attempt=attempt.number,
-        node=NodeAddress.of(task.node),
+        node=NodeAddress.from_node(task.node),
         port=port,
-        authorization=TOKEN_FORM.get(job.environment.tool, "Bearer {secret}").format(secret=secret),
+        authorization=AUTHORIZATION_FORMATS.get(job.environment.tool, "Bearer {secret}").format(secret=secret),
         tool=job.environment.tool,
-        row=attempt.pk,
+        attempt_pk=attempt.pk,
         tool_port=job.environment.tool_port or 0,
     )
 
 
-def open_targets() -> list[Target]:
+def running_targets() -> list[Target]:
     """The servers of all running workspaces that hold GPUs, on nodes that answer: two queries."""
     attempts = Attempt.objects.filter(
         job__kind=JobKind.WORKSPACE.value,
-        job__desired=Desired.RUN.value,
+        job__desired_state=DesiredState.RUN.value,
         job__gpus_per_task__gt=0,
         state=AttemptState.RUNNING.value,
         ready_at__isnull=False,
-        stop_wanted_at__isnull=True,
+        stop_requested_at__isnull=True,
     ).exclude(leader_epoch=0)
     by_row = {attempt.pk: attempt for attempt in attempts.select_related("job__environment")}
     tasks = Task.objects.select_related("node").filter(attempt__in=by_row, rank=0, node__reachable=True)
@@ -169,14 +169,14 @@ def open_targets() -> list[Target]:
     return [target for target in found if target is not None]
 
 
-def note_use(cookie: str) -> None:
+def extend_session(cookie: str) -> None:
     """Whoever works in a workspace is not idle: the portal session behind it lasts on."""
     row = WorkspaceSession.objects.filter(cookie_sha256=digest(cookie)).only("session_key").first()
     if row is not None:
-        keep_session_of_workspace(row.session_key)
+        renew_workspace_session(row.session_key)
 
 
-class Rights:
+class Authorizer:
     """Asks the record in threads, one question at a time for each session, and keeps answers for FRESH_S.
 
     ``question`` is asked with a name and a cookie; ``used`` is told the cookie now and then while it is open.
@@ -184,82 +184,82 @@ class Rights:
 
     def __init__(
         self,
-        question: Callable[[str, str], Decision] = decide,
-        used: Callable[[str], None] | None = note_use,
+        lookup: Callable[[str, str], AccessDecision] = decide_access,
+        on_use: Callable[[str], None] | None = extend_session,
         threads: int = THREADS,
     ) -> None:
-        self._question, self._used, self._count = question, used, threads
+        self._lookup, self._on_use, self._thread_count = lookup, on_use, threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="rights")
-        self._kept: OrderedDict[tuple[str, str], tuple[float, Decision]] = OrderedDict()
-        self._asking: dict[tuple[str, str], asyncio.Task[Decision]] = {}
-        self._in_use_at: dict[tuple[str, str], float] = {}
+        self._cache: OrderedDict[tuple[str, str], tuple[float, AccessDecision]] = OrderedDict()
+        self._pending: dict[tuple[str, str], asyncio.Task[AccessDecision]] = {}
+        self._last_use_at: dict[tuple[str, str], float] = {}
 
-    async def decide(self, job: str, cookie: str, *, fresh_s: float = FRESH_S) -> Decision:
+    async def decide(self, job: str, cookie: str, *, max_age_s: float = CACHE_TTL_S) -> AccessDecision:
         """An answer at most ``fresh_s`` old. Raises Unknown when the record does not answer."""
         if not job or not cookie:
-            return STRANGER
+            return DENIED
         key = (job, cookie)
-        kept = self._kept.get(key)
-        if kept is not None and monotonic() - kept[0] < fresh_s:
+        kept = self._cache.get(key)
+        if kept is not None and monotonic() - kept[0] < max_age_s:
             return kept[1]
-        asking = self._asking.get(key)
+        asking = self._pending.get(key)
         if asking is None:
-            asking = asyncio.create_task(self._ask(key))
-            self._asking[key] = asking
-            asking.add_done_callback(lambda _: self._asking.pop(key, None))
+            asking = asyncio.create_task(self._refresh(key))
+            self._pending[key] = asking
+            asking.add_done_callback(lambda _: self._pending.pop(key, None))
         try:
-            return await asyncio.wait_for(asyncio.shield(asking), ANSWER_WITHIN_S)
+            return await asyncio.wait_for(asyncio.shield(asking), DECISION_TIMEOUT_S)
         except (DatabaseError, TimeoutError, OSError) as problem:
-            raise Unknown(str(problem)) from problem
+            raise AuthorizationUnavailableError(str(problem)) from problem
 
     async def redeem(self, ticket: str, job: str) -> str | None:
         """The cookie for a good ticket, else None. Raises Unknown when the record does not answer."""
         try:
-            return await asyncio.wait_for(self.in_thread(do_redeem_ticket, ticket, job), ANSWER_WITHIN_S)
+            return await asyncio.wait_for(self.run_in_thread(do_redeem_ticket, ticket, job), DECISION_TIMEOUT_S)
         except (DatabaseError, TimeoutError, OSError) as problem:
-            raise Unknown(str(problem)) from problem
+            raise AuthorizationUnavailableError(str(problem)) from problem
 
-    def forget(self, job: str) -> None:
+    def invalidate(self, job: str) -> None:
         """Drops what is kept about a workspace; the next request asks the record."""
-        for key in [key for key in self._kept if key[0] == job]:
-            del self._kept[key]
+        for key in [key for key in self._cache if key[0] == job]:
+            del self._cache[key]
 
     def close(self) -> None:
         """Ends the threads and their connections to the record."""
-        together = threading.Barrier(self._count)
-        for _ in range(self._count):
-            self._threads.submit(_leave, together)
+        together = threading.Barrier(self._thread_count)
+        for _ in range(self._thread_count):
+            self._threads.submit(_close_connection, together)
         self._threads.shutdown(wait=False)
 
-    async def _ask(self, key: tuple[str, str]) -> Decision:
+    async def _refresh(self, key: tuple[str, str]) -> AccessDecision:
         asked_at = monotonic()
-        decision = await self.in_thread(self._question, *key)
+        decision = await self.run_in_thread(self._lookup, *key)
         if (
-            self._used is not None
-            and decision.answer is Answer.OPEN
-            and asked_at - self._in_use_at.get(key, -KEPT_EVERY_S) >= KEPT_EVERY_S
+            self._on_use is not None
+            and decision.result is AccessResult.ALLOWED
+            and asked_at - self._last_use_at.get(key, -RENEW_INTERVAL_S) >= RENEW_INTERVAL_S
         ):
-            self._in_use_at[key] = asked_at
-            await self.in_thread(self._used, key[1])
-        self._kept[key] = (asked_at, decision)
-        self._kept.move_to_end(key)
-        while len(self._kept) > KEPT_ANSWERS:
-            gone, _ = self._kept.popitem(last=False)
-            self._in_use_at.pop(gone, None)
+            self._last_use_at[key] = asked_at
+            await self.run_in_thread(self._on_use, key[1])
+        self._cache[key] = (asked_at, decision)
+        self._cache.move_to_end(key)
+        while len(self._cache) > MAX_CACHED_DECISIONS:
+            gone, _ = self._cache.popitem(last=False)
+            self._last_use_at.pop(gone, None)
         return decision
 
-    async def in_thread(self, question: Callable[..., _T], *args: Any) -> _T:
+    async def run_in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         """What ``question`` gives, asked in a thread that has a connection to the record."""
 
         def asked() -> _T:
             close_old_connections()
-            return question(*args)
+            return function(*args)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, asked)
 
 
-def _leave(together: threading.Barrier) -> None:
+def _close_connection(barrier: threading.Barrier) -> None:
     """Closes this thread's connection, once every thread of the pool is here to do the same."""
     with contextlib.suppress(threading.BrokenBarrierError):
-        together.wait(1.0)
+        barrier.wait(1.0)
     connections.close_all()

@@ -5,59 +5,59 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from portal.access import Policy, policy
+from portal.access import AccessPolicy, access_policy
 from portal.gateway import cookies
 from portal.gateway import headers as rules
-from portal.gateway.client import NoAnswer
-from portal.gateway.forward import Journey, forward
-from portal.gateway.pages import say, say_too_large
-from portal.gateway.sockets import HandshakeRefused, forward_socket
+from portal.gateway.client import NoResponseError
+from portal.gateway.forward import ProxiedRequest, proxy_http
+from portal.gateway.pages import send_error, send_too_large
+from portal.gateway.sockets import HandshakeRejectedError, proxy_websocket
 from portal.gateway.upstream import Upstreams
-from portal.gateway.wire import Headers, Receive, Scope, Send, Silent, TooLarge
+from portal.gateway.wire import Headers, Receive, Scope, Send, BodyTimeoutError, BodyTooLargeError
 
 log = logging.getLogger(__name__)
 
-ANSWER_WITHIN_S = 9.0
+RESPONSE_TIMEOUT_S = 9.0
 """A web process that does not begin to answer by then is treated as down (I20: never a hang over 10 s)."""
 
-BODY_BYTES = 2 * 1024 * 1024
+MAX_BODY_BYTES = 2 * 1024 * 1024
 """Twice what Django takes into memory; web would lay a longer one on its disk before it refused it."""
 
 
-@policy(Policy.PUBLIC)
-class WebDoor:
+@access_policy(AccessPolicy.PUBLIC)
+class PortalApp:
     """Passes a request on to web, which applies its own policies."""
 
     def __init__(self, upstreams: Upstreams, *, secure: bool, trusted_peers: frozenset[str]) -> None:
-        self._upstreams, self._secure, self._trusted = upstreams, secure, trusted_peers
-        self._say = partial(say, secure=secure)
+        self._upstreams, self._secure, self._trusted_peers = upstreams, secure, trusted_peers
+        self._send_error = partial(send_error, secure=secure)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        journey = Journey(
-            way=self._upstreams.web(),
+        journey = ProxiedRequest(
+            pool=self._upstreams.web(),
             headers=self._headers(scope),
-            answer_headers=rules.from_upstream,
-            answer_within_s=ANSWER_WITHIN_S,
-            body_bytes=BODY_BYTES,
+            response_headers=rules.client_response_headers,
+            response_timeout_s=RESPONSE_TIMEOUT_S,
+            max_body_bytes=MAX_BODY_BYTES,
         )
         websocket = scope["type"] == "websocket"
         try:
             if websocket:
-                await forward_socket(journey, scope)
+                await proxy_websocket(journey, scope)
             else:
-                await forward(journey, scope, receive, send)
-        except TooLarge:
-            await say_too_large(send, scope, receive, BODY_BYTES, secure=self._secure)
-        except Silent:
+                await proxy_http(journey, scope, receive, send)
+        except BodyTooLargeError:
+            await send_too_large(send, scope, receive, MAX_BODY_BYTES, secure=self._secure)
+        except BodyTimeoutError:
             sentence = "The rest of it did not come in time. Nothing of it was kept."
-            await self._say(send, scope, 408, "too_slow", "This came too slowly", sentence, close=True)
-        except HandshakeRefused as problem:
-            await self._say(
+            await self._send_error(send, scope, 408, "too_slow", "This came too slowly", sentence, close=True)
+        except HandshakeRejectedError as problem:
+            await self._send_error(
                 send, scope, problem.status, "refused", "Refused", "The portal refused this connection."
             )
-        except NoAnswer as problem:
+        except NoResponseError as problem:
             log.warning("web does not answer: %s", problem)
-            await self._say(
+            await self._send_error(
                 send,
                 scope,
                 503,
@@ -68,14 +68,14 @@ class WebDoor:
             )
 
     def _headers(self, scope: Scope) -> Headers:
-        passed = cookies.to_portal(rules.to_upstream(scope["headers"]))
+        passed = cookies.portal_headers(rules.upstream_request_headers(scope["headers"]))
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-        return passed + rules.forwarded(self._client(scope), "https" if self._secure else "http", host)
+        return passed + rules.forwarded_headers(self._client(scope), "https" if self._secure else "http", host)
 
     def _client(self, scope: Scope) -> str | None:
         """The browser's address: the peer's, or what a trusted front server says it was."""
         peer: str | None = scope["client"][0] if scope.get("client") else None
-        if peer in self._trusted:
+        if peer in self._trusted_peers:
             for name, value in reversed(scope["headers"]):
                 if name == b"x-forwarded-for":
                     return value.decode("latin-1").rpartition(",")[2].strip() or peer

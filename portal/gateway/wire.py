@@ -12,13 +12,13 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 
-class Gone(Exception):
+class ClientDisconnectedError(Exception):
     """The browser went away before its request was whole."""
 
 
-class Silent(Exception):
+class BodyTimeoutError(Exception):
     """The browser stopped sending in the midst of its request, and nothing was answered yet."""
 
 
-class TooLarge(Exception):
+class BodyTooLargeError(Exception):
     """The request's body is longer than the journey takes; upstream did not get all of it."""

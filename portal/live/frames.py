@@ -19,26 +19,26 @@ from typing import Any
 
 from agents.samples import GpuSample, NodeSample
 
-SILENT_AFTER_S = 60.0
+STALE_AFTER_S = 60.0
 """A node that was not heard for so long leaves the frames; pages show it as unreachable."""
 
-Wire = dict[str, Any]
+Frame = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReceivedSample:
     """A node's newest sample; ``taken_s`` is when it was taken and ``heard_s`` when it arrived, portal's time."""
 
     sample: NodeSample
     taken_s: float
-    heard_s: float
+    received_s: float
 
     def lag_s(self, now_s: float) -> float:
         return round(max(0.0, now_s - self.taken_s), 3)
 
 
 @dataclass(frozen=True)
-class Seat:
+class RunningTask:
     """A running task of a job: where it runs, and on which GPUs."""
 
     job: str
@@ -48,12 +48,12 @@ class Seat:
     gpus: tuple[str, ...]
 
 
-def cluster_frame(heard: Mapping[str, Heard], orders: Mapping[str, tuple[str, ...]], now_s: float) -> Wire:
+def cluster_frame(samples: Mapping[str, ReceivedSample], orders: Mapping[str, tuple[str, ...]], now_s: float) -> Frame:
     """Every GPU of every node that is heard, as arrays."""
-    nodes: Wire = {}
+    nodes: Frame = {}
     lag_s = 0.0
-    for node, latest in heard.items():
-        if now_s - latest.heard_s > SILENT_AFTER_S:
+    for node, latest in samples.items():
+        if now_s - latest.received_s > STALE_AFTER_S:
             continue
         gpus = {gpu.uuid: gpu for gpu in latest.sample.gpus}
         row = [gpus.get(uuid) for uuid in orders.get(node, ())]
@@ -69,7 +69,7 @@ def cluster_frame(heard: Mapping[str, Heard], orders: Mapping[str, tuple[str, ..
     return {"kind": "sample", "at_s": round(now_s, 3), "lag_s": lag_s, "nodes": nodes}
 
 
-def node_frame(latest: Heard, now_s: float) -> Wire:
+def node_frame(latest: ReceivedSample, now_s: float) -> Frame:
     """Everything about one node but whose jobs run there: a node is seen by people who may not see its jobs."""
     sample = latest.sample
     return {
@@ -79,17 +79,17 @@ def node_frame(latest: Heard, now_s: float) -> Wire:
         "cpu_percent": sample.cpu_percent,
         "memory_used_mib": sample.memory_used_mib,
         "disk_free_mib": sample.disk_free_mib,
-        "gpus": [_gpu(gpu) | {"busy": _busy(gpu), "foreign": _foreign(gpu)} for gpu in sample.gpus],
+        "gpus": [_gpu(gpu) | {"busy": _utilisation(gpu), "foreign": _foreign(gpu)} for gpu in sample.gpus],
     }
 
 
-def job_frame(seats: Iterable[Seat], heard: Mapping[str, Heard], now_s: float) -> Wire | None:
+def job_frame(running_tasks: Iterable[RunningTask], samples: Mapping[str, ReceivedSample], now_s: float) -> Frame | None:
     """The ranks of one job with their GPUs; None when none of its nodes is heard."""
-    tasks: list[Wire] = []
+    tasks: list[Frame] = []
     lag_s = 0.0
-    for seat in seats:
-        latest = heard.get(seat.node)
-        if latest is None or now_s - latest.heard_s > SILENT_AFTER_S:
+    for seat in running_tasks:
+        latest = samples.get(seat.node)
+        if latest is None or now_s - latest.received_s > STALE_AFTER_S:
             continue
         lag_s = max(lag_s, latest.lag_s(now_s))
         used = next(
@@ -114,7 +114,7 @@ def job_frame(seats: Iterable[Seat], heard: Mapping[str, Heard], now_s: float) -
     return {"kind": "sample", "at_s": round(now_s, 3), "lag_s": lag_s, "tasks": tasks}
 
 
-def _gpu(gpu: GpuSample) -> Wire:
+def _gpu(gpu: GpuSample) -> Frame:
     return {
         "uuid": gpu.uuid,
         "utilisation_percent": gpu.utilisation_percent,
@@ -125,7 +125,7 @@ def _gpu(gpu: GpuSample) -> Wire:
     }
 
 
-def _foreign(gpu: GpuSample) -> list[Wire]:
+def _foreign(gpu: GpuSample) -> list[Frame]:
     return [
         {"pid": each.pid, "memory_mib": each.memory_mib, "account": each.account, "command": each.command}
         for each in gpu.processes
@@ -133,7 +133,7 @@ def _foreign(gpu: GpuSample) -> list[Wire]:
     ]
 
 
-def _busy(gpu: GpuSample) -> str | None:
+def _utilisation(gpu: GpuSample) -> str | None:
     if any(process.foreign for process in gpu.processes):
         return "foreign"
     return "job" if gpu.processes else None

@@ -14,36 +14,36 @@ from weakref import WeakKeyDictionary
 from channels.layers import get_channel_layer
 from redis.exceptions import RedisError
 
-from portal.events import group_of
-from portal.live.watched import RENEW_S, mark_watched
+from portal.events import channel_group
+from portal.live.watched import RENEW_INTERVAL_S, mark_subscribed
 
 log = logging.getLogger(__name__)
 
-OUTBOX_FRAMES = 64
-LEAVE_AFTER_S = 10.0
+SEND_BUFFER_FRAMES = 64
+IDLE_TIMEOUT_S = 10.0
 RETRY_S = 1.0
-PROVE_AGAIN_S = 0.1
+PROBE_INTERVAL_S = 0.1
 
 
-class Outbox:
+class SendBuffer:
     """What waits for one browser. A newer sample of a topic takes the place of an older one; when it is full
     the oldest goes, so a slow browser costs a bounded amount and delays nobody."""
 
-    __slots__ = ("_frames", "_number", "_waiter", "dropped")
+    __slots__ = ("_frames", "_sequence", "_waiter", "dropped")
 
     def __init__(self) -> None:
         self._frames: OrderedDict[str | int, str] = OrderedDict()
-        self._number = 0
+        self._sequence = 0
         self._waiter: asyncio.Future[None] | None = None
         self.dropped = 0
 
     def put(self, text: str, *, replaces: str = "") -> None:
         """Adds a frame; one that ``replaces`` a topic takes the place of the one of that topic which waits."""
-        self._number += 1
+        self._sequence += 1
         if replaces and replaces in self._frames:
             del self._frames[replaces]
-        self._frames[replaces or self._number] = text
-        if len(self._frames) > OUTBOX_FRAMES:
+        self._frames[replaces or self._sequence] = text
+        if len(self._frames) > SEND_BUFFER_FRAMES:
             self._frames.popitem(last=False)
             self.dropped += 1
         if self._waiter is not None and not self._waiter.done():
@@ -61,43 +61,43 @@ class Hub:
     """One channel of this process on the layer, joined to a group while anybody here watches its topic."""
 
     def __init__(self) -> None:
-        self._watchers: dict[str, set[Outbox]] = {}
+        self._subscribers: dict[str, set[SendBuffer]] = {}
         self._joined: set[str] = set()
         self._joins = 0
-        self._unproven: dict[str, tuple[int, float]] = {}  # topic -> its join, when a proof was sent last
-        self._moved = asyncio.Event()
+        self._unconfirmed: dict[str, tuple[int, float]] = {}  # topic -> its join, when a proof was sent last
+        self._progress = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
-    def watch(self, topic: str, outbox: Outbox) -> None:
+    def subscribe(self, topic: str, buffer: SendBuffer) -> None:
         """From now on frames of the topic go to the outbox."""
-        self._watchers.setdefault(topic, set()).add(outbox)
+        self._subscribers.setdefault(topic, set()).add(buffer)
         self._changed.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def leave(self, topic: str, outbox: Outbox) -> None:
+    def unsubscribe(self, topic: str, buffer: SendBuffer) -> None:
         """No more frames of the topic for this outbox."""
-        watchers = self._watchers.get(topic)
+        watchers = self._subscribers.get(topic)
         if watchers is not None:
-            watchers.discard(outbox)
+            watchers.discard(buffer)
             if not watchers:
-                del self._watchers[topic]
+                del self._subscribers[topic]
                 self._changed.set()
-                self._say_moved()
+                self._signal_progress()
 
-    async def joined(self, topics: Iterable[str]) -> None:
+    async def wait_subscribed(self, topics: Iterable[str]) -> None:
         """Waits until frames of these topics do arrive here; not for those that nobody watches any more."""
         wanted = list(topics)
-        while any(each in self._watchers and not self._stands(each) for each in wanted):
-            await self._moved.wait()
+        while any(each in self._subscribers and not self._is_confirmed(each) for each in wanted):
+            await self._progress.wait()
 
-    def _stands(self, topic: str) -> bool:
-        return topic in self._joined and topic not in self._unproven
+    def _is_confirmed(self, topic: str) -> bool:
+        return topic in self._joined and topic not in self._unconfirmed
 
-    def _say_moved(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
+    def _signal_progress(self) -> None:
+        self._progress.set()
+        self._progress = asyncio.Event()
 
     # -- one task a process ------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Hub:
         while True:
             try:
                 await self._receive()
-                if not self._watchers:
+                if not self._subscribers:
                     return
             except (RedisError, OSError, TimeoutError) as problem:
                 log.warning("live frames pause: %s", problem)
@@ -115,8 +115,8 @@ class Hub:
     async def _receive(self) -> None:
         layer = get_channel_layer()
         channel = await layer.new_channel("live")
-        joiner = asyncio.create_task(self._keep_joined(layer, channel))
-        receiver = asyncio.create_task(self._pass_on(layer, channel))
+        joiner = asyncio.create_task(self._maintain_groups(layer, channel))
+        receiver = asyncio.create_task(self._dispatch(layer, channel))
         try:
             done, _ = await asyncio.wait({joiner, receiver}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -126,63 +126,63 @@ class Hub:
             receiver.cancel()
             await asyncio.gather(joiner, receiver, return_exceptions=True)
             self._joined.clear()
-            self._unproven.clear()
+            self._unconfirmed.clear()
 
-    async def _pass_on(self, layer: Any, channel: str) -> None:
+    async def _dispatch(self, layer: Any, channel: str) -> None:
         while True:
             message = await layer.receive(channel)
             if message.get("channel") is None:
                 self._deliver(message)
             elif message["channel"] == channel:
-                self._proven(message["of"], message["join"])
+                self._on_probe(message["of"], message["join"])
 
-    async def _keep_joined(self, layer: Any, channel: str) -> None:
+    async def _maintain_groups(self, layer: Any, channel: str) -> None:
         """Keeps the groups joined equal to the topics watched; ends when there are none for a while."""
         marked_s = 0.0
         while True:
             self._changed.clear()
-            wanted = set(self._watchers)
+            wanted = set(self._subscribers)
             # before a subscription stands: what its topic is sent from then on must be sent
-            renewed = time.monotonic() - marked_s >= RENEW_S
-            await asyncio.to_thread(mark_watched, wanted if renewed else wanted - self._joined)
+            renewed = time.monotonic() - marked_s >= RENEW_INTERVAL_S
+            await asyncio.to_thread(mark_subscribed, wanted if renewed else wanted - self._joined)
             marked_s = time.monotonic() if renewed else marked_s
             for topic in wanted - self._joined:
-                await layer.group_add(group_of(topic), channel)
+                await layer.group_add(channel_group(topic), channel)
                 self._joined.add(topic)
                 self._joins += 1
-                self._unproven[topic] = (self._joins, 0.0)
+                self._unconfirmed[topic] = (self._joins, 0.0)
             for topic in self._joined - wanted:
-                await layer.group_discard(group_of(topic), channel)
+                await layer.group_discard(channel_group(topic), channel)
                 self._joined.discard(topic)
-                self._unproven.pop(topic, None)
-            self._say_moved()
-            await self._prove(layer, channel)
-            limit_s = PROVE_AGAIN_S if self._unproven else RENEW_S if self._watchers else LEAVE_AFTER_S
+                self._unconfirmed.pop(topic, None)
+            self._signal_progress()
+            await self._probe_groups(layer, channel)
+            limit_s = PROBE_INTERVAL_S if self._unconfirmed else RENEW_INTERVAL_S if self._subscribers else IDLE_TIMEOUT_S
             try:
                 await asyncio.wait_for(self._changed.wait(), limit_s)
             except TimeoutError:
-                if not self._watchers:
+                if not self._subscribers:
                     return
 
-    async def _prove(self, layer: Any, channel: str) -> None:
+    async def _probe_groups(self, layer: Any, channel: str) -> None:
         """Sends a word of our own to each group just joined. The layer does not wait for the server when it
         joins; only when the word has come back do we know that others' words come too."""
         now = time.monotonic()
-        for topic, (join, sent) in list(self._unproven.items()):
-            if now - sent < PROVE_AGAIN_S or self._unproven.get(topic) != (join, sent):
+        for topic, (join, sent) in list(self._unconfirmed.items()):
+            if now - sent < PROBE_INTERVAL_S or self._unconfirmed.get(topic) != (join, sent):
                 continue
-            self._unproven[topic] = (join, now)
+            self._unconfirmed[topic] = (join, now)
             proof = {"type": "fairway.frame", "topic": "", "channel": channel, "of": topic, "join": join}
-            await layer.group_send(group_of(topic), proof)
+            await layer.group_send(channel_group(topic), proof)
 
-    def _proven(self, topic: str, join: int) -> None:
-        if self._unproven.get(topic, (0, 0.0))[0] == join:
-            del self._unproven[topic]
-            self._say_moved()
+    def _on_probe(self, topic: str, join: int) -> None:
+        if self._unconfirmed.get(topic, (0, 0.0))[0] == join:
+            del self._unconfirmed[topic]
+            self._signal_progress()
 
     def _deliver(self, message: dict[str, Any]) -> None:
         topic = message.get("topic", "")
-        watchers = self._watchers.get(topic)
+        watchers = self._subscribers.get(topic)
         if not watchers:
             return
         data = message.get("text")

@@ -16,12 +16,12 @@ from portal.selectors.logs import log_file, read_lines, tail
 
 log = logging.getLogger(__name__)
 
-AT_ONCE_LINES = 200
-TELL_EVERY_S = 0.25
-REMEMBERED_LOGS = 5_000
+MAX_INLINE_LINES = 200
+PUBLISH_INTERVAL_S = 0.25
+MAX_TRACKED_LOGS = 5_000
 
 
-class LogTeller:
+class LogPublisher:
     """Sends ``{"kind": "logs", "attempt", "rank", "cursor", "lines", "more"}`` to ``logs.<job>.<rank>``.
 
     ``cursor`` is where to read on; with ``more`` there are lines that were not sent, which the page fetches.
@@ -29,28 +29,28 @@ class LogTeller:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._grown: dict[int, FollowedLog] = {}
-        self._told: dict[int, int] = {}
-        self.watched: frozenset[str] = frozenset()
+        self._updated: dict[int, FollowedLog] = {}
+        self._published: dict[int, int] = {}
+        self.subscribed: frozenset[str] = frozenset()
         """The topics that some browser watches; of other logs nothing is told."""
 
-    def grew(self, followed: FollowedLog, offset: int) -> None:
+    def on_growth(self, followed: FollowedLog, offset: int) -> None:
         """From a node's thread: the mirror now reaches ``offset``."""
         with self._lock:
-            self._grown[followed.task_id] = followed
-            self._told.setdefault(followed.task_id, followed.mirrored_bytes)
-            if len(self._told) > REMEMBERED_LOGS:
-                del self._told[next(iter(self._told))]
+            self._updated[followed.task_id] = followed
+            self._published.setdefault(followed.task_id, followed.mirrored_bytes)
+            if len(self._published) > MAX_TRACKED_LOGS:
+                del self._published[next(iter(self._published))]
 
     async def run(self) -> None:
         """Tells until it is cancelled."""
         while True:
-            await asyncio.sleep(TELL_EVERY_S)
+            await asyncio.sleep(PUBLISH_INTERVAL_S)
             with self._lock:
-                grown, self._grown = self._grown, {}
+                grown, self._updated = self._updated, {}
             for followed in grown.values():
-                if followed.topic not in self.watched:
-                    self._told.pop(followed.task_id, None)
+                if followed.topic not in self.subscribed:
+                    self._published.pop(followed.task_id, None)
                     continue
                 try:
                     frame = await asyncio.to_thread(self._frame, followed)
@@ -61,12 +61,12 @@ class LogTeller:
 
     def _frame(self, followed: FollowedLog) -> dict[str, Any] | None:
         file = log_file(followed.job, followed.attempt, followed.rank)
-        begin = self._told.get(followed.task_id, 0)
-        page = read_lines(file, begin, AT_ONCE_LINES)
+        begin = self._published.get(followed.task_id, 0)
+        page = read_lines(file, begin, MAX_INLINE_LINES)
         if page.cursor == begin:
             return None
-        more = len(page.lines) >= AT_ONCE_LINES
-        self._told[followed.task_id] = tail(file, 1).cursor if more else page.cursor
+        more = len(page.lines) >= MAX_INLINE_LINES
+        self._published[followed.task_id] = tail(file, 1).cursor if more else page.cursor
         return {
             "kind": "logs",
             "attempt": followed.attempt,

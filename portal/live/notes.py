@@ -13,25 +13,25 @@ from dataclasses import dataclass, field
 from django.db import Error as DatabaseError
 from django.db import InterfaceError, OperationalError, transaction
 
-from portal.live.overuse import OVER_S, Overuse
+from portal.live.overuse import REPORT_AFTER_S, GpuMemoryOveruse
 from portal.models import Node
 from portal.services import trust
-from portal.services.gpu_shares import end_overuse
-from portal.services.gpus import record_foreign
-from portal.services.logs import note_log_progress
-from portal.services.minutes import write_minutes
-from portal.words.trust import Trouble
+from portal.services.gpu_shares import stop_memory_overuse
+from portal.services.gpus import record_foreign_processes
+from portal.services.logs import record_log_progress
+from portal.services.minutes import save_node_metrics
+from portal.words.trust import IncidentKind
 
 log = logging.getLogger(__name__)
 
-AWAY = (OperationalError, InterfaceError)
+DATABASE_UNAVAILABLE = (OperationalError, InterfaceError)
 """The database does not answer: everything is tried again."""
 
 Minute = tuple[str, int, dict[str, object]]
 
 
 @dataclass
-class Notes:
+class PendingWrites:
     """What gathered of one node and is not written down yet."""
 
     minutes: list[Minute] = field(default_factory=list)
@@ -39,9 +39,9 @@ class Notes:
     """By job (public id) and attempt, in these minutes."""
     logs: dict[int, int] = field(default_factory=dict)
     """How far the log of each task (row number) is mirrored."""
-    users: dict[str, str] = field(default_factory=dict)
+    foreign_users: dict[str, str] = field(default_factory=dict)
     """By GPU whose program that is no job's works on it."""
-    over: dict[str, Overuse] = field(default_factory=dict)
+    overuse: dict[str, GpuMemoryOveruse] = field(default_factory=dict)
     """By job."""
     malformed: str = ""
     """How many frames could not be read, as a sentence; blank: none, or it was told a moment ago."""
@@ -53,67 +53,67 @@ class Notes:
         for attempt, joules in attempts.items():
             self.joules[attempt] = self.joules.get(attempt, 0.0) + joules
 
-    def put_back(self, earlier: Notes, most_minutes: int) -> None:
+    def restore(self, failed: PendingWrites, max_minutes: int) -> None:
         """Takes what could not be written; of minutes the newest. Who is over is told again with the next sample."""
-        self.minutes = (earlier.minutes + self.minutes)[-most_minutes:]
-        self.add_joules(earlier.joules)
-        self.logs = earlier.logs | self.logs
-        self.users = earlier.users | self.users
-        self.malformed = self.malformed or earlier.malformed
+        self.minutes = (failed.minutes + self.minutes)[-max_minutes:]
+        self.add_joules(failed.joules)
+        self.logs = failed.logs | self.logs
+        self.foreign_users = failed.foreign_users | self.foreign_users
+        self.malformed = self.malformed or failed.malformed
 
 
-def write_notes(notes: Mapping[str, Notes]) -> None:
+def flush(pending: Mapping[str, PendingWrites]) -> None:
     """Writes what gathered of each node (public id), and takes it out of the notes.
 
     Raises one of ``AWAY`` when the database does not answer; what was not written is then still in the notes.
     """
     try:
-        _write_minutes(notes)
-    except AWAY:
+        _write_minutes(pending)
+    except DATABASE_UNAVAILABLE:
         raise
     except (DatabaseError, ValueError):  # of whose rows, the database does not say
-        for node, each in notes.items():
-            with _alone(node):
+        for node, each in pending.items():
+            with _isolated(node):
                 _write_minutes({node: each})
-    for node, each in notes.items():
-        with _alone(node):
+    for node, each in pending.items():
+        with _isolated(node):
             _write_rest(node, each)
 
 
 @contextlib.contextmanager
-def _alone(node: str) -> Iterator[None]:
+def _isolated(node: str) -> Iterator[None]:
     try:
         with transaction.atomic():
             yield
-    except AWAY:
+    except DATABASE_UNAVAILABLE:
         raise
     except (DatabaseError, ValueError):
         log.exception("what node %s sent could not be written down and is lost", node)
 
 
-def _write_minutes(notes: Mapping[str, Notes]) -> None:
+def _write_minutes(pending: Mapping[str, PendingWrites]) -> None:
     """All or none of them, in one transaction: hundreds of nodes end a minute at the same moment."""
-    minutes = [minute for each in notes.values() for minute in each.minutes]
+    minutes = [minute for each in pending.values() for minute in each.minutes]
     if not minutes:
         return
-    joules = Notes()
-    for each in notes.values():
+    joules = PendingWrites()
+    for each in pending.values():
         joules.add_joules(each.joules)
-    write_minutes(minutes, joules.joules)
-    for each in notes.values():
+    save_node_metrics(minutes, joules.joules)
+    for each in pending.values():
         each.minutes, each.joules = [], {}
 
 
-def _write_rest(node: str, notes: Notes) -> None:
-    for task_id, offset in notes.logs.items():
-        note_log_progress(task_id, offset, complete=False)
-    if notes.users:
-        record_foreign(node, notes.users)
-    for each in notes.over.values():
+def _write_rest(node: str, pending: PendingWrites) -> None:
+    for task_id, offset in pending.logs.items():
+        record_log_progress(task_id, offset, complete=False)
+    if pending.foreign_users:
+        record_foreign_processes(node, pending.foreign_users)
+    for each in pending.overuse.values():
         figures = {"used_mib": each.used_mib, "share_mib": each.share_mib}
-        end_overuse(node, each.job, each.attempt, each.uuid, seconds=OVER_S, **figures)
-    if notes.malformed:
+        stop_memory_overuse(node, each.job, each.attempt, each.uuid, seconds=REPORT_AFTER_S, **figures)
+    if pending.malformed:
         row = Node.objects.filter(public_id=node).first()
         if row is not None:
-            trust.record_trouble(row.pk, Trouble.MALFORMED, sentence=notes.malformed)
-    notes.logs, notes.users, notes.over, notes.malformed = {}, {}, {}, ""
+            trust.record_incident(row.pk, IncidentKind.MALFORMED, message=pending.malformed)
+    pending.logs, pending.foreign_users, pending.overuse, pending.malformed = {}, {}, {}, ""

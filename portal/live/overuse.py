@@ -12,14 +12,14 @@ from typing import NamedTuple
 from agents.samples import GpuSample, NodeSample
 from portal.live.known_node import Holder
 
-WHOLE_MILLI = 1000
-OVER_S = 10.0
+WHOLE_GPU_MILLI = 1000
+REPORT_AFTER_S = 10.0
 """So long is a share exceeded before its attempt ends: programs may need more for a moment while they begin."""
-SLACK_MIB = 256
+TOLERANCE_MIB = 256
 """So much beyond a share is nobody's trouble: what a driver keeps for each program is in the figure, too."""
 
 
-class Overuse(NamedTuple):
+class GpuMemoryOveruse(NamedTuple):
     """An attempt of a job (public id, number) that used so much of a GPU, where its share is so much."""
 
     job: str
@@ -29,34 +29,34 @@ class Overuse(NamedTuple):
     share_mib: int
 
 
-class OveruseWatch:
+class OveruseTracker:
     """Takes the samples of one node in order; ``at_s`` is the portal's time of each."""
 
     def __init__(self) -> None:
-        self._since: dict[tuple[str, str, int], float] = {}
+        self._exceeded_since_s: dict[tuple[str, str, int], float] = {}
 
     def add(
         self,
         at_s: float,
         sample: NodeSample,
         holders: Mapping[str, Sequence[Holder]],
-        room_mib: Mapping[str, int],
-    ) -> list[Overuse]:
+        shareable_mib: Mapping[str, int],
+    ) -> list[GpuMemoryOveruse]:
         """Who has been over for long enough. ``room_mib`` is what of each GPU's memory can be shared."""
         over = [
             each
             for gpu in sample.gpus
-            if gpu.uuid in room_mib
-            for each in overuses(gpu, holders.get(gpu.uuid, ()), room_mib[gpu.uuid])
+            if gpu.uuid in shareable_mib
+            for each in find_overuse(gpu, holders.get(gpu.uuid, ()), shareable_mib[gpu.uuid])
         ]
-        before, self._since = self._since, {}
+        before, self._exceeded_since_s = self._exceeded_since_s, {}
         for each in over:
             key = each.uuid, each.job, each.attempt
-            self._since[key] = before.get(key, at_s)
-        return [each for each in over if at_s - self._since[each.uuid, each.job, each.attempt] >= OVER_S]
+            self._exceeded_since_s[key] = before.get(key, at_s)
+        return [each for each in over if at_s - self._exceeded_since_s[each.uuid, each.job, each.attempt] >= REPORT_AFTER_S]
 
 
-def overuses(gpu: GpuSample, holders: Sequence[Holder], room_mib: int) -> list[Overuse]:
+def find_overuse(gpu: GpuSample, holders: Sequence[Holder], shareable_mib: int) -> list[GpuMemoryOveruse]:
     """Those over their shares of one GPU at this moment; processes whose memory is not told count nothing."""
     shares: Counter[tuple[str, int]] = Counter()
     for job, attempt, milli in holders:
@@ -68,7 +68,7 @@ def overuses(gpu: GpuSample, holders: Sequence[Holder], room_mib: int) -> list[O
     found = []
     for (job, attempt), mib in used.items():
         milli = shares[job, attempt]
-        share_mib = room_mib * milli // WHOLE_MILLI
-        if 0 < milli < WHOLE_MILLI and mib > share_mib + SLACK_MIB:
-            found.append(Overuse(job, attempt, gpu.uuid, mib, share_mib))
+        share_mib = shareable_mib * milli // WHOLE_GPU_MILLI
+        if 0 < milli < WHOLE_GPU_MILLI and mib > share_mib + TOLERANCE_MIB:
+            found.append(GpuMemoryOveruse(job, attempt, gpu.uuid, mib, share_mib))
     return found

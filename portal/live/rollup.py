@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.samples import MOST_GPU_WATTS, GpuSample, NodeSample
+from agents.samples import MAX_GPU_WATTS, GpuSample, NodeSample
 from portal.live.known_node import Holder
 
-LONGEST_STEP_S = 5.0
+MAX_SAMPLE_GAP_S = 5.0
 """A longer gap between two samples is a gap, not a straight line: power is not integrated over it."""
-LONGEST_COUNT_S = 300.0
+MAX_COUNTER_GAP_S = 300.0
 """A counter goes on while nobody listens; after a longer gap nobody knows whose work it was."""
 
 
@@ -76,13 +76,13 @@ class NodeRollup:
 
     def __init__(self) -> None:
         self._minute: Minute | None = None
-        self._before: tuple[float, dict[str, GpuSample]] | None = None
+        self._previous: tuple[float, dict[str, GpuSample]] | None = None
 
     def add(
         self, at_s: float, sample: NodeSample, holders: Mapping[str, Sequence[Holder]] | None = None
     ) -> Minute | None:
         """Counts a sample, with who holds each GPU (by UUID); the finished minute when this one begins another."""
-        finished = self.due(at_s)
+        finished = self.pop_finished(at_s)
         if self._minute is None:
             self._minute = Minute(int(at_s // 60) * 60)
         minute = self._minute
@@ -97,7 +97,7 @@ class NodeRollup:
             row.temperature_c.add(gpu.temperature_c)
             for process in gpu.processes:
                 row.holders.add("foreign" if process.foreign or process.job is None else process.job)
-            joules = self._energy(at_s, gpu)
+            joules = self._energy_joules(at_s, gpu)
             if joules is not None:
                 row.energy_joules = (row.energy_joules or 0.0) + joules
                 for job, attempt, milli in (holders or {}).get(gpu.uuid, ()):
@@ -106,10 +106,10 @@ class NodeRollup:
             used = minute.tasks[(task.job, task.task)]
             used.cpu_percent.add(task.cpu_percent)
             used.memory_mib.add(task.memory_mib)
-        self._before = (at_s, {gpu.uuid: gpu for gpu in sample.gpus})
+        self._previous = (at_s, {gpu.uuid: gpu for gpu in sample.gpus})
         return finished
 
-    def due(self, now_s: float) -> Minute | None:
+    def pop_finished(self, now_s: float) -> Minute | None:
         """The minute that is over by now, once."""
         minute = self._minute
         if minute is not None and now_s >= minute.start_s + 60:
@@ -117,26 +117,26 @@ class NodeRollup:
             return minute
         return None
 
-    def rest(self) -> Minute | None:
+    def pop_partial(self) -> Minute | None:
         """What there is of the minute that runs; it begins anew."""
         minute, self._minute = self._minute, None
         return minute
 
-    def _energy(self, at_s: float, gpu: GpuSample) -> float | None:
+    def _energy_joules(self, at_s: float, gpu: GpuSample) -> float | None:
         """Joules since the sample before; None where nobody knows."""
-        if self._before is None or (then := self._before[1].get(gpu.uuid)) is None:
+        if self._previous is None or (then := self._previous[1].get(gpu.uuid)) is None:
             return None
-        step_s = at_s - self._before[0]
+        step_s = at_s - self._previous[0]
         if then.energy_joules is not None and gpu.energy_joules is not None:
             grown = gpu.energy_joules - then.energy_joules
-            if 0 < step_s <= LONGEST_COUNT_S and 0 <= grown <= MOST_GPU_WATTS * step_s:
+            if 0 < step_s <= MAX_COUNTER_GAP_S and 0 <= grown <= MAX_GPU_WATTS * step_s:
                 return grown
-        if then.power_watts is None or gpu.power_watts is None or not 0 < step_s <= LONGEST_STEP_S:
+        if then.power_watts is None or gpu.power_watts is None or not 0 < step_s <= MAX_SAMPLE_GAP_S:
             return None
         return (then.power_watts + gpu.power_watts) / 2 * step_s
 
 
-def columns(minute: Minute, order: Iterable[str]) -> dict[str, object]:
+def minute_columns(minute: Minute, order: Iterable[str]) -> dict[str, object]:
     """A minute as the columns of UsageMinute, arrays in the given order of GPUs."""
     rows = [minute.gpus.get(uuid) or GpuMinute() for uuid in order]
     return {

@@ -6,12 +6,12 @@ from typing import Any
 
 from portal.live.consumers import LiveConsumer
 
-SOCKETS = {"/live/": LiveConsumer}
+WEBSOCKET_ROUTES = {"/live/": LiveConsumer}
 
 
-async def sockets(scope: Any, receive: Any, send: Any) -> None:
+async def websocket_app(scope: Any, receive: Any, send: Any) -> None:
     """The ASGI application for WebSockets."""
-    consumer = SOCKETS.get(scope["path"])
+    consumer = WEBSOCKET_ROUTES.get(scope["path"])
     if consumer is not None:
         await consumer.serve(scope, receive, send)
         return

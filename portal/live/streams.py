@@ -9,47 +9,47 @@ from typing import Any
 
 from django.conf import settings
 
-from agents.link import Link, LinkUnknown, Refused
+from agents.link import Link, OutcomeUnknownError, AgentError
 from agents.local import open_local
 from agents.ssh import SshError, SshTarget, open_ssh
-from portal.live.directory import WatchedNode
-from portal.words.states import LinkKind
+from portal.live.directory import StreamedNode
+from portal.words.states import NodeTransport
 
-HELLO_WITHIN_S = 10.0
+HELLO_TIMEOUT_S = 10.0
 
 
-class CannotWatch(Exception):
+class WatchError(Exception):
     """No stream; the message is a sentence for people."""
 
 
-def open_watch(node: WatchedNode, on_event: Callable[[dict[str, Any]], None]) -> Link:
+def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) -> Link:
     """An open link in the role ``watch``. Every step has a limit of some seconds. Raises CannotWatch."""
     try:
-        if node.link == LinkKind.LOCAL.value:
+        if node.link == NodeTransport.LOCAL.value:
             return open_local(
                 Path(settings.DATA_DIR) / "agent" / "agent.pyz",
                 "watch",
                 _settings_file(node),
                 cluster=node.cluster,
                 on_event=on_event,
-                hello_within_s=HELLO_WITHIN_S,
+                hello_within_s=HELLO_TIMEOUT_S,
             )
         key = Path(settings.KEY_FILES["watch"] or settings.KEY_DIR / "watch")
-        target = SshTarget(host=node.host, account=node.account, host_key=node.host_key, port=node.port)
+        target = SshTarget(host=node.host, user=node.account, host_key=node.host_key, port=node.port)
         return open_ssh(
-            target, key, "watch", cluster=node.cluster, on_event=on_event, hello_within_s=HELLO_WITHIN_S
+            target, key, "watch", cluster=node.cluster, on_event=on_event, hello_within_s=HELLO_TIMEOUT_S
         )
     except SshError as problem:
-        raise CannotWatch(str(problem)) from problem
-    except Refused as refusal:
-        raise CannotWatch(refusal.message) from refusal
-    except LinkUnknown as problem:
-        raise CannotWatch(problem.why) from problem
+        raise WatchError(str(problem)) from problem
+    except AgentError as refusal:
+        raise WatchError(refusal.message) from refusal
+    except OutcomeUnknownError as problem:
+        raise WatchError(problem.reason) from problem
     except OSError as problem:
-        raise CannotWatch(f"The agent cannot be started: {problem}.") from problem
+        raise WatchError(f"The agent cannot be started: {problem}.") from problem
 
 
-def _settings_file(node: WatchedNode) -> Path:
+def _settings_file(node: StreamedNode) -> Path:
     """The settings file of a local agent, made from the node's row."""
     folder = Path(settings.DATA_DIR) / "agent"
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)

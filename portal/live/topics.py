@@ -6,15 +6,15 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from portal.access import Verb, require
-from portal.errors import NotThere
-from portal.last_samples import ALL, last_frames
+from portal.access import Permission, require_permission
+from portal.errors import NotFound
+from portal.last_samples import CLUSTER_KEY, latest_frames
 from portal.models import Gpu, Job, Node, Project, User
 from portal.selectors import logs, minutes
 from portal.words.states import NodeState
 
 TAIL_LINES = 200
-_FORM = re.compile(
+_TOPIC_PATTERN = re.compile(
     r"(cluster)|user\.(me|[a-z0-9]{1,16})|(node|job|project)\.([a-z0-9]{1,16})|logs\.([a-z0-9]{1,16})\.(\d{1,5})"
 )
 
@@ -23,65 +23,65 @@ _FORM = re.compile(
 class Topic:
     """A topic after the check: ``name`` is the group's, ``asked`` what the browser calls it."""
 
-    asked: str
+    requested_name: str
     name: str
     kind: str
     public_id: str = ""
     rank: int = 0
 
 
-def read_topic(asked: str, user: User) -> Topic:
+def parse_topic(name: str, user: User) -> Topic:
     """The topic as it is meant; NotThere for words that name none."""
-    match = _FORM.fullmatch(asked)
+    match = _TOPIC_PATTERN.fullmatch(name)
     if match is None:
-        raise NotThere("There is no such topic.")
+        raise NotFound("There is no such topic.")
     cluster, person, kind, public_id, log_job, rank = match.groups()
     if cluster:
-        return Topic(asked, "cluster", "cluster")
+        return Topic(name, "cluster", "cluster")
     if person:
         if person not in ("me", user.public_id):
-            raise NotThere
-        return Topic(asked, f"user.{user.public_id}", "user", user.public_id)
+            raise NotFound
+        return Topic(name, f"user.{user.public_id}", "user", user.public_id)
     if log_job:
-        return Topic(asked, f"logs.{log_job}.{int(rank)}", "logs", log_job, int(rank))
-    return Topic(asked, asked, kind, public_id)
+        return Topic(name, f"logs.{log_job}.{int(rank)}", "logs", log_job, int(rank))
+    return Topic(name, name, kind, public_id)
 
 
-def check_topic(user: User, topic: Topic) -> None:
+def check_topic_access(user: User, topic: Topic) -> None:
     """Raises unless the person may watch it now: on subscribing, and again every few seconds."""
     match topic.kind:
         case "job":
-            require(user, Verb.SEE, _job(topic.public_id))
+            require_permission(user, Permission.VIEW, _job(topic.public_id))
         case "logs":
-            require(user, Verb.READ_LOGS, _job(topic.public_id))
+            require_permission(user, Permission.READ_LOGS, _job(topic.public_id))
         case "node":
-            require(user, Verb.SEE, _node(topic.public_id))
+            require_permission(user, Permission.VIEW, _node(topic.public_id))
         case "project":
             project = Project.objects.filter(public_id=topic.public_id).first()
             if project is None:
-                raise NotThere
-            require(user, Verb.SEE, project)
+                raise NotFound
+            require_permission(user, Permission.VIEW, project)
 
 
-def first_frame(user: User, topic: Topic) -> dict[str, Any] | None:
+def initial_frame(user: User, topic: Topic) -> dict[str, Any] | None:
     """What has been so far: ``kind`` "backfill" with rollups and the last sample, or the tail of a log."""
     match topic.kind:
         case "cluster":
             return {
                 "kind": "backfill",
                 "gpus": _orders(),
-                "last": last_frames([ALL]).get(ALL),
+                "last": latest_frames([CLUSTER_KEY]).get(CLUSTER_KEY),
             }
         case "node":
             node = _node(topic.public_id)
-            series = asdict(minutes.node_minutes(user, node))
+            series = asdict(minutes.read_node_series(user, node))
             return {
                 "kind": "backfill",
                 "minutes": series,
-                "last": last_frames([node.public_id]).get(node.public_id),
+                "last": latest_frames([node.public_id]).get(node.public_id),
             }
         case "job":
-            series = asdict(minutes.job_minutes(user, _job(topic.public_id)))
+            series = asdict(minutes.read_job_series(user, _job(topic.public_id)))
             return {"kind": "backfill", "minutes": series, "last": None}
         case "logs":
             return _log_tail(user, topic)
@@ -90,8 +90,8 @@ def first_frame(user: User, topic: Topic) -> dict[str, Any] | None:
 
 def _log_tail(user: User, topic: Topic) -> dict[str, Any]:
     try:
-        file = logs.log_for(user, _job(topic.public_id), topic.rank)
-    except NotThere:
+        file = logs.get_log(user, _job(topic.public_id), topic.rank)
+    except NotFound:
         return {
             "kind": "logs",
             "attempt": 0,
@@ -124,12 +124,12 @@ def _orders() -> dict[str, list[str]]:
 def _job(public_id: str) -> Job:
     found = Job.objects.select_related("project", "owner").filter(public_id=public_id).first()
     if found is None:
-        raise NotThere
+        raise NotFound
     return found
 
 
 def _node(public_id: str) -> Node:
     found = Node.objects.exclude(state=NodeState.RETIRED.value).filter(public_id=public_id).first()
     if found is None:
-        raise NotThere
+        raise NotFound
     return found

@@ -9,25 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from portal.valkey import valkey
+from portal.valkey import valkey_client
 
 KEY = "fairway:watched"
-LIFE_S = 30.0
-RENEW_S = 10.0
+MARK_TTL_S = 30.0
+RENEW_INTERVAL_S = 10.0
 TIMEOUT_S = 2.0
 
 
-def mark_watched(topics: Iterable[str]) -> None:
+def mark_subscribed(topics: Iterable[str]) -> None:
     """Says that these topics are watched for the next ``LIFE_S``. Raises RedisError."""
-    until_s = time.time() + LIFE_S
+    until_s = time.time() + MARK_TTL_S
     marks = dict.fromkeys(topics, until_s)
     if marks:
-        valkey(TIMEOUT_S).zadd(KEY, marks)
+        valkey_client(TIMEOUT_S).zadd(KEY, marks)
 
 
-def watched_topics() -> frozenset[str]:
+def subscribed_topics() -> frozenset[str]:
     """The topics whose marks hold. Raises RedisError."""
-    with valkey(TIMEOUT_S).pipeline(transaction=False) as pipe:
+    with valkey_client(TIMEOUT_S).pipeline(transaction=False) as pipe:
         pipe.zremrangebyscore(KEY, "-inf", time.time())
         pipe.zrange(KEY, 0, -1)
         _, topics = pipe.execute()

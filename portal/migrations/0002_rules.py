@@ -2,7 +2,7 @@
 
 from django.db import migrations
 
-from portal.words.states import ATTEMPT_MOVES, JOB_MOVES
+from portal.words.states import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS
 
 
 def _pairs(moves) -> str:
@@ -48,8 +48,8 @@ class Migration(migrations.Migration):
     dependencies = [("portal", "0001_record")]
 
     operations = [
-        migrations.RunSQL(_guard("portal_job", JOB_MOVES), _unguard("portal_job")),
-        migrations.RunSQL(_guard("portal_attempt", ATTEMPT_MOVES), _unguard("portal_attempt")),
-        migrations.RunSQL(_guard("portal_task", ATTEMPT_MOVES), _unguard("portal_task")),
+        migrations.RunSQL(_guard("portal_job", JOB_TRANSITIONS), _unguard("portal_job")),
+        migrations.RunSQL(_guard("portal_attempt", ATTEMPT_TRANSITIONS), _unguard("portal_attempt")),
+        migrations.RunSQL(_guard("portal_task", ATTEMPT_TRANSITIONS), _unguard("portal_task")),
         migrations.RunSQL(AUDIT, AUDIT_BACK),
     ]

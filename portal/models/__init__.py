@@ -1,42 +1,42 @@
 """The record: every noun of Fairway as a table, a file a noun."""
 
-from portal.models.access_tokens import ApiToken, Invitation, SignInLink
-from portal.models.alarms import GpuAlarm, InvalidRow
+from portal.models.access_tokens import ApiToken, Invitation, MagicLink
+from portal.models.alarms import GpuAlert, InvalidRow
 from portal.models.audit import AuditEntry
-from portal.models.cluster import Gpu, Link, Node, NodeCheck, NodePool, Reservation, ReservedNode, Topology
+from portal.models.cluster import Gpu, GpuLink, Node, NodeOperation, NodePool, Reservation, ReservationNode, Topology
 from portal.models.engine import (
     ClusterSettings,
     Cycle,
     FailedCycle,
     Lease,
-    Outbox,
-    Question,
-    Standing,
-    Totals,
+    OutboxMessage,
+    EngineQuery,
+    JobVerdict,
+    SchedulerCounters,
 )
-from portal.models.environments import Environment, EnvironmentOnNode, Template
-from portal.models.extensions import Extension
+from portal.models.environments import Environment, ImagePresence, Template
+from portal.models.extensions import TimeLimitExtension
 from portal.models.forecasts import Forecast
 from portal.models.idempotency import IdempotencyKey
-from portal.models.idle import Activity, Excuse
+from portal.models.idle import WorkspaceActivity, IdleExemption
 from portal.models.jobs import Allocation, Attempt, Dependency, Job, JobEvent, Rendezvous, Task
 from portal.models.people import User
-from portal.models.progress import Progress
+from portal.models.progress import AttemptProgress
 from portal.models.projects import Membership, Project, Quota, QuotaChange
 from portal.models.registries import RegistryLogin
-from portal.models.restored import UnknownContainer
-from portal.models.rollouts import Rollout
+from portal.models.restored import OrphanContainer
+from portal.models.rollouts import AgentRollout
 from portal.models.secrets import Secret
-from portal.models.sent_signals import SentSignal
+from portal.models.sent_signals import JobSignal
 from portal.models.sessions import BrowserSession
 from portal.models.terminals import Terminal
-from portal.models.trouble import NodeTrouble
-from portal.models.usage import AttemptEnergy, UsageLedger, UsageMinute
+from portal.models.trouble import NodeIncident
+from portal.models.usage import AttemptEnergy, UsageInterval, NodeMetricsMinute
 from portal.models.volumes import Volume
 from portal.models.workspaces import WorkspaceSession, WorkspaceTicket
 
 __all__ = [
-    "Activity",
+    "WorkspaceActivity",
     "Allocation",
     "ApiToken",
     "Attempt",
@@ -47,48 +47,48 @@ __all__ = [
     "Cycle",
     "Dependency",
     "Environment",
-    "EnvironmentOnNode",
-    "Excuse",
-    "Extension",
+    "ImagePresence",
+    "IdleExemption",
+    "TimeLimitExtension",
     "FailedCycle",
     "Forecast",
     "Gpu",
-    "GpuAlarm",
+    "GpuAlert",
     "IdempotencyKey",
     "InvalidRow",
     "Invitation",
     "Job",
     "JobEvent",
     "Lease",
-    "Link",
+    "GpuLink",
     "Membership",
     "Node",
-    "NodeCheck",
+    "NodeOperation",
     "NodePool",
-    "NodeTrouble",
-    "Outbox",
-    "Progress",
+    "NodeIncident",
+    "OutboxMessage",
+    "AttemptProgress",
     "Project",
-    "Question",
+    "EngineQuery",
     "Quota",
     "QuotaChange",
     "RegistryLogin",
     "Rendezvous",
     "Reservation",
-    "ReservedNode",
-    "Rollout",
+    "ReservationNode",
+    "AgentRollout",
     "Secret",
-    "SentSignal",
-    "SignInLink",
-    "Standing",
+    "JobSignal",
+    "MagicLink",
+    "JobVerdict",
     "Task",
     "Template",
     "Terminal",
     "Topology",
-    "Totals",
-    "UnknownContainer",
-    "UsageLedger",
-    "UsageMinute",
+    "SchedulerCounters",
+    "OrphanContainer",
+    "UsageInterval",
+    "NodeMetricsMinute",
     "User",
     "Volume",
     "WorkspaceSession",

@@ -46,7 +46,7 @@ class Invitation(models.Model):
     revoked_at = models.DateTimeField(null=True, blank=True)
 
 
-class SignInLink(models.Model):
+class MagicLink(models.Model):
     """A one-time sign-in for an existing person: the first admin, or someone who forgot a password."""
 
     code_sha256 = models.CharField(max_length=64, unique=True)

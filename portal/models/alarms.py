@@ -9,7 +9,7 @@ from django.db.models import Q
 from portal.models.public_id import PublicIdField
 
 
-class AlarmKind(models.TextChoices):
+class AlertKind(models.TextChoices):
     """What an alarm is about."""
 
     XID = "xid"
@@ -17,14 +17,14 @@ class AlarmKind(models.TextChoices):
     CLAIMED = "claimed"
 
 
-class GpuAlarm(models.Model):
+class GpuAlert(models.Model):
     """One thing that befalls a GPU, as often as it did until somebody acknowledged it; then a new row begins."""
 
     public_id = PublicIdField()
     gpu = models.ForeignKey("Gpu", on_delete=models.CASCADE, related_name="alarms")
     kind = models.CharField(max_length=8)
     code = models.PositiveIntegerField(default=0, help_text="The XID; of other alarms 0.")
-    who = models.CharField(
+    subject = models.CharField(
         max_length=200,
         blank=True,
         help_text="The foreign program, as its node told it; or the claimant's name.",
@@ -39,7 +39,7 @@ class GpuAlarm(models.Model):
     )
     first_at = models.DateTimeField()
     last_at = models.DateTimeField()
-    times = models.PositiveBigIntegerField(default=1)
+    repeat_count = models.PositiveBigIntegerField(default=1)
     over_at = models.DateTimeField(
         null=True,
         blank=True,
@@ -54,7 +54,7 @@ class GpuAlarm(models.Model):
     class Meta:
         ordering = ["-id"]
         constraints = [
-            models.CheckConstraint(condition=Q(kind__in=AlarmKind.values), name="gpu_alarm_kind"),
+            models.CheckConstraint(condition=Q(kind__in=AlertKind.values), name="gpu_alarm_kind"),
             models.CheckConstraint(
                 condition=Q(acknowledged_at__isnull=True) | Q(acknowledged_by__isnull=False),
                 name="gpu_alarm_acknowledged_by_somebody",
@@ -66,8 +66,8 @@ class GpuAlarm(models.Model):
                 name="gpu_alarm_open_once",
             ),
             models.CheckConstraint(
-                condition=Q(kind=AlarmKind.CLAIMED.value, claimant__isnull=False)
-                | Q(~Q(kind=AlarmKind.CLAIMED.value), claimant__isnull=True),
+                condition=Q(kind=AlertKind.CLAIMED.value, claimant__isnull=False)
+                | Q(~Q(kind=AlertKind.CLAIMED.value), claimant__isnull=True),
                 name="gpu_alarm_claimant",
             ),
         ]
@@ -102,6 +102,6 @@ class InvalidRow(models.Model):
                 name="invalid_row_acknowledged_by_somebody",
             ),
             models.UniqueConstraint(
-                fields=["kind", "row"], condition=Q(over_at__isnull=True), name="invalid_row_open_once"
+                fields=["kind", "row"], condition=Q(resolved_at__isnull=True), name="invalid_row_open_once"
             ),
         ]

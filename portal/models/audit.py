@@ -18,7 +18,7 @@ class AuditEntry(models.Model):
         db_constraint=False,
     )
     actor_name = models.CharField(max_length=100)
-    act = models.CharField(max_length=60)
+    action = models.CharField(max_length=60)
     object_kind = models.CharField(max_length=40)
     object_id = models.CharField(max_length=64)
     object_name = models.CharField(max_length=200, blank=True)

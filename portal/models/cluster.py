@@ -11,10 +11,10 @@ from django.contrib.postgres.fields import DateTimeRangeField, RangeOperators
 from django.db import models
 
 from portal.models.public_id import PublicIdField, slug_validator
-from portal.words.fabric import Fabric
-from portal.words.node_acts import ACT_TITLES, NodeAct, Turn
-from portal.words.states import GpuHealth, LinkKind, NodeState, RuntimeKind
-from portal.words.trust import Phase, takes_another
+from portal.words.fabric import GangFabric
+from portal.words.node_acts import OPERATION_TITLES, OperationKind, RolloutStatus
+from portal.words.states import GpuHealth, NodeTransport, NodeState, RuntimeKind
+from portal.words.trust import BreakerState, accepts_another_job
 
 
 class NodePool(models.Model):
@@ -54,12 +54,12 @@ class NodePool(models.Model):
         return self.name
 
     @property
-    def fabric(self) -> Fabric:
+    def fabric(self) -> GangFabric:
         """What it names for gangs on several nodes; nothing where these may not use a network."""
         if not self.allow_node_network:
-            return Fabric()
+            return GangFabric()
         devices = tuple(self.fabric_devices)
-        return Fabric(self.fabric_interface, self.fabric_network, devices, self.fabric_adapters)
+        return GangFabric(self.fabric_interface, self.fabric_network, devices, self.fabric_adapters)
 
 
 class Node(models.Model):
@@ -70,24 +70,24 @@ class Node(models.Model):
     pool = models.ForeignKey(NodePool, on_delete=models.PROTECT, related_name="nodes")
     state = models.CharField(max_length=12, default=NodeState.ENROLLING.value)
     state_reason = models.CharField(max_length=500, blank=True)
-    link = models.CharField(max_length=8, default=LinkKind.SSH.value)
+    transport = models.CharField(max_length=8, default=NodeTransport.SSH.value)
     host = models.CharField(max_length=255, blank=True)
     port = models.PositiveIntegerField(default=22)
-    account = models.CharField(max_length=32, default="fairway")
+    ssh_user = models.CharField(max_length=32, default="fairway")
     host_key = models.CharField(max_length=2000, blank=True, help_text="Pinned: 'type base64'.")
     runtime = models.CharField(max_length=8, default=RuntimeKind.PODMAN.value)
     settings = models.JSONField(default=dict, help_text="Settings of a local agent; empty for SSH nodes.")
     labels = models.JSONField(
         default=dict, blank=True, help_text="Key to value, by administrators: where it stands in a topology."
     )
-    interface = models.CharField(
+    gang_interface = models.CharField(
         max_length=15,
         blank=True,
         default="",
         db_default="",
         help_text="By it the ranks of gangs meet; blank: the one that its agent found.",
     )
-    lacks = models.CharField(
+    missing_requirements = models.CharField(
         max_length=1000,
         blank=True,
         default="",
@@ -97,7 +97,7 @@ class Node(models.Model):
     simulated = models.BooleanField(default=False)
     reachable = models.BooleanField(default=False)
     unreachable_since = models.DateTimeField(null=True, blank=True)
-    problem = models.CharField(max_length=1000, blank=True, help_text="What is wrong, as a sentence.")
+    status_message = models.CharField(max_length=1000, blank=True, help_text="What is wrong, as a sentence.")
     last_seen_at = models.DateTimeField(null=True, blank=True)
     reconciled_at = models.DateTimeField(null=True, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
@@ -107,20 +107,20 @@ class Node(models.Model):
         help_text="Its addresses as it told them when it was enrolled or taken into service; null: not told yet.",
     )
     agent_version = models.CharField(max_length=32, blank=True)
-    hello = models.JSONField(
+    agent_info = models.JSONField(
         default=dict, help_text="The agent's last hello: versions, runtimes, disk, clock."
     )
     cpu_milli = models.PositiveIntegerField(default=0)
     memory_mib = models.PositiveIntegerField(default=0)
     clock_skew_s = models.FloatField(null=True, blank=True)
-    trust = models.CharField(max_length=8, default=Phase.TRUSTED.value, db_default=Phase.TRUSTED.value)
+    breaker_state = models.CharField(max_length=8, default=BreakerState.HEALTHY.value, db_default=BreakerState.HEALTHY.value)
     trust_cause = models.CharField(max_length=16, blank=True, default="", db_default="")
     trust_sentence = models.CharField(
         max_length=500, blank=True, default="", db_default="", help_text="Why it is not trusted."
     )
     trust_since = models.DateTimeField(null=True, blank=True)
     try_at = models.DateTimeField(null=True, blank=True, help_text="Aside until then; null: until it is rid.")
-    trips = models.PositiveIntegerField(default=0, db_default=0, help_text="How often it was aside of late.")
+    trip_count = models.PositiveIntegerField(default=0, db_default=0, help_text="How often it was aside of late.")
     tripped_at = models.DateTimeField(null=True, blank=True)
     on_trial = models.ForeignKey(
         "Attempt",
@@ -134,18 +134,18 @@ class Node(models.Model):
 
     class Meta:
         constraints = [
-            models.CheckConstraint(condition=models.Q(trust__in=[p.value for p in Phase]), name="node_trust"),
+            models.CheckConstraint(condition=models.Q(breaker_state__in=[p.value for p in BreakerState]), name="node_trust"),
             models.CheckConstraint(
                 condition=models.Q(state__in=[s.value for s in NodeState]), name="node_state"
             ),
             models.CheckConstraint(
-                condition=models.Q(link__in=[s.value for s in LinkKind]), name="node_link"
+                condition=models.Q(transport__in=[s.value for s in NodeTransport]), name="node_link"
             ),
             models.CheckConstraint(
                 condition=models.Q(runtime__in=[s.value for s in RuntimeKind]), name="node_runtime"
             ),
             models.CheckConstraint(
-                condition=models.Q(account__regex=r"^[a-z][a-z0-9-]{0,30}$"), name="node_account"
+                condition=models.Q(ssh_user__regex=r"^[a-z][a-z0-9-]{0,30}$"), name="node_account"
             ),
             models.UniqueConstraint(
                 fields=["host", "port"],
@@ -160,7 +160,7 @@ class Node(models.Model):
     @property
     def takes_work(self) -> bool:
         """In service, and trusted with another job; whether it answers is another question."""
-        return self.state == NodeState.READY.value and takes_another(self.trust, self.on_trial_id)
+        return self.state == NodeState.READY.value and accepts_another_job(self.breaker_state, self.on_trial_id)
 
 
 class Topology(models.Model):
@@ -178,7 +178,7 @@ class Topology(models.Model):
         return self.name
 
 
-class NodeCheck(models.Model):
+class NodeOperation(models.Model):
     """One act on a node while somebody may watch, such as a test or an upgrade: its steps appear one by one.
 
     Those over the control channel (``portal.words.node_acts``) are found by this row, whatever became of its hint.
@@ -186,7 +186,7 @@ class NodeCheck(models.Model):
 
     public_id = PublicIdField()
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="checks")
-    kind = models.CharField(max_length=12, default=NodeAct.TEST.value)
+    kind = models.CharField(max_length=12, default=OperationKind.TEST.value)
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -202,7 +202,7 @@ class NodeCheck(models.Model):
     begun_at = models.DateTimeField(
         null=True, blank=True, help_text="Of one over the control channel; null: it waits for its turn."
     )
-    returns = models.BooleanField(
+    uncordon_on_success = models.BooleanField(
         default=False,
         db_default=False,
         help_text="Of a check: when it finds nothing amiss, the node is taken back into service.",
@@ -210,20 +210,20 @@ class NodeCheck(models.Model):
     reason = models.CharField(
         max_length=500, blank=True, default="", db_default="", help_text="Why it comes back, by who asked."
     )
-    program = models.CharField(
+    program_sha256 = models.CharField(
         max_length=64, blank=True, default="", db_default="", help_text="Digest of what an upgrade has sent."
     )
 
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=models.Q(kind__in=[act.value for act in NodeAct]), name="node_check_kind"
+                condition=models.Q(kind__in=[act.value for act in OperationKind]), name="node_check_kind"
             ),
         ]
         indexes = [
             models.Index(
                 fields=["node"],
-                condition=models.Q(finished_at__isnull=True, begun_at__isnull=False),
+                condition=models.Q(finished_at__isnull=True, dispatched_at__isnull=False),
                 name="node_check_due",
             ),
         ]
@@ -231,14 +231,14 @@ class NodeCheck(models.Model):
     @property
     def title(self) -> str:
         """What it is, for its page."""
-        return ACT_TITLES[NodeAct(self.kind)]
+        return OPERATION_TITLES[OperationKind(self.kind)]
 
     @property
-    def turn(self) -> Turn:
+    def rollout_status(self) -> RolloutStatus:
         """Where it stands, of one over the control channel."""
         if self.finished_at is not None:
-            return Turn.WORKED if self.ok else Turn.FAILED
-        return Turn.WAITS if self.begun_at is None else Turn.BEGUN
+            return RolloutStatus.SUCCEEDED if self.ok else RolloutStatus.FAILED
+        return RolloutStatus.PENDING if self.begun_at is None else RolloutStatus.RUNNING
 
 
 class Gpu(models.Model):
@@ -261,7 +261,7 @@ class Gpu(models.Model):
         help_text="Whose program that is no job's works on it, told by the node; while so nothing new comes.",
     )
     used_milli = models.PositiveIntegerField(default=0)
-    island = models.PositiveSmallIntegerField(
+    nvlink_island = models.PositiveSmallIntegerField(
         null=True, blank=True, help_text="Equal numbers on a node are joined by NVLink; null: not known."
     )
     compute_capability = models.FloatField(null=True, blank=True, help_text="Such as 9.0; null: not told.")
@@ -272,7 +272,7 @@ class Gpu(models.Model):
         null=True, blank=True, help_text="Of its memory, what the driver keeps for itself; null: not told."
     )
     bus_id = models.CharField(max_length=32, blank=True, help_text="Its PCIe address; blank: not told.")
-    numa = models.PositiveSmallIntegerField(
+    numa_node = models.PositiveSmallIntegerField(
         null=True, blank=True, help_text="The NUMA node it hangs on; null: not told, or there is but one."
     )
     ecc_uncorrected = models.PositiveBigIntegerField(
@@ -293,7 +293,7 @@ class Gpu(models.Model):
         ]
 
 
-class Link(models.Model):
+class GpuLink(models.Model):
     """How two GPUs or two nodes are joined: NVLink, PCIe, rack or fabric, with its bandwidth.
 
     Two GPUs of a node have a row for the PCIe bus between them and, when NVLink joins them, another for that.
@@ -305,7 +305,7 @@ class Link(models.Model):
     node_a = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
     node_b = models.ForeignKey(Node, null=True, on_delete=models.CASCADE, related_name="+")
     bandwidth_mib_s = models.PositiveIntegerField(null=True)
-    lines = models.PositiveSmallIntegerField(null=True, help_text="How many NVLinks; null: not told.")
+    nvlink_count = models.PositiveSmallIntegerField(null=True, help_text="How many NVLinks; null: not told.")
     level = models.CharField(
         max_length=12,
         blank=True,
@@ -330,9 +330,9 @@ class Reservation(models.Model):
     projects: models.ManyToManyField[Any, Any] = models.ManyToManyField(
         "Project", blank=True, related_name="reservations"
     )
-    during = DateTimeRangeField(help_text="From its begin up to, not including, its end.")
+    period = DateTimeRangeField(help_text="From its begin up to, not including, its end.")
     reason = models.CharField(max_length=500, blank=True)
-    clears = models.BooleanField(
+    drain_at_start = models.BooleanField(
         default=False, db_default=False, help_text="Who still stands there when it begins is asked to leave."
     )
     cleared_at = models.DateTimeField(null=True, blank=True)
@@ -347,24 +347,24 @@ class Reservation(models.Model):
         return self.name
 
     @property
-    def begin(self) -> dt.datetime:
+    def starts_at(self) -> dt.datetime:
         """When it begins."""
-        begin: dt.datetime = self.during.lower
+        begin: dt.datetime = self.period.lower
         return begin
 
     @property
-    def end(self) -> dt.datetime:
+    def ends_at(self) -> dt.datetime:
         """When it is over."""
-        end: dt.datetime = self.during.upper
+        end: dt.datetime = self.period.upper
         return end
 
 
-class ReservedNode(models.Model):
+class ReservationNode(models.Model):
     """A node in a reservation; the database keeps two live ones of a node from overlapping (law 4)."""
 
     reservation = models.ForeignKey(Reservation, on_delete=models.CASCADE, related_name="reserved")
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="reserved")
-    during = DateTimeRangeField(help_text="That of its reservation.")
+    period = DateTimeRangeField(help_text="That of its reservation.")
     live = models.BooleanField(default=True, help_text="False: the reservation is cancelled.")
 
     class Meta:

@@ -19,7 +19,7 @@ class ClusterSettings(models.Model):
     )
     policy = models.JSONField(default=dict, help_text="Scheduler knobs that differ from the defaults.")
     policy_version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
-    alarm = models.CharField(max_length=1000, blank=True, help_text="Why the scheduler stopped, if it did.")
+    scheduler_alert = models.CharField(max_length=1000, blank=True, help_text="Why the scheduler stopped, if it did.")
     alarm_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -38,11 +38,11 @@ class Lease(models.Model):
     epoch = models.BigIntegerField(default=0)
     expires_at = models.DateTimeField()
 
-    TURN = 0x_FA1A
+    EPOCH_LOCK = 0x_FA1A
     """Advisory lock under which epochs are given, so that no two leases get the same one."""
 
 
-class Outbox(models.Model):
+class OutboxMessage(models.Model):
     """A hint that must go out after its transaction: written with the act, sent after it, swept if lost."""
 
     name = models.CharField(max_length=60, help_text="Task name.")
@@ -57,17 +57,17 @@ class Outbox(models.Model):
         ]
 
 
-class Standing(models.Model):
+class JobVerdict(models.Model):
     """The newest verdict on a pending job: one row a job, rewritten when it changes."""
 
     job = models.OneToOneField("Job", on_delete=models.CASCADE, related_name="standing")
     code = models.CharField(max_length=32)
-    sentence = models.CharField(max_length=1000)
-    numbers = models.JSONField(default=dict)
-    ahead = models.JSONField(default=list)
-    cheapest = models.JSONField(null=True)
+    message = models.CharField(max_length=1000)
+    details = models.JSONField(default=dict)
+    jobs_ahead = models.JSONField(default=list)
+    suggestion = models.JSONField(null=True)
     decided_at = models.DateTimeField()
-    since = models.DateTimeField(help_text="When this code became the verdict.")
+    code_since = models.DateTimeField(help_text="When this code became the verdict.")
     foreseen_at = models.DateTimeField(null=True, blank=True, help_text="When the interval was made.")
     p10_at = models.DateTimeField(null=True, blank=True, help_text="Start interval; None: no estimate yet.")
     p50_at = models.DateTimeField(null=True, blank=True)
@@ -89,13 +89,13 @@ class Cycle(models.Model):
     refused_commits = models.PositiveIntegerField()
     steps = models.PositiveIntegerField()
     truncated = models.BooleanField(default=False)
-    receipts = models.JSONField(default=list)
+    fair_share_breakdown = models.JSONField(default=list)
 
     class Meta:
         indexes = [models.Index(fields=["-id"], name="cycle_newest")]
 
 
-class Totals(models.Model):
+class SchedulerCounters(models.Model):
     """One row: counters of the scheduler that only grow, for ``/metrics`` (``scheduler.totals`` writes them)."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
@@ -114,10 +114,10 @@ class FailedCycle(models.Model):
     public_id = PublicIdField()
     first_at = models.DateTimeField()
     last_at = models.DateTimeField()
-    times = models.PositiveIntegerField(default=1, help_text="Cycles that failed alike, one after the other.")
+    repeat_count = models.PositiveIntegerField(default=1, help_text="Cycles that failed alike, one after the other.")
     kind = models.CharField(max_length=12, help_text="snapshot, policy or fault.")
     field = models.CharField(max_length=300, blank=True, help_text="What of the snapshot or policy is wrong.")
-    sentence = models.CharField(max_length=1000)
+    message = models.CharField(max_length=1000)
     woken_by = models.CharField(max_length=40)
     content = models.BinaryField(
         help_text="Snapshot and policy as gzip JSON; empty if it could not be saved."
@@ -132,7 +132,7 @@ class FailedCycle(models.Model):
         ]
 
 
-class Question(models.Model):
+class EngineQuery(models.Model):
     """A question to worker-ask; the row holds the answer, Redis only says that it is there."""
 
     public_id = PublicIdField()

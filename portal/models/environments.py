@@ -7,7 +7,7 @@ from typing import Any
 from django.db import models
 
 from portal.models.public_id import PublicIdField, slug_validator
-from portal.words.driver import cuda_needed
+from portal.words.driver import required_cuda
 from portal.words.states import RuntimeKind
 
 
@@ -90,10 +90,10 @@ class Environment(models.Model):
     @property
     def cuda(self) -> str:
         """The CUDA version that drivers of its nodes must know; blank: any will do."""
-        return cuda_needed(self.image_cuda, self.min_cuda)
+        return required_cuda(self.image_cuda, self.min_cuda)
 
 
-class EnvironmentOnNode(models.Model):
+class ImagePresence(models.Model):
     """Whether a node already has an environment's image, and whether an administrator wants it brought there."""
 
     environment = models.ForeignKey(Environment, on_delete=models.CASCADE, related_name="on_nodes")
@@ -101,12 +101,12 @@ class EnvironmentOnNode(models.Model):
     state = models.CharField(max_length=10)  # present, missing, loading, failed
     detail = models.CharField(max_length=500, blank=True)
     progress_percent = models.PositiveSmallIntegerField(null=True, blank=True)
-    wanted_at = models.DateTimeField(
+    pull_requested_at = models.DateTimeField(
         null=True,
         blank=True,
         help_text="Since when it is to be brought there; null: nobody asked, or it is over.",
     )
-    ahead = models.BooleanField(
+    prefetched = models.BooleanField(
         default=False,
         db_default=False,
         help_text="An administrator wanted it there ahead of jobs: it stays while it is offered.",
@@ -136,7 +136,7 @@ class EnvironmentOnNode(models.Model):
         indexes = [
             models.Index(
                 fields=["node"],
-                condition=models.Q(wanted_at__isnull=False),
+                condition=models.Q(pull_requested_at__isnull=False),
                 name="environment_on_node_wanted",
             ),
         ]

@@ -9,24 +9,24 @@ from django.db.models.functions import Now
 from portal.models.public_id import PublicIdField
 
 
-class Extension(models.Model):
+class TimeLimitExtension(models.Model):
     """Somebody asked that a job's time limit grow by ``more_s`` in its present attempt."""
 
     public_id = PublicIdField()
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="extensions")
     attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="+")
-    asked_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
-    asked_at = models.DateTimeField(db_default=Now())
+    requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
+    requested_at = models.DateTimeField(db_default=Now())
     more_s = models.PositiveIntegerField()
     reason = models.CharField(max_length=500, blank=True)
     state = models.CharField(max_length=10, help_text="waiting, granted, refused, or lapsed: the job ended.")
-    known = models.BooleanField(help_text="The scheduler said whom it would delay.")
+    impact_known = models.BooleanField(help_text="The scheduler said whom it would delay.")
     delayed_count = models.PositiveIntegerField(default=0)
     delays = models.JSONField(
         default=list,
         help_text="The longest first, at most 20: {job, by_s}; by_s null: nobody knows for how long.",
     )
-    beyond = models.BooleanField(
+    affects_other_projects = models.BooleanField(
         default=True,
         help_text="It delays, or may delay, others than the jobs of its project and those below it.",
     )
@@ -46,13 +46,13 @@ class Extension(models.Model):
                 condition=models.Q(state__in=["waiting", "granted", "refused", "lapsed"]),
                 name="extension_state",
             ),
-            models.CheckConstraint(condition=models.Q(more_s__gte=1), name="extension_more"),
+            models.CheckConstraint(condition=models.Q(extra_s__gte=1), name="extension_more"),
             models.UniqueConstraint(
                 fields=["job"], name="extension_one_waits", condition=models.Q(state="waiting")
             ),
         ]
 
     @property
-    def delays_nobody(self) -> bool:
+    def has_no_impact(self) -> bool:
         """True when the scheduler said so."""
-        return self.known and not self.delayed_count and not self.reservations
+        return self.impact_known and not self.delayed_count and not self.reservations

@@ -23,11 +23,11 @@ class Forecast(models.Model):
         help_text="In how many seconds the queue played forward had it start, before any correction.",
     )
     code = models.CharField(max_length=32, blank=True, help_text="Its verdict then.")
-    ahead = models.JSONField(default=list, help_text="The jobs ahead that the verdict named then.")
+    jobs_ahead = models.JSONField(default=list, help_text="The jobs ahead that the verdict named then.")
     started_at = models.DateTimeField(
         null=True, blank=True, help_text="When the job started, on the first one."
     )
-    inside = models.BooleanField(null=True, help_text="None: not scored; the job waited less than a minute.")
+    covered = models.BooleanField(null=True, help_text="None: not scored; the job waited less than a minute.")
     score_s = models.FloatField(
         null=True, help_text="Winkler's interval score, alpha 0.2, seconds; less is better."
     )
@@ -35,7 +35,7 @@ class Forecast(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["job"], condition=Q(at_submit=True), name="forecast_one_at_submit"
+                fields=["job"], condition=Q(is_first=True), name="forecast_one_at_submit"
             ),
             models.CheckConstraint(
                 condition=Q(p10_at__lte=F("p50_at"), p50_at__lte=F("p90_at")), name="forecast_in_order"
@@ -46,7 +46,7 @@ class Forecast(models.Model):
             models.Index(
                 fields=["job"],
                 name="forecast_unscored",
-                condition=Q(at_submit=True, started_at__isnull=True),
+                condition=Q(is_first=True, started_at__isnull=True),
             ),
-            models.Index(fields=["started_at"], name="forecast_scored", condition=Q(inside__isnull=False)),
+            models.Index(fields=["started_at"], name="forecast_scored", condition=Q(covered__isnull=False)),
         ]

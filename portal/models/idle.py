@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from portal.models.public_id import PublicIdField
 
 
-class Activity(models.Model):
+class WorkspaceActivity(models.Model):
     """What is known of the use of one attempt of a workspace; all times are the database's.
 
     It stands in a table of its own: a photograph of the cluster reads an attempt again whenever its row was
@@ -37,38 +37,38 @@ class Activity(models.Model):
     stops_at = models.DateTimeField(null=True, help_text="When it is suspended; null: it is only told.")
     snoozed_at = models.DateTimeField(null=True)
     snoozed_until = models.DateTimeField(null=True)
-    snoozes = models.PositiveIntegerField(default=0, help_text="Since it was last used.")
+    snooze_count = models.PositiveIntegerField(default=0, help_text="Since it was last used.")
 
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(stops_at__isnull=True) | Q(countdown_at__isnull=False),
+                condition=Q(suspend_at__isnull=True) | Q(idle_notified_at__isnull=False),
                 name="activity_stops_after_a_countdown",
             ),
         ]
 
     @property
-    def used_at(self) -> dt.datetime | None:
+    def last_active_at(self) -> dt.datetime | None:
         """When it was last known to be used."""
         return max(filter(None, (self.tool_used_at, self.gpu_used_at)), default=None)
 
     @property
     def snoozes_used(self) -> int:
         """How often it was snoozed since it was last used."""
-        if self.snoozed_at is None or (self.used_at is not None and self.used_at > self.snoozed_at):
+        if self.snoozed_at is None or (self.last_active_at is not None and self.last_active_at > self.snoozed_at):
             return 0
-        return self.snoozes
+        return self.snooze_count
 
 
-class Excuse(models.Model):
+class IdleExemption(models.Model):
     """Why a workspace is to be kept although nobody uses it: a reason in words, until a moment."""
 
     public_id = PublicIdField()
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="excuses")
-    by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
-    text = models.CharField(max_length=500)
-    at = models.DateTimeField(db_default=Now())
-    until = models.DateTimeField()
+    requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
+    reason = models.CharField(max_length=500)
+    created_at = models.DateTimeField(db_default=Now())
+    expires_at = models.DateTimeField()
     cut_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
     )
@@ -77,9 +77,9 @@ class Excuse(models.Model):
     class Meta:
         ordering = ["-id"]
         constraints = [
-            models.UniqueConstraint(fields=["job", "until"], name="excuse_once"),
+            models.UniqueConstraint(fields=["job", "expires_at"], name="excuse_once"),
             models.CheckConstraint(
-                condition=Q(cut_at__isnull=True) | Q(cut_by__isnull=False), name="excuse_cut_by_somebody"
+                condition=Q(revoked_at__isnull=True) | Q(revoked_by__isnull=False), name="excuse_cut_by_somebody"
             ),
         ]
-        indexes = [models.Index(fields=["until"], name="excuse_live", condition=Q(cut_at__isnull=True))]
+        indexes = [models.Index(fields=["expires_at"], name="excuse_live", condition=Q(revoked_at__isnull=True))]

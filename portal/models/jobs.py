@@ -11,10 +11,10 @@ from django.conf import settings
 from django.db import models
 
 from portal.models.public_id import PublicIdField
-from portal.words.states import AttemptState, Desired, JobKind, JobState
+from portal.words.states import AttemptState, DesiredState, JobKind, JobState
 
 
-def _states(words: type[JobState] | type[AttemptState] | type[Desired] | type[JobKind]) -> list[str]:
+def _states(words: type[JobState] | type[AttemptState] | type[DesiredState] | type[JobKind]) -> list[str]:
     return [word.value for word in words]
 
 
@@ -56,10 +56,10 @@ class Job(models.Model):
     )
 
     state = models.CharField(max_length=10, default=JobState.PENDING.value)
-    desired = models.CharField(max_length=10, default=Desired.RUN.value)
+    desired_state = models.CharField(max_length=10, default=DesiredState.RUN.value)
     held = models.BooleanField(default=False)
     reason = models.CharField(max_length=40, blank=True, help_text="Code of the last move.")
-    sentence = models.CharField(max_length=1000, blank=True, help_text="The reason, for people.")
+    message = models.CharField(max_length=1000, blank=True, help_text="The reason, for people.")
     version = models.PositiveIntegerField(default=1, help_text="Moves with each write; a plan compares it.")
 
     tasks = models.PositiveIntegerField(default=1)
@@ -74,7 +74,7 @@ class Job(models.Model):
         max_length=32, blank=True, help_text="It asks for MIG slices of this profile; blank: for whole GPUs."
     )
     min_compute_capability = models.FloatField(null=True, blank=True, help_text="Such as 8.0.")
-    near = models.JSONField(
+    topology_constraint = models.JSONField(
         null=True,
         blank=True,
         help_text="How close together its tasks stand: {topology, required, preferred}; levels or null.",
@@ -84,7 +84,7 @@ class Job(models.Model):
     shm_mib = models.PositiveIntegerField(default=64)
 
     command = models.JSONField(default=list, help_text="Argument list; empty for a workspace's tool.")
-    environ = models.JSONField(default=dict)
+    env = models.JSONField(default=dict)
     volumes = models.JSONField(
         default=list, db_default=[], help_text="[{volume (by name), target, read_only}, ...]"
     )
@@ -107,7 +107,7 @@ class Job(models.Model):
 
     submitted_at = models.DateTimeField(auto_now_add=True)
     queued_at = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
-    kept = models.JSONField(
+    nominated_placement = models.JSONField(
         null=True,
         help_text="Places that the scheduler keeps for it: [rank, node, [[GPU uuid, milli], ...]] each.",
     )
@@ -115,7 +115,7 @@ class Job(models.Model):
     ended_at = models.DateTimeField(null=True, blank=True)
     attempts_made = models.PositiveIntegerField(default=0)
     exit_code = models.IntegerField(null=True, blank=True)
-    stub = models.BooleanField(
+    is_placeholder = models.BooleanField(
         default=False, help_text="Known only by its container, found after a restore: it cannot start again."
     )
     after_any = models.BooleanField(
@@ -130,7 +130,7 @@ class Job(models.Model):
         constraints = [
             models.CheckConstraint(condition=models.Q(state__in=_states(JobState)), name="job_state"),
             models.CheckConstraint(condition=models.Q(kind__in=_states(JobKind)), name="job_kind"),
-            models.CheckConstraint(condition=models.Q(desired__in=_states(Desired)), name="job_desired"),
+            models.CheckConstraint(condition=models.Q(desired_state__in=_states(DesiredState)), name="job_desired"),
             models.CheckConstraint(condition=models.Q(tasks__gte=1), name="job_tasks"),
             models.CheckConstraint(
                 condition=models.Q(min_tasks__isnull=True)
@@ -156,7 +156,7 @@ class Job(models.Model):
                 name="job_ended",
                 condition=models.Q(started_at__isnull=False, ended_at__isnull=False),
             ),
-            models.Index(fields=["id"], name="job_kept", condition=models.Q(kept__isnull=False)),
+            models.Index(fields=["id"], name="job_kept", condition=models.Q(nominated_placement__isnull=False)),
         ]
 
     def __str__(self) -> str:
@@ -178,12 +178,12 @@ class Job(models.Model):
         return self.tasks if self.min_tasks is None else self.min_tasks
 
     @property
-    def gang(self) -> bool:
+    def is_gang(self) -> bool:
         """True when it has several tasks, which start and end as one."""
-        return self.tasks > 1 and not self.elastic
+        return self.tasks > 1 and not self.is_elastic
 
     @property
-    def elastic(self) -> bool:
+    def is_elastic(self) -> bool:
         """True when it runs with fewer tasks than it wants."""
         return self.least_tasks < self.tasks
 
@@ -192,14 +192,14 @@ class Dependency(models.Model):
     """A job that starts after another one. ``after`` was there first, so that no circle can be."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="dependencies")
-    after = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="next_jobs")
+    depends_on = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="next_jobs")
 
     class Meta:
         ordering = ["id"]
         constraints = [
-            models.UniqueConstraint(fields=["job", "after"], name="dependency_once"),
+            models.UniqueConstraint(fields=["job", "depends_on"], name="dependency_once"),
             models.CheckConstraint(
-                condition=models.Q(after__lt=models.F("job")), name="dependency_on_an_older_job"
+                condition=models.Q(depends_on__lt=models.F("job")), name="dependency_on_an_older_job"
             ),
         ]
 
@@ -211,18 +211,18 @@ class Attempt(models.Model):
     number = models.PositiveIntegerField()
     state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
     reason = models.CharField(max_length=40, blank=True)
-    sentence = models.CharField(max_length=1000, blank=True)
+    message = models.CharField(max_length=1000, blank=True)
     pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="+")
     leader_epoch = models.BigIntegerField()
     secret = models.CharField(
         max_length=200, blank=True, help_text="Encrypted; the gateway adds it upstream."
     )
     created_at = models.DateTimeField(auto_now_add=True)
-    sent_at = models.DateTimeField(null=True, blank=True, help_text="First start command that went out.")
-    together = models.BooleanField(
+    start_sent_at = models.DateTimeField(null=True, blank=True, help_text="First start command that went out.")
+    gang_start = models.BooleanField(
         default=False, db_default=False, help_text="None of its tasks begins before all are prepared."
     )
-    prepared_at = models.DateTimeField(
+    all_prepared_at = models.DateTimeField(
         null=True, blank=True, help_text="All its tasks were prepared; they may begin."
     )
     running_at = models.DateTimeField(null=True, blank=True)
@@ -281,7 +281,7 @@ class Task(models.Model):
     state = models.CharField(max_length=14, default=AttemptState.CONFIGURING.value)
     container = models.CharField(max_length=120, blank=True)
     ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
-    sent_at = models.DateTimeField(
+    start_sent_at = models.DateTimeField(
         null=True,
         blank=True,
         help_text="First command that went out for it; known where its attempt begins together.",
@@ -295,15 +295,15 @@ class Task(models.Model):
     exit_code = models.IntegerField(null=True, blank=True)
     oom = models.BooleanField(default=False)
     peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
-    problem = models.CharField(max_length=1000, blank=True, help_text="What holds it up, as a sentence.")
-    among = models.PositiveIntegerField(
+    status_message = models.CharField(max_length=1000, blank=True, help_text="What holds it up, as a sentence.")
+    world_size_at_start = models.PositiveIntegerField(
         null=True, blank=True, help_text="How many tasks an elastic job had once this one was placed."
     )
     leave_wanted_at = models.DateTimeField(
         null=True, blank=True, help_text="Asked to leave alone, while the others go on."
     )
     leave_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
-    gone = models.BooleanField(default=False, help_text="Proof that no container of it lives on the node.")
+    container_removed = models.BooleanField(default=False, help_text="Proof that no container of it lives on the node.")
     log_bytes = models.BigIntegerField(default=0, help_text="Bytes of its log mirrored so far.")
     log_complete = models.BooleanField(default=False)
 
@@ -314,7 +314,7 @@ class Task(models.Model):
             models.CheckConstraint(condition=models.Q(state__in=_states(AttemptState)), name="task_state"),
         ]
         indexes = [
-            models.Index(fields=["node"], name="task_held_on_node", condition=models.Q(gone=False)),
+            models.Index(fields=["node"], name="task_held_on_node", condition=models.Q(container_removed=False)),
         ]
 
 
@@ -339,7 +339,7 @@ class Rendezvous(models.Model):
     )
     interfaces = models.JSONField(default=dict, help_text="Public id of a node -> its interface.")
     live = models.BooleanField(default=True, help_text="False: the attempt has ended.")
-    tried = models.BooleanField(
+    connectivity_check = models.BooleanField(
         default=False, db_default=False, help_text="Before any rank begins, the other nodes try to reach it."
     )
     trying_since = models.DateTimeField(
@@ -408,9 +408,9 @@ class JobEvent(models.Model):
     before = models.CharField(max_length=14, blank=True)
     after = models.CharField(max_length=14, blank=True)
     reason = models.CharField(max_length=40, blank=True)
-    sentence = models.CharField(max_length=1000, blank=True)
+    message = models.CharField(max_length=1000, blank=True)
     actor = models.CharField(max_length=200, blank=True)
-    facts = models.JSONField(default=dict)
+    details = models.JSONField(default=dict)
 
     class Meta:
         ordering = ["id"]

@@ -15,12 +15,12 @@ FIRST_UID = 200_000
 
 
 if TYPE_CHECKING:
-    _UserManager = BaseUserManager["User"]
+    _BaseUserManager = BaseUserManager["User"]
 else:
-    _UserManager = BaseUserManager
+    _BaseUserManager = BaseUserManager
 
 
-class PeopleManager(_UserManager):
+class UserManager(_BaseUserManager):
     """Makes people; the next free uid comes from the record."""
 
     def create_user(self, username: str, password: str | None = None, **fields: Any) -> User:
@@ -52,7 +52,7 @@ class User(AbstractBaseUser):
         default=1, help_text="Moves whenever rights are taken away; open sockets compare it."
     )
 
-    objects: ClassVar[PeopleManager] = PeopleManager()
+    objects: ClassVar[UserManager] = UserManager()
 
     USERNAME_FIELD = "username"
     REQUIRED_FIELDS: ClassVar[list[str]] = []
@@ -68,6 +68,6 @@ class User(AbstractBaseUser):
         return self.username
 
     @property
-    def shown_name(self) -> str:
+    def display_name(self) -> str:
         """The name for pages: full name when there is one."""
         return self.full_name or self.username

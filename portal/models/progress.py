@@ -5,10 +5,10 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import F, Q
 
-from portal.words.throughput import LONGEST_MODEL, Layout, rate_per_s
+from portal.words.throughput import MAX_MODEL_LENGTH, Layout, rate_per_s
 
 
-class Progress(models.Model):
+class AttemptProgress(models.Model):
     """What the program of one attempt told, from when it began or last began anew (``since``) to the latest word.
 
     Units are the program's own. It stands in a table of its own: a photograph of the cluster reads an attempt
@@ -21,11 +21,11 @@ class Progress(models.Model):
     rank = models.PositiveIntegerField(help_text="The task that tells; the lowest of those that do.")
     since_done = models.FloatField()
     since_at = models.DateTimeField()
-    done = models.FloatField()
-    at = models.DateTimeField()
-    work = models.CharField(max_length=32, help_text="Equal for jobs whose rates may be compared.")
+    completed_units = models.FloatField()
+    reported_at = models.DateTimeField()
+    workload_fingerprint = models.CharField(max_length=32, help_text="Equal for jobs whose rates may be compared.")
     gpus = models.PositiveIntegerField(help_text="GPUs in all.")
-    gpu_model = models.CharField(max_length=LONGEST_MODEL, help_text="Of several models all of them.")
+    gpu_model = models.CharField(max_length=MAX_MODEL_LENGTH, help_text="Of several models all of them.")
     nodes = models.PositiveIntegerField()
     islands = models.PositiveIntegerField(help_text="NVLink islands, over all nodes.")
     levels = models.PositiveIntegerField(help_text="Levels of the fabric that it crosses.")
@@ -33,11 +33,11 @@ class Progress(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(since_done__gte=0, done__gte=F("since_done"), at__gte=F("since_at")),
+                condition=Q(start_units__gte=0, completed_units__gte=F("start_units"), reported_at__gte=F("start_at")),
                 name="progress_forward",
             ),
         ]
-        indexes = [models.Index(fields=["work", "-attempt"], name="progress_of_work")]
+        indexes = [models.Index(fields=["workload_fingerprint", "-attempt"], name="progress_of_work")]
 
     @property
     def layout(self) -> Layout:
@@ -47,4 +47,4 @@ class Progress(models.Model):
     @property
     def per_s(self) -> float | None:
         """Units a second, up to the latest word; None until they span a minute."""
-        return rate_per_s(self.since_done, self.done, (self.at - self.since_at).total_seconds())
+        return rate_per_s(self.since_done, self.completed_units, (self.reported_at - self.since_at).total_seconds())

@@ -13,7 +13,7 @@ class RegistryLogin(models.Model):
     public_id = PublicIdField()
     host = models.CharField(max_length=255, unique=True, help_text="As images name it, port included.")
     username = models.CharField(max_length=255)
-    sealed = models.TextField(help_text="The password; it opens only in this row.")
+    encrypted_password = models.TextField(help_text="The password; it opens only in this row.")
     changed_at = models.DateTimeField(auto_now=True)
     changed_by = models.CharField(max_length=63)
 

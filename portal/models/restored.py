@@ -8,7 +8,7 @@ from django.db import models
 from portal.models.public_id import PublicIdField
 
 
-class UnknownContainer(models.Model):
+class OrphanContainer(models.Model):
     """A live container of our cluster that the restored record has never heard of, as its node tells it.
 
     ``wanted`` is what an administrator decided: nothing yet, stop, or keep. A row is open until the container
@@ -27,7 +27,7 @@ class UnknownContainer(models.Model):
     ports = models.JSONField(default=dict, help_text="Container port -> port on the node's loopback.")
     started_at = models.DateTimeField(null=True)
     first_seen_at = models.DateTimeField(auto_now_add=True)
-    wanted = models.CharField(max_length=4, blank=True)
+    decision = models.CharField(max_length=4, blank=True)
     decided_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
@@ -38,7 +38,7 @@ class UnknownContainer(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["node", "name"], name="unknown_container_once"),
             models.CheckConstraint(
-                condition=models.Q(wanted__in=["", "stop", "keep"]), name="unknown_container_wanted"
+                condition=models.Q(decision__in=["", "stop", "keep"]), name="unknown_container_wanted"
             ),
         ]
 

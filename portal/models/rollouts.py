@@ -8,7 +8,7 @@ from django.db import models
 from portal.models.public_id import PublicIdField
 
 
-class Rollout(models.Model):
+class AgentRollout(models.Model):
     """One upgrade of every node whose agent is not the portal's own; its nodes are its ``checks``."""
 
     public_id = PublicIdField()
@@ -18,4 +18,4 @@ class Rollout(models.Model):
     started_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True, blank=True)
     ok = models.BooleanField(null=True, help_text="null: it has not finished.")
-    sentence = models.CharField(max_length=500, blank=True, help_text="How it ended.")
+    message = models.CharField(max_length=500, blank=True, help_text="How it ended.")

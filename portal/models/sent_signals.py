@@ -9,7 +9,7 @@ from portal.models.cluster import Node
 from portal.models.jobs import Attempt
 
 
-class SentSignal(models.Model):
+class JobSignal(models.Model):
     """One signal to the ranks of an attempt on one node. It goes out once at most: ``sent_at`` is set before."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="signals")
@@ -18,7 +18,7 @@ class SentSignal(models.Model):
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
-    asked_at = models.DateTimeField(auto_now_add=True)
+    requested_at = models.DateTimeField(auto_now_add=True)
     sent_at = models.DateTimeField(null=True, blank=True)
     answered_at = models.DateTimeField(
         null=True, blank=True, help_text="null: nobody knows whether it arrived."

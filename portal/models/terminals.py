@@ -24,9 +24,9 @@ class Terminal(models.Model):
     secret = models.CharField(max_length=255, help_text="Sealed: by it the node knows the gateway.")
     cols = models.PositiveIntegerField()
     rows = models.PositiveIntegerField()
-    asked_at = models.DateTimeField(db_default=Now())
+    requested_at = models.DateTimeField(db_default=Now())
     port = models.PositiveIntegerField(null=True, help_text="On the node's loopback; null: not opened yet.")
-    refusal = models.CharField(max_length=300, blank=True, default="", help_text="Why it was not opened.")
+    error = models.CharField(max_length=300, blank=True, default="", help_text="Why it was not opened.")
     entered_at = models.DateTimeField(null=True)
     closed_at = models.DateTimeField(null=True)
 
@@ -35,7 +35,7 @@ class Terminal(models.Model):
             models.Index(
                 fields=["task"],
                 name="terminal_to_open",
-                condition=Q(port__isnull=True, refusal="", closed_at__isnull=True),
+                condition=Q(port__isnull=True, error="", closed_at__isnull=True),
             ),
             models.Index(fields=["user"], name="terminal_open", condition=Q(closed_at__isnull=True)),
         ]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from django.db import models
 
-from portal.words.trust import Trouble
+from portal.words.trust import IncidentKind
 
 
-class NodeTrouble(models.Model):
+class NodeIncident(models.Model):
     """One trouble with a node. Rows are kept for some days, for people; judgments read the newest."""
 
     node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="troubles")
     at = models.DateTimeField()
-    trouble = models.CharField(max_length=16)
+    kind = models.CharField(max_length=16)
     job = models.ForeignKey("Job", null=True, blank=True, on_delete=models.CASCADE, related_name="+")
     peer = models.ForeignKey(
         "Node",
@@ -22,13 +22,13 @@ class NodeTrouble(models.Model):
         related_name="+",
         help_text="The other one, of a trouble between two.",
     )
-    sentence = models.CharField(max_length=500, blank=True)
+    message = models.CharField(max_length=500, blank=True)
 
     class Meta:
         ordering = ["-id"]
         constraints = [
             models.CheckConstraint(
-                condition=models.Q(trouble__in=[each.value for each in Trouble]), name="node_trouble_kind"
+                condition=models.Q(kind__in=[each.value for each in IncidentKind]), name="node_trouble_kind"
             ),
         ]
         indexes = [

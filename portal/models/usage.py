@@ -7,7 +7,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
 
-class UsageLedger(models.Model):
+class UsageInterval(models.Model):
     """One closed or open span of GPU use, derived from one Allocation's start and end, not from counters."""
 
     allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage")
@@ -39,7 +39,7 @@ class AttemptEnergy(models.Model):
     joules = models.FloatField()
 
 
-class UsageMinute(models.Model):
+class NodeMetricsMinute(models.Model):
     """Live samples of one node over one minute; arrays are in the order of ``gpu_uuids``."""
 
     node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="minutes")

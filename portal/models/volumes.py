@@ -8,7 +8,7 @@ from django.conf import settings
 from django.db import models
 
 from portal.models.public_id import PublicIdField
-from portal.words.volumes import Reach, VolumeKind
+from portal.words.volumes import VolumeScope, VolumeKind
 
 
 class Volume(models.Model):
@@ -21,7 +21,7 @@ class Volume(models.Model):
     public_id = PublicIdField()
     name = models.CharField(max_length=63)
     kind = models.CharField(max_length=8)
-    reach = models.CharField(max_length=8, default=Reach.NODE.value)
+    scope = models.CharField(max_length=8, default=VolumeScope.NODE.value)
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="volumes"
     )
@@ -54,7 +54,7 @@ class Volume(models.Model):
                 condition=models.Q(kind__in=[kind.value for kind in VolumeKind]), name="volume_kind"
             ),
             models.CheckConstraint(
-                condition=models.Q(reach__in=[reach.value for reach in Reach]), name="volume_reach"
+                condition=models.Q(scope__in=[reach.value for reach in VolumeScope]), name="volume_reach"
             ),
             models.CheckConstraint(
                 condition=models.Q(owner__isnull=True) | models.Q(kind=VolumeKind.HOME.value),

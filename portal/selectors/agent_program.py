@@ -10,33 +10,33 @@ from pathlib import Path
 from django.conf import settings
 
 from agents.enrol import SignedAgent, loader_version
-from portal.errors import Unavailable
+from portal.errors import ServiceUnavailable
 from portal.models import Node
-from portal.words.states import LinkKind
+from portal.words.states import NodeTransport
 
 
 @dataclass(frozen=True)
-class OurAgent:
+class BundledAgent:
     """The program that nodes are given, and the SHA-256 by which a hello names it."""
 
     signed: SignedAgent
     digest: str
 
 
-def our_agent() -> OurAgent:
+def bundled_agent() -> BundledAgent:
     """The agent of this version. Raises Unavailable before the first start of Fairway."""
     folder = Path(settings.DATA_DIR) / "agent"
     try:
         program, signature = (folder / "agent.pyz", folder / "agent.pyz.sig")
         signed = SignedAgent(program.read_bytes(), signature.read_text())
     except FileNotFoundError as missing:
-        raise Unavailable(
+        raise ServiceUnavailable(
             "The signed agent is not there yet; start Fairway with `manage.py up`."
         ) from missing
-    return OurAgent(signed, hashlib.sha256(signed.program).hexdigest())
+    return BundledAgent(signed, hashlib.sha256(signed.program).hexdigest())
 
 
-def our_digest() -> str | None:
+def bundled_agent_digest() -> str | None:
     """The digest alone, read once as long as the file stays; None where there is no agent yet."""
     path = Path(settings.DATA_DIR) / "agent" / "agent.pyz"
     try:
@@ -46,20 +46,20 @@ def our_digest() -> str | None:
     return _digest(path, facts.st_mtime_ns, facts.st_size)
 
 
-def runs_ours(node: Node) -> bool:
+def runs_bundled_agent(node: Node) -> bool:
     """True when the node's agent is exactly ours, as it said last; one that does not name its program is older."""
-    return bool(node.hello) and node.hello.get("program") == our_digest()
+    return bool(node.agent_info) and node.agent_info.get("program") == bundled_agent_digest()
 
 
-def newer_for(node: Node) -> bool:
+def has_newer_agent_for(node: Node) -> bool:
     """True when a node that has been heard runs another agent than ours."""
-    return bool(node.hello) and our_digest() is not None and not runs_ours(node)
+    return bool(node.agent_info) and bundled_agent_digest() is not None and not runs_bundled_agent(node)
 
 
-def old_loader_of(node: Node) -> bool:
+def has_outdated_loader(node: Node) -> bool:
     """True when what starts the agent of a node over SSH is older than ours; one that says no version is."""
-    told = node.hello.get("loader")  # agents of earlier versions do not tell it
-    return node.link == LinkKind.SSH.value and told is not None and told < loader_version()
+    told = node.agent_info.get("loader")  # agents of earlier versions do not tell it
+    return node.transport == NodeTransport.SSH.value and told is not None and told < loader_version()
 
 
 @functools.lru_cache(maxsize=2)

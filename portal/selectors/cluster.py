@@ -9,26 +9,26 @@ from itertools import starmap
 
 from django.db.models import Count, Max, Q, QuerySet
 
-from portal.access import Person, visible_nodes
+from portal.access import Requester, visible_nodes
 from portal.models import Allocation, Gpu, Node
 from portal.words.states import AttemptState, GpuHealth, NodeState
-from portal.words.trust import Phase
+from portal.words.trust import BreakerState
 
-TAKES_WORK = Q(
-    Q(node__trust=Phase.TRUSTED.value) | Q(node__trust=Phase.TRIAL.value, node__on_trial__isnull=True),
+ACCEPTS_WORK = Q(
+    Q(node__breaker_state=BreakerState.HEALTHY.value) | Q(node__breaker_state=BreakerState.PROBATION.value, node__probation_attempt__isnull=True),
     health=GpuHealth.OK.value,
-    foreign_user="",
+    foreign_process_owner="",
     node__state=NodeState.READY.value,
     node__reachable=True,
 )
 """GPUs on which something may start, where they are not held."""
 
-DRAWN_GPUS = 256
+MAX_DRAWN_GPUS = 256
 """Beyond so many GPUs the strip shows numbers without squares; the cluster page draws them all."""
 
 
 @dataclass(frozen=True, slots=True)
-class GpuFacts:
+class GpuDisplayRow:
     """What the drawing of a GPU needs of its row: thousands are read at once, without a model each."""
 
     pk: int
@@ -44,42 +44,42 @@ class GpuFacts:
     foreign_user: str
 
 
-def gpu_facts(gpus: QuerySet[Gpu]) -> Iterator[GpuFacts]:
+def gpu_display_rows(gpus: QuerySet[Gpu]) -> Iterator[GpuDisplayRow]:
     """The rows of a query as plain facts: one query."""
-    return starmap(GpuFacts, gpus.values_list(*GpuFacts.__slots__))
+    return starmap(GpuDisplayRow, gpus.values_list(*GpuDisplayRow.__slots__))
 
 
 @dataclass(frozen=True)
-class Square:
+class GpuSquare:
     """One GPU as pages draw it. ``ramp`` 0..4 is how busy it is; without it ``look`` names the shape."""
 
     uuid: str  # empty where live samples find it by its place
-    look: str  # free, busy, starting, failed, drained
-    ramp: int | None = None
+    shape: str  # free, busy, starting, failed, drained
+    utilisation_level: int | None = None
     overlay: str = ""  # sim, away, warn
     title: str = ""
-    at: int | None = None
+    grid_index: int | None = None
     """Its place among the node's GPUs by index, as live frames count them."""
 
 
 @dataclass
-class NodeStrip:
+class NodeSummary:
     """The GPUs of one node in a row."""
 
     name: str
     public_id: str
-    squares: list[Square] = field(default_factory=list)
+    squares: list[GpuSquare] = field(default_factory=list)
     free: int = 0
 
     @property
-    def label(self) -> str:
+    def accessible_label(self) -> str:
         """What a screen reader says: h200-3: 5 busy, 1 starting, 2 free."""
-        count = Counter("unreachable" if square.overlay == "away" else square.look for square in self.squares)
+        count = Counter("unreachable" if square.overlay == "away" else square.shape for square in self.squares)
         return f"{self.name}: " + ", ".join(f"{n} {look}" for look, n in count.items())
 
 
 @dataclass
-class ModelStrip:
+class GpuModelSummary:
     """One GPU model: how many there are, how many are free, and the largest number free on one node."""
 
     model: str
@@ -87,12 +87,12 @@ class ModelStrip:
     total: int = 0
     free: int = 0
     largest_free: int = 0
-    nodes: list[NodeStrip] = field(default_factory=list)
+    nodes: list[NodeSummary] = field(default_factory=list)
     pools: set[int] = field(default_factory=set)
     largest_node: int = 0
 
     @property
-    def sentence(self) -> str:
+    def message(self) -> str:
         """What would start now."""
         if self.free == 0:
             return "None is free now; a job waits its turn."
@@ -101,33 +101,33 @@ class ModelStrip:
         return f"Up to {self.largest_free} on one node. Any job of up to {self.largest_free} GPUs fits now."
 
 
-def free_now(person: Person) -> list[ModelStrip]:
+def free_capacity(requester: Requester) -> list[GpuModelSummary]:
     """The models of the cluster, largest first; two or three queries whatever its size."""
-    nodes = {node.pk: node for node in visible_nodes(person).exclude(state=NodeState.ENROLLING.value)}
+    nodes = {node.pk: node for node in visible_nodes(requester).exclude(state=NodeState.ENROLLING.value)}
     gpus = Gpu.objects.filter(node_id__in=nodes, present=True)
-    if gpus.count() > DRAWN_GPUS:
-        return _counted(gpus)
+    if gpus.count() > MAX_DRAWN_GPUS:
+        return _summarize(gpus)
     starting = set(
         Allocation.objects.filter(
             ended_at__isnull=True, task__attempt__state=AttemptState.CONFIGURING.value
         ).values_list("gpu_id", flat=True)
     )
-    strips: dict[tuple[str, int], ModelStrip] = {}
-    rows: dict[tuple[str, int, int], NodeStrip] = {}
+    strips: dict[tuple[str, int], GpuModelSummary] = {}
+    rows: dict[tuple[str, int, int], NodeSummary] = {}
     places: Counter[int] = Counter()
-    for gpu in sorted(gpu_facts(gpus), key=lambda gpu: (nodes[gpu.node_id].name, gpu.index)):
+    for gpu in sorted(gpu_display_rows(gpus), key=lambda gpu: (nodes[gpu.node_id].name, gpu.index)):
         node = nodes[gpu.node_id]
-        strip = strips.setdefault((gpu.model, gpu.memory_mib), ModelStrip(gpu.model, gpu.memory_mib))
+        strip = strips.setdefault((gpu.model, gpu.memory_mib), GpuModelSummary(gpu.model, gpu.memory_mib))
         key = (gpu.model, gpu.memory_mib, node.pk)
         if key not in rows:
-            rows[key] = NodeStrip(node.name, node.public_id)
+            rows[key] = NodeSummary(node.name, node.public_id)
             strip.nodes.append(rows[key])
-        square = square_of(gpu, node, starting=gpu.pk in starting, at=places[node.pk])
+        square = build_square(gpu, node, starting=gpu.pk in starting, grid_index=places[node.pk])
         places[node.pk] += 1
         strip.pools.add(node.pool_id)
         rows[key].squares.append(square)
         strip.total += 1
-        if square.look == "free" and square.overlay != "away":
+        if square.shape == "free" and square.overlay != "away":
             strip.free += 1
             rows[key].free += 1
     for strip in strips.values():
@@ -136,26 +136,26 @@ def free_now(person: Person) -> list[ModelStrip]:
     return sorted(strips.values(), key=lambda strip: (-strip.total, strip.model))
 
 
-def square_of(
-    gpu: Gpu | GpuFacts, node: Node, *, starting: bool = False, ramp: int | None = None, at: int | None = None
-) -> Square:
+def build_square(
+    gpu: Gpu | GpuDisplayRow, node: Node, *, starting: bool = False, utilisation_level: int | None = None, grid_index: int | None = None
+) -> GpuSquare:
     """How one GPU is drawn. Held GPUs are busy of unknown use until a live value says more.
 
     With a place (``at``) live samples find it by that, without one by its uuid.
     """
     if gpu.health != GpuHealth.OK.value:
-        look, ramp, word = "failed", None, gpu.health
+        look, utilisation_level, word = "failed", None, gpu.health
     elif starting:
-        look, ramp, word = "starting", None, "starting"
+        look, utilisation_level, word = "starting", None, "starting"
     elif gpu.foreign_user and not gpu.used_milli:
-        look, ramp, word = "drained", None, f"{gpu.foreign_user} works on it"
+        look, utilisation_level, word = "drained", None, f"{gpu.foreign_user} works on it"
     elif gpu.used_milli:
-        look, ramp, word = "busy", 3 if ramp is None else ramp, f"{gpu.used_milli / 10:g} % given away"
+        look, utilisation_level, word = "busy", 3 if utilisation_level is None else utilisation_level, f"{gpu.used_milli / 10:g} % given away"
     elif not node.takes_work:
         why = "put aside" if node.state == NodeState.READY.value else node.state
-        look, ramp, word = "drained", None, f"node {why}"
+        look, utilisation_level, word = "drained", None, f"node {why}"
     else:
-        look, ramp, word = "free", None, "free"
+        look, utilisation_level, word = "free", None, "free"
     overlay = "" if node.reachable else "away"
     if not overlay and gpu.simulated and look != "failed":  # the cross must be seen
         overlay = "sim"
@@ -165,20 +165,20 @@ def square_of(
         + (["simulated"] if gpu.simulated else [])
     )
     title = f"{node.name} GPU {gpu.index}: {', '.join(notes)}"
-    return Square(gpu.uuid if at is None else "", look, ramp, overlay, title, at)
+    return GpuSquare(gpu.uuid if grid_index is None else "", look, utilisation_level, overlay, title, grid_index)
 
 
-def _counted(gpus: QuerySet[Gpu]) -> list[ModelStrip]:
+def _summarize(gpus: QuerySet[Gpu]) -> list[GpuModelSummary]:
     rows = (
         gpus.order_by()
         .values("model", "node_id", "node__pool_id")
         .annotate(
-            all=Count("pk"), free=Count("pk", filter=TAKES_WORK & Q(used_milli=0)), memory=Max("memory_mib")
+            all=Count("pk"), free=Count("pk", filter=ACCEPTS_WORK & Q(used_milli=0)), memory=Max("memory_mib")
         )
     )
-    strips: dict[str, ModelStrip] = {}
+    strips: dict[str, GpuModelSummary] = {}
     for row in rows:
-        strip = strips.setdefault(row["model"], ModelStrip(row["model"], row["memory"]))
+        strip = strips.setdefault(row["model"], GpuModelSummary(row["model"], row["memory"]))
         strip.total += row["all"]
         strip.free += row["free"]
         strip.pools.add(row["node__pool_id"])

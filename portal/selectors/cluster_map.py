@@ -6,17 +6,17 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from portal.access import Person, visible_nodes
+from portal.access import Requester, visible_nodes
 from portal.models import Allocation, Gpu, Node, Task
-from portal.selectors.agent_program import newer_for
-from portal.selectors.cluster import GpuFacts, Square, gpu_facts, square_of
-from portal.visibility import ANOTHER_PROJECT, visibility_of
+from portal.selectors.agent_program import has_newer_agent_for
+from portal.selectors.cluster import GpuDisplayRow, GpuSquare, gpu_display_rows, build_square
+from portal.visibility import HIDDEN_PROJECT_NAME, visibility_of
 from portal.words.states import AttemptState, GpuHealth, NodeState
-from portal.words.trust import CLOCK_OFF_S, Phase
+from portal.words.trust import MAX_CLOCK_SKEW_S, BreakerState
 
 
 @dataclass(frozen=True)
-class Hold:
+class HolderSpan:
     """GPUs side by side that one job holds, or jobs of projects that one may not see (``job`` empty then).
 
     ``name`` is empty where nobody holds them.
@@ -32,10 +32,10 @@ class NodeBox:
     """One node of the map."""
 
     node: Node
-    squares: list[Square] = field(default_factory=list)
-    unwell: list[GpuFacts] = field(default_factory=list)
+    squares: list[GpuSquare] = field(default_factory=list)
+    unhealthy: list[GpuDisplayRow] = field(default_factory=list)
     """Its GPUs that are lost, in quarantine or warned of, or on which a program works that is no job's."""
-    holds: list[Hold] = field(default_factory=list)
+    holder_spans: list[HolderSpan] = field(default_factory=list)
     models: str = ""
     free: int = 0
     jobs: int = 0
@@ -43,53 +43,53 @@ class NodeBox:
     @property
     def below_floor(self) -> int:
         """How many of its programs are older than they should be, as it told last."""
-        return len(self.node.hello.get("below_floor", ()))
+        return len(self.node.agent_info.get("below_floor", ()))
 
     @property
-    def newer_agent(self) -> bool:
+    def has_newer_agent(self) -> bool:
         """The portal has another agent than the one that runs there."""
-        return newer_for(self.node)
+        return has_newer_agent_for(self.node)
 
     @property
-    def symbol(self) -> str:
+    def state_icon(self) -> str:
         """The state's shape."""
         if not self.node.reachable:
             return "unreachable"
-        if any(square.look == "failed" for square in self.squares):
+        if any(square.shape == "failed" for square in self.squares):
             return "failed"
         if self.node.state != NodeState.READY.value:
             return "stopped"
-        if self.node.trust != Phase.TRUSTED.value:
+        if self.node.breaker_state != BreakerState.HEALTHY.value:
             return "warning"
         return "simulated" if self.node.simulated else "done"
 
     @property
-    def word(self) -> str:
+    def state_label(self) -> str:
         """The state's word."""
         if self.node.state == NodeState.ENROLLING.value and not self.node.reachable:
             return "Not connected yet"
         if not self.node.reachable:
             return "Unreachable"
-        lost = sum(square.look == "failed" for square in self.squares)
+        lost = sum(square.shape == "failed" for square in self.squares)
         if lost:
             return f"{lost} GPU{'s' if lost > 1 else ''} lost"
         if self.node.state != NodeState.READY.value:
             return self.node.state.capitalize()
-        if self.node.trust != Phase.TRUSTED.value:
-            return "Put aside" if self.node.trust == Phase.ASIDE.value else "On trial"
+        if self.node.breaker_state != BreakerState.HEALTHY.value:
+            return "Put aside" if self.node.breaker_state == BreakerState.QUARANTINED.value else "On trial"
         return "Simulated" if self.node.simulated else "Healthy"
 
     @property
-    def complaint(self) -> str:
+    def problem(self) -> str:
         """What is wrong with it, as sentences; blank: nothing that is known."""
         return " ".join(
-            filter(None, (self.node.problem, self.node.trust_sentence, clock_sentence(self.node)))
+            filter(None, (self.node.status_message, self.node.trust_sentence, clock_skew_message(self.node)))
         )
 
     @property
-    def label(self) -> str:
+    def accessible_label(self) -> str:
         """What a screen reader says of the squares."""
-        held = ", ".join(f"{hold.count} by {hold.name}" for hold in self.holds if hold.name)
+        held = ", ".join(f"{hold.count} by {hold.name}" for hold in self.holder_spans if hold.name)
         return f"{self.node.name}: {len(self.squares)} GPUs, {self.free} free" + (
             f", held {held}" if held else ""
         )
@@ -114,29 +114,29 @@ class ClusterMap:
     @property
     def held(self) -> int:
         """GPUs of which something is given away."""
-        return sum(square.look in {"busy", "starting"} for box in self.boxes for square in box.squares)
+        return sum(square.shape in {"busy", "starting"} for box in self.boxes for square in box.squares)
 
     @property
-    def troubled(self) -> list[NodeBox]:
+    def attention_needed(self) -> list[NodeBox]:
         """The boxes that need a look."""
         symbols = {"unreachable", "failed"}
-        return [box for box in self.boxes if box.symbol in symbols or box.complaint or box.unwell]
+        return [box for box in self.boxes if box.state_icon in symbols or box.problem or box.unhealthy]
 
 
-def cluster_map(person: Person, *, only: Node | None = None) -> ClusterMap:
+def cluster_map(requester: Requester, *, only: Node | None = None) -> ClusterMap:
     """Every node a person may see (or one), by pool and name."""
-    nodes = visible_nodes(person).select_related("pool").order_by("pool__name", "name")
+    nodes = visible_nodes(requester).select_related("pool").order_by("pool__name", "name")
     if only is not None:
         nodes = nodes.filter(pk=only.pk)
     boxes = {node.pk: NodeBox(node) for node in nodes}
-    holders = _holders(person, list(boxes))
+    holders = _gpu_holders(requester, list(boxes))
     names: dict[int, list[tuple[str, str]]] = defaultdict(list)
     models: dict[int, set[str]] = defaultdict(set)
     here = Gpu.objects.filter(node_id__in=boxes, present=True)
-    for gpu in gpu_facts(here.order_by("node_id", "index")):
+    for gpu in gpu_display_rows(here.order_by("node_id", "index")):
         box = boxes[gpu.node_id]
         holder = holders.get(gpu.pk)
-        square = square_of(gpu, box.node, starting=bool(holder and holder[2]), at=len(box.squares))
+        square = build_square(gpu, box.node, starting=bool(holder and holder[2]), grid_index=len(box.squares))
         box.squares.append(square)
         models[gpu.node_id].add(gpu.model)
         names[gpu.node_id].append((holder[0], holder[1]) if holder else ("", ""))
@@ -144,25 +144,25 @@ def cluster_map(person: Person, *, only: Node | None = None) -> ClusterMap:
         well = gpu.health == GpuHealth.OK.value and not gpu.foreign_user
         box.free += gpu.used_milli == 0 and takes_work and well
         if not well or gpu.health_reason:
-            box.unwell.append(gpu)
+            box.unhealthy.append(gpu)
     for key, box in boxes.items():
         box.models = ", ".join(sorted(models[key]))
-        box.holds = [Hold(name, job, len(list(run))) for (name, job), run in groupby(names[key])]
+        box.holder_spans = [HolderSpan(name, job, len(list(run))) for (name, job), run in groupby(names[key])]
         box.jobs = len({job for _, job in names[key] if job})
     return ClusterMap(list(boxes.values()))
 
 
-def clock_sentence(node: Node) -> str:
+def clock_skew_message(node: Node) -> str:
     """That a node's clock is off by more than it may; blank where it is not, or is not known."""
     skew_s = node.clock_skew_s
-    if skew_s is None or abs(skew_s) <= CLOCK_OFF_S:
+    if skew_s is None or abs(skew_s) <= MAX_CLOCK_SKEW_S:
         return ""
     return f"Its clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} ours."
 
 
-def _holders(person: Person, nodes: list[int]) -> dict[int, tuple[str, str, bool]]:
+def _gpu_holders(requester: Requester, nodes: list[int]) -> dict[int, tuple[str, str, bool]]:
     """GPU row -> (what to call its holder, job's public id where it may be seen, whether it is starting)."""
-    visibility = visibility_of(person)
+    visibility = visibility_of(requester)
     rows = Allocation.objects.filter(ended_at__isnull=True, gpu__node_id__in=nodes).values_list(
         "gpu_id",
         "task__attempt__job__name",
@@ -173,22 +173,22 @@ def _holders(person: Person, nodes: list[int]) -> dict[int, tuple[str, str, bool
     found: dict[int, tuple[str, str, bool]] = {}
     for gpu, name, public_id, project, state in rows:
         starting = state == AttemptState.CONFIGURING.value
-        seen = visibility.sees_project(project)
-        found[gpu] = (name, public_id, starting) if seen else (ANOTHER_PROJECT, "", starting)
+        seen = visibility.can_name_project(project)
+        found[gpu] = (name, public_id, starting) if seen else (HIDDEN_PROJECT_NAME, "", starting)
     return found
 
 
-def tasks_on(person: Person, node: Node) -> list[Task]:
+def node_tasks(requester: Requester, node: Node) -> list[Task]:
     """The tasks that hold something on a node, each with ``seen`` (whether its job may be named) and what to show."""
-    visibility = visibility_of(person)
+    visibility = visibility_of(requester)
     rows = list(
-        Task.objects.filter(node=node, gone=False)
+        Task.objects.filter(node=node, container_removed=False)
         .select_related("attempt__job__project", "attempt__job__owner")
         .prefetch_related("allocations__gpu")
         .order_by("attempt_id", "rank")
     )
     for row in rows:
-        row.seen = visibility.sees(row.attempt.job)  # type: ignore[attr-defined]
-        row.project_name = visibility.name_of(row.attempt.job.project)  # type: ignore[attr-defined]
+        row.seen = visibility.can_name_job(row.attempt.job)  # type: ignore[attr-defined]
+        row.project_name = visibility.project_name(row.attempt.job.project)  # type: ignore[attr-defined]
         row.gpu_names = ", ".join(str(a.gpu.index) for a in row.allocations.all() if a.ended_at is None)  # type: ignore[attr-defined]
     return rows

@@ -13,35 +13,35 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.db.models import Exists, Q
 
-from agents.node.egress import LISTED, OPEN
-from agents.node.interfaces import own_addresses
-from portal.lineage import lineage
+from agents.node.egress import ALLOW_LIST, OPEN
+from agents.node.interfaces import host_addresses
+from portal.lineage import path_to_root
 from portal.models import Node, NodePool, Project
-from portal.selectors.project_policy import rules_for
+from portal.selectors.project_policy import effective_rules
 from portal.words.knobs import EGRESS
 from portal.words.states import NodeState
 
 log = logging.getLogger(__name__)
 
-NAMES_FOR_S = 60.0
+DNS_CACHE_S = 60.0
 """How long the addresses of a name are believed; a name that cannot be resolved keeps those it had."""
-_names: dict[str, tuple[float, frozenset[str]]] = {}
+_dns_cache: dict[str, tuple[float, frozenset[str]]] = {}
 _lock = threading.Lock()
 
 
-def egress_of(pool: NodePool, project: Project) -> dict[str, object]:
+def network_policy(pool: NodePool, project: Project) -> dict[str, object]:
     """The network policy of a project's jobs in a pool, as a node takes it in a spec."""
-    mode = str(rules_for([(pool, project.pk)])[pool.pk, project.pk].knobs[EGRESS])
-    return {"mode": mode, "allow": list(allowed_for(project)) if mode == LISTED else []}
+    mode = str(effective_rules([(pool, project.pk)])[pool.pk, project.pk].values[EGRESS])
+    return {"mode": mode, "allow": list(egress_allow_list(project)) if mode == ALLOW_LIST else []}
 
 
-def allowed_for(project: Project) -> tuple[str, ...]:
+def egress_allow_list(project: Project) -> tuple[str, ...]:
     """The list of a project: its own, else that of the nearest project above it that has one."""
-    line = lineage(project, lambda below: below.parent)
+    line = path_to_root(project, lambda below: below.parent)
     return next((tuple(each.egress_allow) for each in line if each.egress_allow), ())
 
 
-def restricted(cluster: Mapping[str, object]) -> set[tuple[str, str]]:
+def restricted_pools(cluster: Mapping[str, object]) -> set[tuple[str, str]]:
     """Pools and projects, by public id, where the policy of a job is not open; one query where all are.
 
     ``cluster`` are the knobs that the cluster turns.
@@ -52,12 +52,12 @@ def restricted(cluster: Mapping[str, object]) -> set[tuple[str, str]]:
         return set()
     pools = list(NodePool.objects.all())
     projects = dict(Project.objects.values_list("id", "public_id"))
-    held = rules_for((pool, project) for pool in pools for project in projects)
+    held = effective_rules((pool, project) for pool in pools for project in projects)
     ids = {pool.pk: pool.public_id for pool in pools}
     return {
         (ids[pool], projects[project])
         for (pool, project), rules in held.items()
-        if rules.knobs[EGRESS] != OPEN
+        if rules.values[EGRESS] != OPEN
     }
 
 
@@ -70,7 +70,7 @@ def denied_addresses() -> list[str]:
     found = set(settings.EGRESS_DENY)
     hosts = {urlsplit(settings.PORTAL_URL).hostname or "", settings.APPS_DOMAIN.partition(":")[0]}
     hosts |= {host for host in settings.ALLOWED_HOSTS if not host.startswith((".", "*"))}
-    found |= set(own_addresses())
+    found |= set(host_addresses())
     nodes = Node.objects.exclude(state=NodeState.RETIRED.value).values_list("host", "addresses")
     for host, addresses in nodes:
         hosts.add(host)
@@ -80,22 +80,22 @@ def denied_addresses() -> list[str]:
     return sorted({str(network) for network in _networks(found)})
 
 
-class DeniedAddresses:
+class DeniedAddressCache:
     """The same for the many threads of one process, worked out at most once in five seconds."""
 
-    _FOR_S = 5.0
+    _TTL_S = 5.0
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._until_s = 0.0
-        self._known: list[str] = []
+        self._expires_s = 0.0
+        self._cached: list[str] = []
 
     def __call__(self) -> list[str]:
         with self._lock:
-            if time.monotonic() >= self._until_s:
-                self._known = denied_addresses()
-                self._until_s = time.monotonic() + self._FOR_S
-            return self._known
+            if time.monotonic() >= self._expires_s:
+                self._cached = denied_addresses()
+                self._expires_s = time.monotonic() + self._TTL_S
+            return self._cached
 
 
 def _networks(addresses: Iterable[str]) -> Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]:
@@ -113,10 +113,10 @@ def _addresses_of(host: str) -> frozenset[str]:
     except ValueError:
         pass
     with _lock:
-        until_s, known = _names.get(host, (0.0, frozenset()))
+        until_s, known = _dns_cache.get(host, (0.0, frozenset()))
         if time.monotonic() < until_s:
             return known
-        _names[host] = (time.monotonic() + NAMES_FOR_S, known)  # others go on with it meanwhile
+        _dns_cache[host] = (time.monotonic() + DNS_CACHE_S, known)  # others go on with it meanwhile
     try:
         told = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -124,5 +124,5 @@ def _addresses_of(host: str) -> frozenset[str]:
         return known
     found = frozenset(str(each[4][0]).partition("%")[0] for each in told)
     with _lock:
-        _names[host] = (time.monotonic() + NAMES_FOR_S, found)
+        _dns_cache[host] = (time.monotonic() + DNS_CACHE_S, found)
     return found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from portal.models import Node
-from portal.words.fabric import Fabric, Reached, reached_by
+from portal.words.fabric import GangFabric, InterfaceAddress, node_address
 
 
-def interface_of(node: Node, fabric: Fabric) -> Reached | None:
+def node_gang_address(node: Node, fabric: GangFabric) -> InterfaceAddress | None:
     """How other nodes reach a node: by what was chosen for it, by what its pool names, or as its agent found."""
-    return reached_by(node.hello.get("interfaces", ()), node.interface, fabric.interface)
+    return node_address(node.agent_info.get("interfaces", ()), node.gang_interface, fabric.interface)

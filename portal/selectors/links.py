@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from portal.models import Link, Node
+from portal.models import GpuLink, Node
 
-LEVELS = {
+LINK_LEVEL_LABELS = {
     "internal": "same board",
     "single": "one switch",
     "multiple": "several switches",
@@ -19,24 +19,24 @@ LEVELS = {
 
 
 @dataclass(frozen=True)
-class PairRow:
+class GpuLinkRow:
     """One GPU and, in the order of the columns, what joins it to each: a word, or blank for itself."""
 
     index: int
     cells: tuple[str, ...]
 
 
-def pairs_of(node: Node) -> list[PairRow]:
+def gpu_link_matrix(node: Node) -> list[GpuLinkRow]:
     """A row and a column for each GPU of which a link is known; empty where none is. One query."""
-    known = Link.objects.filter(gpu_a__node=node, gpu_b__present=True, gpu_a__present=True)
+    known = GpuLink.objects.filter(gpu_a__node=node, gpu_b__present=True, gpu_a__present=True)
     words: dict[tuple[int, int], list[str]] = defaultdict(list)
     for kind, one, other, lines, level in known.order_by("kind").values_list(
-        "kind", "gpu_a__index", "gpu_b__index", "lines", "level"
+        "kind", "gpu_a__index", "gpu_b__index", "nvlink_count", "level"
     ):
-        word = f"{lines or ''} NVLink".strip() if kind == "nvlink" else LEVELS.get(level, level)
+        word = f"{lines or ''} NVLink".strip() if kind == "nvlink" else LINK_LEVEL_LABELS.get(level, level)
         words[one, other].append(word)
         words[other, one].append(word)
     columns = sorted({index for pair in words for index in pair})
     return [
-        PairRow(one, tuple(", ".join(words.get((one, other), [])) for other in columns)) for one in columns
+        GpuLinkRow(one, tuple(", ".join(words.get((one, other), [])) for other in columns)) for one in columns
     ]

@@ -11,30 +11,30 @@ from django.conf import settings
 
 MAX_LOG_BYTES = 256 * 1024 * 1024
 """What is kept of one task's log; the rest is counted and dropped."""
-RAW = "raw"
-FORMATS = ("k8s", RAW)
-STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP]) ?")
+RAW_FORMAT = "raw"
+LOG_FORMATS = ("k8s", RAW_FORMAT)
+TIMESTAMP_PREFIX = re.compile(rb"(\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP]) ?")
 """The head of a line in the format k8s: time, stream, and whether the line is full (F) or goes on (P)."""
 _PUBLIC_ID = re.compile(r"[a-z0-9]{1,16}")
 
 
-def log_path(job: str, attempt: int, rank: int, form: str) -> Path:
+def log_path(job: str, attempt: int, rank: int, log_format: str) -> Path:
     """Where the mirrored log of a task stands; ``form`` is k8s (time and stream before each line) or raw.
 
     Every part is checked, so that no name from elsewhere can lead out of LOG_DIR.
     """
-    if form not in FORMATS:
-        raise ValueError(f"{form!r} is not a log format")
+    if log_format not in LOG_FORMATS:
+        raise ValueError(f"{log_format!r} is not a log format")
     if not _PUBLIC_ID.fullmatch(job) or attempt < 0 or rank < 0:
         raise ValueError(f"{job!r}/{attempt}/{rank} names no task")
-    return Path(settings.LOG_DIR) / job / f"{attempt:d}" / f"{rank:d}.{form}"
+    return Path(settings.LOG_DIR) / job / f"{attempt:d}" / f"{rank:d}.{log_format}"
 
 
-async def awaited(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def iterate_in_thread(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     """The pieces read in a thread, one at a time: a sync iterator would be read whole before the first byte."""
 
     def following() -> bytes | None:
-        return next(pieces, None)
+        return next(chunks, None)
 
     while (piece := await sync_to_async(following)()) is not None:
         yield piece

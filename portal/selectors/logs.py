@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from portal.access import Person, Verb, require
-from portal.errors import NotThere
+from portal.access import Requester, Permission, require_permission
+from portal.errors import NotFound
 from portal.models import Attempt, Job, Node, Task
-from portal.selectors.log_files import FORMATS, MAX_LOG_BYTES, STAMP, log_path
+from portal.selectors.log_files import LOG_FORMATS, MAX_LOG_BYTES, TIMESTAMP_PREFIX, log_path
 from portal.words.states import NodeState
 
 MAX_LINES = 2_000
@@ -24,12 +24,12 @@ TAIL_BLOCK_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Lost:
+class NodeConnectionLoss:
     """The connection to the node of a log that is not complete; the log's end here is not its end there."""
 
     node: str
     since: dt.datetime | None
-    sentence: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class LogFile:
     """
 
     path: Path
-    form: str
+    log_format: str
     complete: bool
     attempt: int
     rank: int
-    lost: Lost | None = None
-    told_bytes: int = 0
+    connection_loss: NodeConnectionLoss | None = None
+    reported_bytes: int = 0
 
     @property
-    def removed(self) -> bool:
+    def is_expired(self) -> bool:
         """True when it was here, and was removed because of its age."""
-        return self.complete and self.told_bytes > 0 and not self.path.exists()
+        return self.complete and self.reported_bytes > 0 and not self.path.exists()
 
     @property
-    def dropped_bytes(self) -> int:
+    def truncated_bytes(self) -> int:
         """What came after the most that is kept here of one log."""
-        return max(0, self.told_bytes - MAX_LOG_BYTES)
+        return max(0, self.reported_bytes - MAX_LOG_BYTES)
 
     @property
     def size_bytes(self) -> int:
@@ -87,50 +87,50 @@ class LogPage:
     complete: bool
 
 
-def log_for(person: Person, job: Job, rank: int = 0, attempt: int | None = None) -> LogFile:
+def get_log(requester: Requester, job: Job, rank: int = 0, attempt: int | None = None) -> LogFile:
     """The log of a rank (of the newest attempt unless one is named). Raises NotThere, NotAllowed."""
-    require(person, Verb.READ_LOGS, job)
+    require_permission(requester, Permission.READ_LOGS, job)
     attempts = Attempt.objects.filter(job=job)
     row = attempts.filter(number=attempt).first() if attempt is not None else attempts.last()
     tasks = Task.objects.filter(attempt=row, rank=rank).select_related("node")
     task = tasks.first() if row is not None else None
     if row is None or task is None:
-        raise NotThere("There is no such rank, or it has not been placed yet.", code="no_such_task")
-    return _log_of(job, row, task)
+        raise NotFound("There is no such rank, or it has not been placed yet.", code="no_such_task")
+    return _task_log(job, row, task)
 
 
-def logs_for(person: Person, job: Job, attempt: int | None = None) -> list[LogFile]:
+def list_logs(requester: Requester, job: Job, attempt: int | None = None) -> list[LogFile]:
     """The logs of all ranks of an attempt, as ``log_for`` gives each: three queries."""
-    require(person, Verb.READ_LOGS, job)
+    require_permission(requester, Permission.READ_LOGS, job)
     attempts = Attempt.objects.filter(job=job)
     row = attempts.filter(number=attempt).first() if attempt is not None else attempts.last()
     if row is None:
-        raise NotThere("There is no such attempt, or nothing has been placed yet.", code="no_such_task")
-    return [_log_of(job, row, task) for task in row.task_rows.select_related("node").order_by("rank")]
+        raise NotFound("There is no such attempt, or nothing has been placed yet.", code="no_such_task")
+    return [_task_log(job, row, task) for task in row.task_rows.select_related("node").order_by("rank")]
 
 
-def _log_of(job: Job, attempt: Attempt, task: Task) -> LogFile:
+def _task_log(job: Job, attempt: Attempt, task: Task) -> LogFile:
     file = log_file(job.public_id, attempt.number, task.rank, complete=task.log_complete)
-    lost = None if task.log_complete else lost_way_to(task.node)
+    lost = None if task.log_complete else node_connection_loss(task.node)
     return replace(file, lost=lost, told_bytes=task.log_bytes)
 
 
-def lost_way_to(node: Node) -> Lost | None:
+def node_connection_loss(node: Node) -> NodeConnectionLoss | None:
     """What there is to say of the connection to a node while it does not answer."""
     if node.state == NodeState.RETIRED.value:
-        return Lost(node.name, None, f"The node {node.name} is retired; what it had not sent is lost.")
+        return NodeConnectionLoss(node.name, None, f"The node {node.name} is retired; what it had not sent is lost.")
     if node.reachable:
         return None
     sentence = (
         f"The connection to {node.name} was lost; it is tried again, and the log goes on where it stopped."
     )
-    return Lost(node.name, node.unreachable_since, sentence)
+    return NodeConnectionLoss(node.name, node.unreachable_since, sentence)
 
 
 def log_file(job: str, attempt: int, rank: int, *, complete: bool = False) -> LogFile:
     """The mirrored file of a task, whichever format it has; it may not exist yet."""
-    found = [form for form in FORMATS if log_path(job, attempt, rank, form).is_file()]
-    form = found[0] if found else FORMATS[0]
+    found = [form for form in LOG_FORMATS if log_path(job, attempt, rank, form).is_file()]
+    form = found[0] if found else LOG_FORMATS[0]
     return LogFile(log_path(job, attempt, rank, form), form, complete, attempt, rank)
 
 
@@ -142,7 +142,7 @@ def read_lines(log: LogFile, cursor: int = 0, limit: int = 500) -> LogPage:
     limit = max(1, min(limit, MAX_LINES))
     size = log.size_bytes
     cursor = max(0, min(cursor, size))
-    with opened(log) as stream:
+    with open_log(log) as stream:
         stream.seek(cursor)
         data = stream.read(MAX_READ_BYTES)
     at_end = cursor + len(data) >= size
@@ -152,7 +152,7 @@ def read_lines(log: LogFile, cursor: int = 0, limit: int = 500) -> LogPage:
         whole = data if at_end else data[: data.rfind(b"\n") + 1]
     if not whole and len(data) == MAX_READ_BYTES:
         whole = data  # one line longer than a read: cut it rather than stand still
-    lines, used = _decode(log.form, whole, cursor, limit, flush=log.complete and at_end)
+    lines, used = _decode(log.log_format, whole, cursor, limit, flush=log.complete and at_end)
     next_cursor = cursor + used
     return LogPage(lines, cursor, next_cursor, size, log.complete and next_cursor >= size)
 
@@ -162,7 +162,7 @@ def tail(log: LogFile, limit: int = 200) -> LogPage:
     limit = max(1, min(limit, MAX_LINES))
     size = log.size_bytes
     start, breaks = size, 0
-    with opened(log) as stream:
+    with open_log(log) as stream:
         while start > 0 and breaks <= limit and size - start < MAX_READ_BYTES:
             step = min(TAIL_BLOCK_BYTES, start)
             start -= step
@@ -180,8 +180,8 @@ def tail(log: LogFile, limit: int = 200) -> LogPage:
 # -- formats ---------------------------------------------------------------------------------------
 
 
-def _decode(form: str, data: bytes, base: int, limit: int, *, flush: bool) -> tuple[list[LogLine], int]:
-    return (_decode_k8s if form == "k8s" else _decode_raw)(data, base, limit, flush)
+def _decode(log_format: str, data: bytes, base: int, limit: int, *, flush: bool) -> tuple[list[LogLine], int]:
+    return (_decode_k8s if log_format == "k8s" else _decode_raw)(data, base, limit, flush)
 
 
 def _decode_raw(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[LogLine], int]:
@@ -190,7 +190,7 @@ def _decode_raw(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[L
     for piece in _split(data):
         if len(lines) >= limit:
             break
-        lines.append(LogLine(None, "", _words(piece), base + used))
+        lines.append(LogLine(None, "", _decode_text(piece), base + used))
         used += len(piece)
     return lines, used
 
@@ -206,9 +206,9 @@ def _decode_k8s(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[L
         begin = base + read
         read += len(piece)
         line = piece.rstrip(b"\n")
-        match = STAMP.match(line)
+        match = TIMESTAMP_PREFIX.match(line)
         if match is None:
-            lines.append(LogLine(None, "", _words(piece), begin))
+            lines.append(LogLine(None, "", _decode_text(piece), begin))
         else:
             at, stream, mark = match.groups()
             held = parts.setdefault(stream, (begin, at.decode(), []))
@@ -216,13 +216,13 @@ def _decode_k8s(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[L
             if mark == b"P":
                 continue
             del parts[stream]
-            lines.append(LogLine(held[1], stream.decode(), _words(b"".join(held[2])), held[0]))
+            lines.append(LogLine(held[1], stream.decode(), _decode_text(b"".join(held[2])), held[0]))
         if not parts:
             used = read
     if parts and (flush or (used == 0 and lines)):
         # One stream holds a line open while the other goes on: show what there is, rather than nothing.
         for stream, (begin, at_text, contents) in sorted(parts.items(), key=lambda item: item[1][0]):
-            lines.append(LogLine(at_text, stream.decode(), _words(b"".join(contents)), begin))
+            lines.append(LogLine(at_text, stream.decode(), _decode_text(b"".join(contents)), begin))
         used = read
     if parts and used < read and not flush:
         lines = [line for line in lines if line.cursor < base + used]
@@ -235,12 +235,12 @@ def _split(data: bytes) -> list[bytes]:
     return [piece + b"\n" for piece in pieces] + ([last] if last else [])
 
 
-def _words(piece: bytes) -> str:
+def _decode_text(piece: bytes) -> str:
     text = piece.rstrip(b"\n").decode("utf-8", "replace")
     return text if len(text) <= MAX_LINE_CHARACTERS else text[:MAX_LINE_CHARACTERS] + " … (cut)"
 
 
-def opened(log: LogFile) -> BinaryIO:
+def open_log(log: LogFile) -> BinaryIO:
     """The file for reading; an empty one before its first byte."""
     try:
         return log.path.open("rb")

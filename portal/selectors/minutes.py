@@ -8,11 +8,11 @@ from typing import Any
 
 from django.utils import timezone
 
-from portal.access import Person, Verb, require
-from portal.models import Allocation, Job, Node, Task, UsageMinute
+from portal.access import Requester, Permission, require_permission
+from portal.models import Allocation, Job, Node, Task, NodeMetricsMinute
 
-LONGEST = dt.timedelta(days=7)
-SHORT = dt.timedelta(hours=1)
+MAX_SPAN = dt.timedelta(days=7)
+DEFAULT_SPAN = dt.timedelta(hours=1)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class TaskSeries:
 
 
 @dataclass
-class Series:
+class MetricSeries:
     """Minutes as Unix seconds, and what was measured in each."""
 
     minutes_s: list[int] = field(default_factory=list)
@@ -59,17 +59,17 @@ class Series:
 _COLUMNS = ("utilisation_percent", "memory_used_mib", "power_watts", "temperature_c", "energy_joules")
 
 
-def node_minutes(person: Person, node: Node, since: dt.datetime | None = None) -> Series:
+def read_node_series(requester: Requester, node: Node, since: dt.datetime | None = None) -> MetricSeries:
     """A node's minutes from ``since`` (an hour ago unless told, seven days at most) until now."""
-    require(person, Verb.SEE, node)
-    begin = _begin(since)
-    series = Series(
+    require_permission(requester, Permission.VIEW, node)
+    begin = _range_start(since)
+    series = MetricSeries(
         gpus=[
             GpuSeries(gpu.uuid, node.public_id, gpu.index, gpu.model)
             for gpu in node.gpus.filter(present=True)
         ]
     )
-    for row in UsageMinute.objects.filter(node=node, minute__gte=begin).order_by("minute"):
+    for row in NodeMetricsMinute.objects.filter(node=node, minute__gte=begin).order_by("minute"):
         series.minutes_s.append(int(row.minute.timestamp()))
         series.cpu_percent.append(row.cpu_percent)
         series.memory_used_mib.append(row.node_memory_used_mib)
@@ -79,31 +79,31 @@ def node_minutes(person: Person, node: Node, since: dt.datetime | None = None) -
     return series
 
 
-def job_minutes(person: Person, job: Job, since: dt.datetime | None = None) -> Series:
+def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = None) -> MetricSeries:
     """The minutes of a job's newest attempt: its GPUs while it held them, and CPU and memory of each rank."""
-    require(person, Verb.SEE, job)
+    require_permission(requester, Permission.VIEW, job)
     tasks = list(
         Task.objects.filter(attempt__job=job, attempt__number=job.attempts_made)
         .select_related("node", "attempt")
         .order_by("rank")
     )
     if not tasks:
-        return Series()
+        return MetricSeries()
     held = list(
         Allocation.objects.filter(task__in=tasks)
         .select_related("gpu__node")
         .order_by("task__rank", "gpu__index")
     )
-    begin = max(_begin(since), _minute(tasks[0].attempt.created_at))
+    begin = max(_range_start(since), _floor_minute(tasks[0].attempt.created_at))
     ended = [row.ended_at for row in held if row.ended_at is not None]
     end = max(ended) if held and len(ended) == len(held) else timezone.now()
-    series = Series(
+    series = MetricSeries(
         gpus=[GpuSeries(row.gpu.uuid, row.gpu.node.public_id, row.gpu.index, row.gpu.model) for row in held],
         tasks=[TaskSeries(task.rank, task.node.public_id) for task in tasks],
     )
-    by_minute: dict[int, dict[str, UsageMinute]] = {}
+    by_minute: dict[int, dict[str, NodeMetricsMinute]] = {}
     nodes = {task.node_id for task in tasks}
-    rows = UsageMinute.objects.filter(node__in=nodes, minute__gte=begin, minute__lte=end)
+    rows = NodeMetricsMinute.objects.filter(node__in=nodes, minute__gte=begin, minute__lte=end)
     for row in rows.select_related("node").order_by("minute"):
         by_minute.setdefault(int(row.minute.timestamp()), {})[row.node.public_id] = row
     for minute_s, found in sorted(by_minute.items()):
@@ -119,22 +119,22 @@ def job_minutes(person: Person, job: Job, since: dt.datetime | None = None) -> S
     return series
 
 
-def _append(gpu: GpuSeries, row: UsageMinute | None, place: int | None) -> None:
+def _append(gpu: GpuSeries, row: NodeMetricsMinute | None, index: int | None) -> None:
     for name in _COLUMNS:
-        values = getattr(row, name) if row is not None and place is not None else []
-        getattr(gpu, name).append(values[place] if place is not None and place < len(values) else None)
+        values = getattr(row, name) if row is not None and index is not None else []
+        getattr(gpu, name).append(values[index] if index is not None and index < len(values) else None)
 
 
-def _task(row: UsageMinute | None, job: str, rank: int) -> dict[str, Any]:
+def _task(row: NodeMetricsMinute | None, job: str, rank: int) -> dict[str, Any]:
     if row is None:
         return {}
     return next((task for task in row.tasks if task["job"] == job and task["rank"] == rank), {})
 
 
-def _begin(since: dt.datetime | None) -> dt.datetime:
+def _range_start(since: dt.datetime | None) -> dt.datetime:
     now = timezone.now()
-    return _minute(max(since or now - SHORT, now - LONGEST))
+    return _floor_minute(max(since or now - DEFAULT_SPAN, now - MAX_SPAN))
 
 
-def _minute(moment: dt.datetime) -> dt.datetime:
+def _floor_minute(moment: dt.datetime) -> dt.datetime:
     return moment.replace(second=0, microsecond=0)

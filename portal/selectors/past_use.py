@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from django.db import connection
 
-from portal.words.knobs import KNOBS
+from portal.words.knobs import NUMBER_SETTINGS
 
-FORGOTTEN_AFTER_HALF_LIVES = 20
+MAX_HALF_LIVES = 20
 """Use older than this counts less than a millionth of itself, and is not read."""
 
 
-class PastUse(NamedTuple):
+class DecayedUsage(NamedTuple):
     """Faded GPU-seconds of one person in one project and pool, by public ids and row numbers."""
 
     project: str
@@ -24,7 +24,7 @@ class PastUse(NamedTuple):
     user_row: int
 
 
-def past_use(now_s: float, half_life_s: float, projects: Sequence[int] | None = None) -> list[PastUse]:
+def decayed_usage(now_s: float, half_life_s: float, projects: Sequence[int] | None = None) -> list[DecayedUsage]:
     """One query, rows in no order; ``projects`` None reads all, else those with these row numbers.
 
     The decayed integral of a span [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h); the
@@ -55,10 +55,10 @@ def past_use(now_s: float, half_life_s: float, projects: Sequence[int] | None = 
             {
                 "now": now_s,
                 "h": half_life_s,
-                "low": KNOBS["half_life_s"].low,
-                "high": KNOBS["half_life_s"].high,
-                "remembered": FORGOTTEN_AFTER_HALF_LIVES,
+                "low": NUMBER_SETTINGS["half_life_s"].minimum,
+                "high": NUMBER_SETTINGS["half_life_s"].maximum,
+                "remembered": MAX_HALF_LIVES,
                 "projects": None if projects is None else list(projects),
             },
         )
-        return [PastUse(*row) for row in cursor.fetchall()]
+        return [DecayedUsage(*row) for row in cursor.fetchall()]

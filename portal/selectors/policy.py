@@ -6,57 +6,57 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from portal.models import ClusterSettings, NodePool
-from portal.words.knobs import CHOICES, KNOBS, KnobValue, default_of, knob_names
+from portal.words.knobs import CHOICE_SETTINGS, NUMBER_SETTINGS, SettingValue, default_value, setting_names
 
 
 @dataclass(frozen=True)
-class Turned:
+class SettingView:
     """One knob of the cluster or of a pool. ``own`` None: it holds what it inherits."""
 
     name: str
-    own: KnobValue | None
-    inherited: KnobValue
+    own_value: SettingValue | None
+    inherited_value: SettingValue
     from_cluster: bool
     """What it would inherit is the cluster's own value, not the default."""
 
     @property
-    def value(self) -> KnobValue:
+    def value(self) -> SettingValue:
         """What holds."""
-        return self.inherited if self.own is None else self.own
+        return self.inherited_value if self.own_value is None else self.own_value
 
     @property
-    def default(self) -> KnobValue:
+    def default(self) -> SettingValue:
         """What holds where nobody said otherwise."""
-        return default_of(self.name)
+        return default_value(self.name)
 
     @property
     def unit(self) -> str:
         """The unit of a number; empty for a bare number and for a choice."""
-        return KNOBS[self.name].unit if self.name in KNOBS else ""
+        return NUMBER_SETTINGS[self.name].unit if self.name in NUMBER_SETTINGS else ""
 
     @property
     def options(self) -> tuple[str, ...]:
         """The words to choose from; empty for a number."""
-        return CHOICES[self.name].options if self.name in CHOICES else ()
+        return CHOICE_SETTINGS[self.name].options if self.name in CHOICE_SETTINGS else ()
 
     @property
     def bounds(self) -> tuple[float, float] | None:
         """Least and most, both allowed; None for a choice."""
-        return (KNOBS[self.name].low, KNOBS[self.name].high) if self.name in KNOBS else None
+        return (NUMBER_SETTINGS[self.name].minimum, NUMBER_SETTINGS[self.name].maximum) if self.name in NUMBER_SETTINGS else None
 
     @property
-    def sentence(self) -> str:
+    def description(self) -> str:
         """What it does."""
-        return (KNOBS.get(self.name) or CHOICES[self.name]).sentence
+        return (NUMBER_SETTINGS.get(self.name) or CHOICE_SETTINGS[self.name]).description
 
 
 @dataclass(frozen=True)
-class PolicySheet:
+class SettingsSheet:
     """All knobs of the cluster (``pool`` None) or of one pool, and the version they stand in."""
 
     pool: NodePool | None
     version: int
-    knobs: tuple[Turned, ...]
+    settings: tuple[SettingView, ...]
 
     @property
     def etag(self) -> str:
@@ -64,36 +64,36 @@ class PolicySheet:
         return f'"policy.{self.pool.public_id if self.pool else "cluster"}.{self.version}"'
 
 
-def policy_sheet(pool: NodePool | None) -> PolicySheet:
+def settings_sheet(pool: NodePool | None) -> SettingsSheet:
     """The knobs as they stand; two queries at most. A knob of another version of Fairway is not shown."""
     cluster = ClusterSettings.objects.filter(id=1).first() or ClusterSettings()
     of_cluster = cluster.policy
     if pool is None:
-        knobs = tuple(Turned(name, of_cluster.get(name), default_of(name), False) for name in knob_names())
-        return PolicySheet(None, cluster.policy_version, knobs)
+        knobs = tuple(SettingView(name, of_cluster.get(name), default_value(name), False) for name in setting_names())
+        return SettingsSheet(None, cluster.policy_version, knobs)
     row = NodePool.objects.get(pk=pool.pk)
     knobs = tuple(
-        Turned(name, row.policy.get(name), of_cluster.get(name, default_of(name)), name in of_cluster)
-        for name in knob_names(per_pool=True)
+        SettingView(name, row.policy.get(name), of_cluster.get(name, default_value(name)), name in of_cluster)
+        for name in setting_names(per_pool=True)
     )
-    return PolicySheet(row, row.policy_version, knobs)
+    return SettingsSheet(row, row.policy_version, knobs)
 
 
-def knobs_of(pools: Iterable[NodePool]) -> dict[int, dict[str, KnobValue]]:
+def effective_pool_settings(pools: Iterable[NodePool]) -> dict[int, dict[str, SettingValue]]:
     """What holds in each of these pools, by its row number and the name of the knob: one query."""
-    cluster = cluster_knobs()
-    return {pool.pk: held_by(pool, cluster) for pool in pools}
+    cluster = cluster_settings()
+    return {pool.pk: pool_settings(pool, cluster) for pool in pools}
 
 
-def cluster_knobs() -> dict[str, KnobValue]:
+def cluster_settings() -> dict[str, SettingValue]:
     """What the cluster holds otherwise than by default: one query."""
     row = ClusterSettings.objects.filter(id=1).first() or ClusterSettings()
-    own: dict[str, KnobValue] = row.policy
+    own: dict[str, SettingValue] = row.policy
     return own
 
 
-def held_by(pool: NodePool, cluster: Mapping[str, KnobValue]) -> dict[str, KnobValue]:
+def pool_settings(pool: NodePool, cluster: Mapping[str, SettingValue]) -> dict[str, SettingValue]:
     """What holds in a pool, by the name of the knob, where the cluster holds these."""
     return {
-        name: pool.policy.get(name, cluster.get(name, default_of(name))) for name in knob_names(per_pool=True)
+        name: pool.policy.get(name, cluster.get(name, default_value(name))) for name in setting_names(per_pool=True)
     }

@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from portal.models import Attempt, Job, Progress
-from portal.words.throughput import MOST_KNOWN, Layout, compared, medians, work_of
+from portal.models import Attempt, Job, AttemptProgress
+from portal.words.throughput import MAX_SAMPLES, Layout, compare_layouts, median_rates, workload_fingerprint
 
-LOOKED_AT = 8 * MOST_KNOWN
+MAX_ATTEMPTS_READ = 8 * MAX_SAMPLES
 """So many of the latest attempts of a work are read for a page."""
 
 
-def progress_of(attempt: Attempt) -> Progress | None:
+def attempt_progress(attempt: Attempt) -> AttemptProgress | None:
     """What an attempt told; joined by whoever reads many."""
     try:
         return attempt.progress
-    except Progress.DoesNotExist:
+    except AttemptProgress.DoesNotExist:
         return None
 
 
-def work_of_job(job: Job) -> str:
+def job_workload_fingerprint(job: Job) -> str:
     """What a job has in common with those whose rates may be compared with its own."""
-    return work_of(
+    return workload_fingerprint(
         job.project.public_id,
         job.environment.public_id,
         job.tasks * job.gpus_per_task,
         job.milli_per_gpu,
         job.mig_profile,
         job.command,
-        job.environ,
+        job.env,
     )
 
 
 @dataclass(frozen=True)
-class KnownLayout:
+class MeasuredLayout:
     """How fast work ran on one layout: the median of so many attempts, and beside the fastest."""
 
     layout: Layout
@@ -43,22 +43,22 @@ class KnownLayout:
     attempts: int
 
 
-def layouts_compared(job: Job) -> list[KnownLayout]:
+def compare_job_layouts(job: Job) -> list[MeasuredLayout]:
     """The layouts on which jobs like this one ran and ended, fastest first; none unless two are known to differ.
 
     One query. Jobs like it are of its project only, so that whoever may see it may see this.
     """
     if not job.gpus_per_task:
         return []
-    told = Progress.objects.filter(work=work_of_job(job), attempt__ended_at__isnull=False)
+    told = AttemptProgress.objects.filter(workload_fingerprint=job_workload_fingerprint(job), attempt__ended_at__isnull=False)
     rates = [
         (row.layout, per_s)
-        for row in told.order_by("-attempt")[:LOOKED_AT]
+        for row in told.order_by("-attempt")[:MAX_ATTEMPTS_READ]
         if (per_s := row.per_s) is not None
     ]
-    known = medians(rates)
+    known = median_rates(rates)
     counted = Counter(layout for layout, _ in rates)
     return [
-        KnownLayout(layout, known[layout], percent, min(counted[layout], MOST_KNOWN))
-        for layout, percent in compared(known)
+        MeasuredLayout(layout, known[layout], percent, min(counted[layout], MAX_SAMPLES))
+        for layout, percent in compare_layouts(known)
     ]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from portal.lineage import lineage
+from portal.lineage import path_to_root
 from portal.models import NodePool, Project
-from portal.selectors.policy import cluster_knobs, held_by
-from portal.words.knobs import KnobValue, knob_names
-from portal.words.project_knobs import holds, most_of, room_of
+from portal.selectors.policy import cluster_settings, pool_settings
+from portal.words.knobs import SettingValue, setting_names
+from portal.words.project_knobs import effective_setting, loosest_allowed, loosest_effective
 
-PROJECT_KNOBS = knob_names(per_project=True)
-Line = list[tuple[int, dict[str, KnobValue]]]
+PROJECT_SETTINGS = setting_names(per_project=True)
+AncestorSettings = list[tuple[int, dict[str, SettingValue]]]
 """A project and those above it, nearest first, each with the knobs of its own."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class EffectiveRule:
     """One knob as it holds for a project in a pool, and whose word that is.
 
     ``source``: "project", "above" (a project above it), "pool", "cluster" or "default". A project above is not
@@ -26,15 +26,15 @@ class Rule:
 
     name: str
     pool: NodePool
-    value: KnobValue
+    value: SettingValue
     source: str
-    bounded: bool
+    is_clamped: bool
     """The project, or one above it, asks for more than this pool lets projects have."""
-    most: KnobValue
+    loosest_allowed: SettingValue
     """The least strict value that this pool lets a project have."""
 
     @property
-    def said_by(self) -> str:
+    def source_text(self) -> str:
         """Whose word it is, for people."""
         return {
             "project": "the project",
@@ -46,33 +46,33 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Rules:
+class PoolRules:
     """Every knob of a pool as it holds for a project."""
 
-    knobs: dict[str, KnobValue]
-    rules: dict[str, Rule]
+    values: dict[str, SettingValue]
+    rules: dict[str, EffectiveRule]
     """Of those that projects may have values of their own for."""
 
 
 @dataclass(frozen=True)
-class ProjectKnob:
+class ProjectSetting:
     """A knob of a project. ``own`` None: it holds what it inherits."""
 
     name: str
-    own: KnobValue | None
-    room: KnobValue | None
+    own_value: SettingValue | None
+    loosest_effective: SettingValue | None
     """The least strict value that would count for it anywhere; None without any pool."""
-    rules: list[Rule]
+    rules: list[EffectiveRule]
     """What holds, by the name of the pool."""
 
 
 @dataclass(frozen=True)
-class ProjectSheet:
+class ProjectSettingsSheet:
     """The knobs of a project, and the version they stand in."""
 
     project: Project
     version: int
-    knobs: list[ProjectKnob]
+    settings: list[ProjectSetting]
 
     @property
     def etag(self) -> str:
@@ -80,62 +80,62 @@ class ProjectSheet:
         return f'"policy.{self.project.public_id}.{self.version}"'
 
 
-def rules_for(wanted: Iterable[tuple[NodePool, int]]) -> dict[tuple[int, int], Rules]:
+def effective_rules(pairs: Iterable[tuple[NodePool, int]]) -> dict[tuple[int, int], PoolRules]:
     """What holds in these pools for these projects (row numbers), by the two row numbers: two queries."""
-    cluster, tree = cluster_knobs(), _tree()
+    cluster, tree = cluster_settings(), _tree()
     return {
-        (pool.pk, project): _rules(pool, cluster, _line(project, tree))
-        for pool, project in {(pool.pk, project): (pool, project) for pool, project in wanted}.values()
+        (pool.pk, project): _effective_rules(pool, cluster, _ancestor_settings(project, tree))
+        for pool, project in {(pool.pk, project): (pool, project) for pool, project in pairs}.values()
     }
 
 
-def project_sheet(project: Project) -> ProjectSheet:
+def project_settings_sheet(project: Project) -> ProjectSettingsSheet:
     """The knobs of a project as they stand; four queries."""
     row = Project.objects.get(pk=project.pk)
-    cluster, line = cluster_knobs(), _line(row.pk, _tree())
+    cluster, line = cluster_settings(), _ancestor_settings(row.pk, _tree())
     pools = list(NodePool.objects.order_by("name"))
-    rules = [_rules(pool, cluster, line) for pool in pools]
-    rooms = _rooms([each.knobs for each in rules], line)
+    rules = [_effective_rules(pool, cluster, line) for pool in pools]
+    rooms = _loosest_effective_values([each.values for each in rules], line)
     knobs = [
-        ProjectKnob(name, row.policy.get(name), rooms[name], [each.rules[name] for each in rules])
-        for name in PROJECT_KNOBS
+        ProjectSetting(name, row.policy.get(name), rooms[name], [each.rules[name] for each in rules])
+        for name in PROJECT_SETTINGS
     ]
-    return ProjectSheet(row, row.policy_version, knobs)
+    return ProjectSettingsSheet(row, row.policy_version, knobs)
 
 
-def rooms_of(project: Project) -> dict[str, KnobValue | None]:
+def loosest_effective_values(project: Project) -> dict[str, SettingValue | None]:
     """By knob, the least strict value that would count for a project anywhere: three queries."""
-    cluster = cluster_knobs()
-    pools = [held_by(pool, cluster) for pool in NodePool.objects.all()]
-    return _rooms(pools, _line(project.pk, _tree()))
+    cluster = cluster_settings()
+    pools = [pool_settings(pool, cluster) for pool in NodePool.objects.all()]
+    return _loosest_effective_values(pools, _ancestor_settings(project.pk, _tree()))
 
 
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _tree() -> dict[int, tuple[int | None, dict[str, KnobValue]]]:
+def _tree() -> dict[int, tuple[int | None, dict[str, SettingValue]]]:
     """By project: the one above it, and its own knobs."""
     rows = Project.objects.values_list("id", "parent_id", "policy")
     return {row: (parent, policy) for row, parent, policy in rows}
 
 
-def _line(project: int, tree: Mapping[int, tuple[int | None, dict[str, KnobValue]]]) -> Line:
-    return [(row, tree[row][1]) for row in lineage(project, lambda below: tree[below][0])]
+def _ancestor_settings(project: int, tree: Mapping[int, tuple[int | None, dict[str, SettingValue]]]) -> AncestorSettings:
+    return [(row, tree[row][1]) for row in path_to_root(project, lambda below: tree[below][0])]
 
 
-def _rooms(pools: list[dict[str, KnobValue]], line: Line) -> dict[str, KnobValue | None]:
-    above = [values for _, values in line[1:]]
-    return {name: room_of(name, pools, above) for name in PROJECT_KNOBS}
+def _loosest_effective_values(pools: list[dict[str, SettingValue]], ancestors: AncestorSettings) -> dict[str, SettingValue | None]:
+    above = [values for _, values in ancestors[1:]]
+    return {name: loosest_effective(name, pools, above) for name in PROJECT_SETTINGS}
 
 
-def _rules(pool: NodePool, cluster: Mapping[str, KnobValue], line: Line) -> Rules:
-    knobs = held_by(pool, cluster)
+def _effective_rules(pool: NodePool, cluster: Mapping[str, SettingValue], ancestors: AncestorSettings) -> PoolRules:
+    knobs = pool_settings(pool, cluster)
     rules = {}
-    for name in PROJECT_KNOBS:
-        held = holds(name, knobs, line)
-        if held.project is not None:
-            source = "project" if held.project == line[0][0] else "above"
+    for name in PROJECT_SETTINGS:
+        held = effective_setting(name, knobs, ancestors)
+        if held.source_project is not None:
+            source = "project" if held.source_project == ancestors[0][0] else "above"
         else:
             source = "pool" if name in pool.policy else "cluster" if name in cluster else "default"
-        rules[name] = Rule(name, pool, held.value, source, held.bounded, most_of(name, knobs))
-    return Rules(knobs | {name: rule.value for name, rule in rules.items()}, rules)
+        rules[name] = EffectiveRule(name, pool, held.value, source, held.is_clamped, loosest_allowed(name, knobs))
+    return PoolRules(knobs | {name: rule.value for name, rule in rules.items()}, rules)

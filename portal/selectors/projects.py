@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from django.db.models import Count, F, Q, QuerySet, Sum
 
-from portal.access import Person, visible_projects, visible_quotas
-from portal.errors import NotThere
+from portal.access import Requester, visible_projects, visible_quotas
+from portal.errors import NotFound
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User
-from portal.words.states import JOB_LIVE, JobState, Role
+from portal.words.states import LIVE_JOB_STATES, JobState, Role
 
 
 @dataclass
@@ -20,11 +20,11 @@ class ProjectRow:
 
     project: Project
     depth: int
-    above: str = ""
+    ancestor_names: str = ""
 
 
 @dataclass(frozen=True)
-class Counts:
+class ProjectCounts:
     """How much a project holds by itself, descendants not counted."""
 
     members: int = 0
@@ -33,13 +33,13 @@ class Counts:
     running_milli: int = 0
 
 
-def projects_for(person: Person, *, archived: bool | None = False) -> QuerySet[Project]:
+def list_projects(requester: Requester, *, archived: bool | None = False) -> QuerySet[Project]:
     """Visible projects by name. ``archived`` None gives both kinds."""
-    rows = visible_projects(person).select_related("parent").order_by("name", "id")
+    rows = visible_projects(requester).select_related("parent").order_by("name", "id")
     return rows if archived is None else rows.filter(archived_at__isnull=not archived)
 
 
-def counts_of(projects: Iterable[Project]) -> dict[int, Counts]:
+def project_counts(projects: Iterable[Project]) -> dict[int, ProjectCounts]:
     """Members and jobs of each of these projects, by project row: two queries."""
     wanted = [project.pk for project in projects]
     members = Counter(Membership.objects.filter(project__in=wanted).values_list("project_id", flat=True))
@@ -52,7 +52,7 @@ def counts_of(projects: Iterable[Project]) -> dict[int, Counts]:
     )
     by_state = {(project, state): (n, milli) for project, state, n, milli in jobs}
     return {
-        row: Counts(
+        row: ProjectCounts(
             members=members[row],
             running_jobs=by_state.get((row, JobState.RUNNING.value), (0, 0))[0],
             pending_jobs=by_state.get((row, JobState.PENDING.value), (0, 0))[0],
@@ -62,13 +62,13 @@ def counts_of(projects: Iterable[Project]) -> dict[int, Counts]:
     }
 
 
-def live_jobs_of(projects: Iterable[Project]) -> dict[int, int]:
+def live_job_counts(projects: Iterable[Project]) -> dict[int, int]:
     """How many jobs of each of these projects have not ended, by project row: one query."""
-    rows = Job.objects.filter(state__in=JOB_LIVE, project__in=[project.pk for project in projects])
+    rows = Job.objects.filter(state__in=LIVE_JOB_STATES, project__in=[project.pk for project in projects])
     return dict(rows.order_by().values_list("project_id").annotate(n=Count("pk")))
 
 
-def people_of(projects: Iterable[Project]) -> tuple[Counter[int], dict[int, list[str]]]:
+def members_and_managers(projects: Iterable[Project]) -> tuple[Counter[int], dict[int, list[str]]]:
     """How many active people each of these projects has, and its managers by name: one query."""
     people: Counter[int] = Counter()
     managers: dict[int, list[str]] = {}
@@ -104,23 +104,23 @@ def in_tree_order(projects: list[Project]) -> list[ProjectRow]:
     return list(ordered.values())
 
 
-def project_for(person: Person, key: str) -> Project:
+def get_project(requester: Requester, key: str) -> Project:
     """The project by public id or name, when the person may see it; NotThere otherwise."""
-    project = projects_for(person, archived=None).filter(Q(public_id=key) | Q(name=key)).first()
+    project = list_projects(requester, archived=None).filter(Q(public_id=key) | Q(name=key)).first()
     if project is None:
-        raise NotThere("There is no such project.")
+        raise NotFound("There is no such project.")
     return project
 
 
-def members_of(project: Project) -> QuerySet[Membership]:
+def list_members(project: Project) -> QuerySet[Membership]:
     """Direct memberships of the project with their people, by name."""
     return Membership.objects.filter(project=project).select_related("user").order_by("user__username", "id")
 
 
-def quotas_for(person: Person, *, project: str = "", pool: str = "") -> QuerySet[Quota]:
+def list_quotas(requester: Requester, *, project: str = "", pool: str = "") -> QuerySet[Quota]:
     """Quota rows of visible projects; projects and pools by public id or name."""
     rows = (
-        visible_quotas(person).select_related("project", "pool").order_by("project__name", "pool__name", "id")
+        visible_quotas(requester).select_related("project", "pool").order_by("project__name", "pool__name", "id")
     )
     if project:
         rows = rows.filter(Q(project__public_id=project) | Q(project__name=project))
@@ -129,22 +129,22 @@ def quotas_for(person: Person, *, project: str = "", pool: str = "") -> QuerySet
     return rows
 
 
-def pool_for(key: str) -> NodePool:
+def get_pool(key: str) -> NodePool:
     """The pool by public id or name; NotThere otherwise."""
     pool = NodePool.objects.filter(Q(public_id=key) | Q(name=key)).first()
     if pool is None:
-        raise NotThere("There is no such pool.")
+        raise NotFound("There is no such pool.")
     return pool
 
 
-def quota_changes(quota: Quota) -> QuerySet[QuotaChange]:
+def list_quota_changes(quota: Quota) -> QuerySet[QuotaChange]:
     """The quota's edits, newest first, with who made them and what they undo."""
     return QuotaChange.objects.filter(quota=quota).select_related("actor", "undoes").order_by("-id")
 
 
-def person_for(key: str) -> User:
+def get_user(key: str) -> User:
     """An active person by public id or user name; NotThere otherwise. Ask for rights before."""
     user = User.objects.filter(Q(public_id=key) | Q(username=key), is_active=True).first()
     if user is None:
-        raise NotThere("There is no such person.")
+        raise NotFound("There is no such person.")
     return user

@@ -15,13 +15,13 @@ from django.db.models.functions import Cast, Coalesce
 from django.utils import timezone
 
 from portal.models import Job
-from portal.selectors.past_use import past_use
-from portal.selectors.receipts import newest_receipts
-from portal.visibility import Visibility
+from portal.selectors.past_use import decayed_usage
+from portal.selectors.receipts import latest_breakdown_rows
+from portal.visibility import NameVisibility
 from portal.words.reasons import VerdictCode
-from portal.words.states import Desired, JobState
+from portal.words.states import DesiredState, JobState
 
-LAST = 1_000_000_000
+NO_POSITION = 1_000_000_000
 """The turn of jobs that stand in no queue: held, delayed, or not looked at yet."""
 
 
@@ -35,7 +35,7 @@ class QueueFilter:
 
 
 @dataclass(frozen=True)
-class Share:
+class ProjectPoolShare:
     """What a project holds of a pool beside what it was given, as of the newest cycle; GPU milli."""
 
     pool: str
@@ -44,7 +44,7 @@ class Share:
     fair_share_milli: float
 
     @property
-    def first(self) -> bool:
+    def is_below_guarantee(self) -> bool:
         """It holds less than its guarantee, so it goes first."""
         return self.allocated_milli < self.guaranteed_milli
 
@@ -54,27 +54,27 @@ class Share:
         return max(0, self.allocated_milli - self.guaranteed_milli)
 
 
-def waiting_for(visibility: Visibility, wanted: QueueFilter) -> QuerySet[Job, tuple[int, int]]:
+def pending_jobs(visibility: NameVisibility, filters: QueueFilter) -> QuerySet[Job, tuple[int, int]]:
     """The waiting jobs in order, as row number and turn (1 is next; LAST: none); slice it for ``with_rows``."""
     ahead = Cast(KeyTextTransform("jobs_ahead", "standing__numbers"), IntegerField())
     turn = Coalesce(
         Case(
-            When(held=True, then=Value(LAST)),
-            When(standing__code=VerdictCode.RELEASING.value, then=Value(0)),
-            When(standing__numbers__has_key="jobs_ahead", then=ahead + 1),
-            default=Value(LAST),
+            When(held=True, then=Value(NO_POSITION)),
+            When(verdict__code=VerdictCode.WAITING_FOR_EVICTION.value, then=Value(0)),
+            When(verdict__details__has_key="jobs_ahead", then=ahead + 1),
+            default=Value(NO_POSITION),
         ),
-        Value(LAST),
+        Value(NO_POSITION),
     )
-    rows = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value)
-    if wanted.pool:
-        rows = rows.filter(pool__name=wanted.pool) | rows.filter(pool__isnull=True)
-    if wanted.mine:
+    rows = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value)
+    if filters.pool:
+        rows = rows.filter(pool__name=filters.pool) | rows.filter(pool__isnull=True)
+    if filters.mine:
         rows = rows.filter(owner=visibility.user)
-    if wanted.search:
+    if filters.search:
         if visibility.projects is not None:
             rows = rows.filter(project_id__in=visibility.projects)
-        rows = rows.filter(name__icontains=wanted.search) | rows.filter(owner__username=wanted.search)
+        rows = rows.filter(name__icontains=filters.search) | rows.filter(owner__username=filters.search)
     return (
         rows.annotate(turn=turn)
         .annotate(
@@ -88,32 +88,32 @@ def waiting_for(visibility: Visibility, wanted: QueueFilter) -> QuerySet[Job, tu
     )
 
 
-def with_rows(turns: Iterable[tuple[int, int]]) -> list[Job]:
+def with_job_rows(positions: Iterable[tuple[int, int]]) -> list[Job]:
     """The jobs of a slice of the queue with what a row shows joined, each with its ``turn``: two queries."""
-    order = dict(turns)
-    found = Job.objects.select_related("project", "owner", "pool", "standing").in_bulk(order)
+    order = dict(positions)
+    found = Job.objects.select_related("project", "owner", "pool", "verdict").in_bulk(order)
     jobs = [found[row] for row in order if row in found]
     for job in jobs:
         job.turn = order[job.pk]  # type: ignore[attr-defined]
     return jobs
 
 
-def asked_milli() -> int:
+def total_requested_milli() -> int:
     """What all waiting jobs ask for together, GPU milli."""
-    total = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value).aggregate(
+    total = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value).aggregate(
         milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))
     )
     return int(total["milli"] or 0)
 
 
-def shares_by_project(pools: dict[str, str], projects: Collection[str]) -> dict[str, list[Share]]:
+def shares_by_project(pools: dict[str, str], projects: Collection[str]) -> dict[str, list[ProjectPoolShare]]:
     """By public id of these projects, the pools in which they ask for more; from the newest cycle's receipts."""
-    found: dict[str, list[Share]] = {}
-    for receipt in newest_receipts(projects):
+    found: dict[str, list[ProjectPoolShare]] = {}
+    for receipt in latest_breakdown_rows(projects):
         if receipt["pool"] not in pools or receipt["requested_milli"] <= receipt["allocated_milli"]:
             continue
         found.setdefault(receipt["project"], []).append(
-            Share(
+            ProjectPoolShare(
                 pools[receipt["pool"]],
                 receipt["guaranteed_milli"],
                 receipt["allocated_milli"],
@@ -123,13 +123,13 @@ def shares_by_project(pools: dict[str, str], projects: Collection[str]) -> dict[
     return found
 
 
-def past_parts(half_life_s: float, projects: Collection[int]) -> dict[tuple[int, int], float]:
+def usage_fractions(half_life_s: float, projects: Collection[int]) -> dict[tuple[int, int], float]:
     """By project and person (row numbers), the person's part of the project's faded past use, 0 to 1."""
     if not projects:
         return {}
     totals: dict[int, float] = {}
     own: dict[tuple[int, int], float] = {}
-    for row in past_use(timezone.now().timestamp(), half_life_s, sorted(projects)):
+    for row in decayed_usage(timezone.now().timestamp(), half_life_s, sorted(projects)):
         totals[row.project_row] = totals.get(row.project_row, 0.0) + row.gpu_seconds
         key = (row.project_row, row.user_row)
         own[key] = own.get(key, 0.0) + row.gpu_seconds

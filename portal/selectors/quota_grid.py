@@ -7,21 +7,21 @@ from typing import Any
 
 from django.db.models import Count, F, Sum
 
-from portal.access import Person, visible_projects
+from portal.access import Requester, visible_projects
 from portal.models import Allocation, Cycle, Gpu, Job, NodePool, Quota
-from portal.selectors.projects import ProjectRow, in_tree_order, people_of
+from portal.selectors.projects import ProjectRow, in_tree_order, members_and_managers
 from portal.words.states import JobState
 
 
 @dataclass
-class GridRow(ProjectRow):
+class QuotaGridRow(ProjectRow):
     """One project in one pool; milli amounts include everything below it in the tree."""
 
     quota: Quota | None = None
     used_milli: int = 0
     waiting_milli: int = 0
     fair_share_milli: int | None = None
-    people: int = 0
+    member_count: int = 0
     managers: list[str] = field(default_factory=list)
 
     @property
@@ -55,7 +55,7 @@ class GridRow(ProjectRow):
         return self.quota.version if self.quota else 0
 
     @property
-    def within_milli(self) -> int:
+    def within_guarantee_milli(self) -> int:
         """What it uses within its guarantee."""
         return min(self.used_milli, self.guaranteed_milli)
 
@@ -66,15 +66,15 @@ class GridRow(ProjectRow):
 
 
 @dataclass
-class Grid:
+class QuotaGrid:
     """All rows of one pool, parents before children, and the pool's sums."""
 
     pool: NodePool
     total_milli: int
-    rows: list[GridRow]
+    rows: list[QuotaGridRow]
 
     @property
-    def promised_milli(self) -> int:
+    def total_guaranteed_milli(self) -> int:
         """What the top level is guaranteed together."""
         return sum(row.guaranteed_milli for row in self.rows if row.depth == 0)
 
@@ -84,9 +84,9 @@ class Grid:
         return sum(row.used_milli for row in self.rows if row.depth == 0)
 
     @property
-    def over_milli(self) -> int:
+    def overcommitted_milli(self) -> int:
         """By how much the promises pass what the pool has."""
-        return max(0, self.promised_milli - self.total_milli)
+        return max(0, self.total_guaranteed_milli - self.total_milli)
 
 
 def pools_with_gpus() -> list[NodePool]:
@@ -94,9 +94,9 @@ def pools_with_gpus() -> list[NodePool]:
     return list(NodePool.objects.annotate(gpu_count=Count("nodes__gpus")).order_by("name"))
 
 
-def quota_grid(person: Person, pool: NodePool) -> Grid:
+def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
     """The quotas of the projects this person may see, as a tree."""
-    projects = list(visible_projects(person).filter(archived_at__isnull=True).order_by("name"))
+    projects = list(visible_projects(requester).filter(archived_at__isnull=True).order_by("name"))
     quotas = {quota.project_id: quota for quota in Quota.objects.filter(pool=pool)}
     held = _sums(
         Allocation.objects.filter(ended_at__isnull=True, task__attempt__pool=pool)
@@ -118,28 +118,28 @@ def quota_grid(person: Person, pool: NodePool) -> Grid:
         anywhere.annotate(milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))), "project"
     ).items():
         waiting[project] = waiting.get(project, 0) + milli
-    people, managers = people_of(projects)
+    people, managers = members_and_managers(projects)
     shares = _fair_shares(pool)
     rows = [
-        GridRow(
+        QuotaGridRow(
             project=row.project,
             depth=row.depth,
             quota=quotas.get(row.project.pk),
             used_milli=held.get(row.project.pk, 0),
             waiting_milli=waiting.get(row.project.pk, 0),
             fair_share_milli=shares.get(row.project.public_id),
-            people=people[row.project.pk],
+            member_count=people[row.project.pk],
             managers=managers.get(row.project.pk, []),
         )
         for row in in_tree_order(projects)
     ]
     _add_upwards(rows)
-    return Grid(
+    return QuotaGrid(
         pool=pool, total_milli=1000 * Gpu.objects.filter(node__pool=pool, present=True).count(), rows=rows
     )
 
 
-def _add_upwards(rows: list[GridRow]) -> None:
+def _add_upwards(rows: list[QuotaGridRow]) -> None:
     by_id = {row.project.pk: row for row in rows}
     for row in sorted(rows, key=lambda row: -row.depth):
         above = by_id.get(row.project.parent_id or 0)
@@ -153,7 +153,7 @@ def _sums(rows: Any, key: str) -> dict[int, int]:
 
 
 def _fair_shares(pool: NodePool) -> dict[str, int]:
-    newest = Cycle.objects.order_by("-id").values_list("receipts", flat=True).first() or []
+    newest = Cycle.objects.order_by("-id").values_list("fair_share_breakdown", flat=True).first() or []
     return {
         receipt["project"]: receipt["fair_share_milli"]
         for receipt in newest

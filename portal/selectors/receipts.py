@@ -9,13 +9,13 @@ from typing import Any
 
 from django.db import connection
 
-from portal.access import Person, visible_projects
-from portal.lineage import lineage
+from portal.access import Requester, visible_projects
+from portal.lineage import path_to_root
 from portal.models import Job, NodePool, Project
 
 
 @dataclass(frozen=True)
-class Receipt:
+class FairShareBreakdown:
     """A project's fair share of a pool in the newest cycle, GPU milli; its steps add up to ``fair_share_milli``.
 
     A step has ``kind`` (guaranteed, round, remainder), ``amount_milli`` and the ``numbers`` it was made of.
@@ -31,12 +31,12 @@ class Receipt:
     steps: list[dict[str, Any]]
 
     @property
-    def more(self) -> bool:
+    def wants_more(self) -> bool:
         """It asks for more than it holds."""
         return self.requested_milli > self.allocated_milli
 
 
-def newest_receipts(projects: Collection[str]) -> list[dict[str, Any]]:
+def latest_breakdown_rows(projects: Collection[str]) -> list[dict[str, Any]]:
     """As they are stored, those of these projects (public ids): one query, which reads no others out."""
     if not projects:
         return []
@@ -49,16 +49,16 @@ def newest_receipts(projects: Collection[str]) -> list[dict[str, Any]]:
             """,
             [list(projects)],
         )
-        return [json_of(receipt) for (receipt,) in cursor.fetchall()]
+        return [parse_json_column(receipt) for (receipt,) in cursor.fetchall()]
 
 
-def receipts_for(person: Person, job: Job) -> list[Receipt]:
+def list_breakdowns(requester: Requester, job: Job) -> list[FairShareBreakdown]:
     """Those of the job's project, then of those above it which the person may see, in the pools it asks for."""
-    line = _line(person, job.project)
-    found = newest_receipts([project.public_id for project in line])
+    line = _visible_ancestors(requester, job.project)
+    found = latest_breakdown_rows([project.public_id for project in line])
     pools = {pool.public_id: pool for pool in NodePool.objects.all()}
     kept = [
-        Receipt(
+        FairShareBreakdown(
             project,
             pools[one["pool"]],
             one["guaranteed_milli"],
@@ -74,15 +74,15 @@ def receipts_for(person: Person, job: Job) -> list[Receipt]:
     ]
     if job.pool_id is not None:
         return [receipt for receipt in kept if receipt.pool.pk == job.pool_id]
-    return [receipt for receipt in kept if receipt.more]
+    return [receipt for receipt in kept if receipt.wants_more]
 
 
-def json_of(value: Any) -> Any:
+def parse_json_column(value: Any) -> Any:
     """A JSON column of a plain cursor: Django's connection hands it over as text."""
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
-def _line(person: Person, project: Project) -> list[Project]:
+def _visible_ancestors(requester: Requester, project: Project) -> list[Project]:
     """The project and those above it, nearest first, that the person may see: two queries."""
-    seen = {row.pk: row for row in visible_projects(person)}
-    return lineage(seen.get(project.pk), lambda below: seen.get(below.parent_id or 0))
+    seen = {row.pk: row for row in visible_projects(requester)}
+    return path_to_root(seen.get(project.pk), lambda below: seen.get(below.parent_id or 0))

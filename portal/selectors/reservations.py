@@ -10,14 +10,14 @@ from enum import StrEnum
 from django.db.models import Exists, OuterRef, Prefetch, QuerySet
 from django.utils import timezone
 
-from portal.access import Person, parent_rows, signed_in, visible_nodes, visible_projects
-from portal.errors import NotThere
-from portal.lineage import lineage
-from portal.models import Job, Node, Project, Reservation, ReservedNode, Task
-from portal.words.states import ATTEMPT_LIVE
+from portal.access import Requester, project_parents, require_user, visible_nodes, visible_projects
+from portal.errors import NotFound
+from portal.lineage import path_to_root
+from portal.models import Job, Node, Project, Reservation, ReservationNode, Task
+from portal.words.states import LIVE_ATTEMPT_STATES
 
 
-class Phase(StrEnum):
+class ReservationPhase(StrEnum):
     """Where a reservation stands in time."""
 
     CURRENT = "current"
@@ -27,7 +27,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class InTheWay:
+class BlockingJob:
     """A job of others that stands on reserved nodes. ``job`` None: it is not for the reader.
 
     ``until`` None: it has no time limit, so nobody knows.
@@ -39,108 +39,108 @@ class InTheWay:
 
 
 @dataclass
-class Shown:
+class ReservationView:
     """A reservation as one person may see it."""
 
     row: Reservation
-    phase: Phase
+    phase: ReservationPhase
     nodes: list[str]
     projects: list[Project]
-    hidden: int
+    hidden_project_count: int
     """How many of its projects the reader may not see."""
-    in_the_way: list[InTheWay] = field(default_factory=list)
+    blocking_jobs: list[BlockingJob] = field(default_factory=list)
 
     @property
-    def maintenance(self) -> bool:
+    def is_maintenance(self) -> bool:
         """True when it is for nobody."""
-        return not self.projects and not self.hidden
+        return not self.projects and not self.hidden_project_count
 
 
-def reservations_for(person: Person) -> QuerySet[Reservation]:
+def list_reservations(requester: Requester) -> QuerySet[Reservation]:
     """All of them with nodes and projects, those that begin first standing first; three queries.
 
     Everybody sees the nodes, and so what keeps them.
     """
-    visible_nodes(person)
-    reserved = ReservedNode.objects.select_related("node").order_by("node__name")
+    visible_nodes(requester)
+    reserved = ReservationNode.objects.select_related("node").order_by("node__name")
     return (
         Reservation.objects.select_related("pool", "created_by")
-        .prefetch_related(Prefetch("reserved", queryset=reserved), "projects")
-        .order_by("during", "id")
+        .prefetch_related(Prefetch("reservation_nodes", queryset=reserved), "projects")
+        .order_by("period", "id")
     )
 
 
-def reservation_for(person: Person, public_id: str) -> Reservation:
+def get_reservation(requester: Requester, public_id: str) -> Reservation:
     """One by its public id; NotThere otherwise."""
-    row = reservations_for(person).filter(public_id=public_id).first()
+    row = list_reservations(requester).filter(public_id=public_id).first()
     if row is None:
-        raise NotThere("There is no such reservation.")
+        raise NotFound("There is no such reservation.")
     return row
 
 
-def in_phase(rows: QuerySet[Reservation], phase: Phase) -> QuerySet[Reservation]:
+def filter_by_phase(rows: QuerySet[Reservation], phase: ReservationPhase) -> QuerySet[Reservation]:
     """Those of one phase; past and cancelled ones newest first."""
     now = timezone.now()
-    if phase is Phase.CANCELLED:
+    if phase is ReservationPhase.CANCELLED:
         return rows.filter(cancelled_at__isnull=False).order_by("-cancelled_at", "-id")
     live = rows.filter(cancelled_at__isnull=True)
-    if phase is Phase.PAST:
-        return live.filter(during__endswith__lte=now).order_by("-during", "-id")
-    if phase is Phase.CURRENT:
-        return live.filter(during__contains=now)
-    return live.filter(during__startswith__gt=now)
+    if phase is ReservationPhase.PAST:
+        return live.filter(period__endswith__lte=now).order_by("-period", "-id")
+    if phase is ReservationPhase.CURRENT:
+        return live.filter(period__contains=now)
+    return live.filter(period__startswith__gt=now)
 
 
-def windows_of(node: Node) -> list[Reservation]:
+def node_reservations(node: Node) -> list[Reservation]:
     """What a node is reserved for now or later, with ``named``: whether it is for anybody; one query."""
     rows = Reservation.objects.filter(
-        reserved__node=node, cancelled_at__isnull=True, during__endswith__gt=timezone.now()
+        reservation_nodes__node=node, cancelled_at__isnull=True, period__endswith__gt=timezone.now()
     )
     anybody = Exists(Reservation.projects.through.objects.filter(reservation=OuterRef("pk")))
-    return list(rows.annotate(named=anybody).order_by("during", "pk"))
+    return list(rows.annotate(named=anybody).order_by("period", "pk"))
 
 
-def phase_of(row: Reservation) -> Phase:
+def reservation_phase(row: Reservation) -> ReservationPhase:
     """Where it stands now."""
     now = timezone.now()
     if row.cancelled_at is not None:
-        return Phase.CANCELLED
-    if row.end <= now:
-        return Phase.PAST
-    return Phase.UPCOMING if row.begin > now else Phase.CURRENT
+        return ReservationPhase.CANCELLED
+    if row.ends_at <= now:
+        return ReservationPhase.PAST
+    return ReservationPhase.UPCOMING if row.starts_at > now else ReservationPhase.CURRENT
 
 
-def shown_to(person: Person, rows: Iterable[Reservation]) -> list[Shown]:
+def reservation_views(requester: Requester, rows: Iterable[Reservation]) -> list[ReservationView]:
     """Reservations as this person may see them, with who is in the way; a fixed number of queries."""
     listed = list(rows)
-    user = signed_in(person)
+    user = require_user(requester)
     seen = set(visible_projects(user).values_list("pk", flat=True))
     found = [
-        Shown(
+        ReservationView(
             row,
-            phase_of(row),
+            reservation_phase(row),
             [one.node.name for one in row.reserved.all()],
             [project for project in row.projects.all() if project.pk in seen],
             sum(project.pk not in seen for project in row.projects.all()),
         )
         for row in listed
     ]
-    ahead = [each for each in found if each.phase in (Phase.CURRENT, Phase.UPCOMING)]
+    ahead = [each for each in found if each.phase in (ReservationPhase.CURRENT, ReservationPhase.UPCOMING)]
     if ahead:
-        _add_in_the_way(ahead, seen)
+        _add_blocking_jobs(ahead, seen)
     return found
 
 
-def _add_in_the_way(shown: list[Shown], seen: Collection[int]) -> None:
+def _add_blocking_jobs(views: list[ReservationView], seen: Collection[int]) -> None:
     """Two queries: what stands on the nodes, and the tree of projects."""
-    parents = parent_rows()
-    nodes = {one.node_id for each in shown for one in each.row.reserved.all()}
+    parents = project_parents()
+    nodes = {one.node_id for each in views for one in each.row.reserved.all()}
     tasks = list(
-        Task.objects.filter(node__in=nodes, gone=False, attempt__state__in=ATTEMPT_LIVE)
+        Task.objects.filter(node__in=nodes, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
         .select_related("node", "attempt__job__project", "attempt__job__owner")
         .order_by("attempt__job_id", "rank")
     )
-    for each in shown:
+    for each in views:
         mine = {one.node_id for one in each.row.reserved.all()}
         named = {project.pk for project in each.row.projects.all()}
         standing: dict[int, list[Task]] = {}
@@ -149,12 +149,12 @@ def _add_in_the_way(shown: list[Shown], seen: Collection[int]) -> None:
                 standing.setdefault(task.attempt.job_id, []).append(task)
         for of_job in standing.values():
             attempt, job = of_job[0].attempt, of_job[0].attempt.job
-            line: list[int] = lineage(job.project_id, parents.get)
+            line: list[int] = path_to_root(job.project_id, parents.get)
             if not named.isdisjoint(line):
                 continue
             limit = dt.timedelta(seconds=job.time_limit_s) if job.time_limit_s else None
             until = (attempt.running_at or attempt.created_at) + limit if limit else None
-            if until is None or until > each.row.begin:
+            if until is None or until > each.row.starts_at:
                 names = tuple(sorted({task.node.name for task in of_job}))
                 visible = job if job.project_id in seen else None
-                each.in_the_way.append(InTheWay(visible, names, until))
+                each.blocking_jobs.append(BlockingJob(visible, names, until))

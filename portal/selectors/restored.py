@@ -6,30 +6,30 @@ from dataclasses import dataclass, field
 
 from django.db.models import Q, QuerySet
 
-from portal.models import ClusterSettings, Gpu, Job, Node, Project, UnknownContainer, User
-from portal.words.states import FENCED, NodeState
+from portal.models import ClusterSettings, Gpu, Job, Node, Project, OrphanContainer, User
+from portal.words.states import FENCED_REASON, NodeState
 
-OPEN = Q(gone_at__isnull=True) & ~Q(wanted="keep")
+IS_UNDECIDED = Q(removed_at__isnull=True) & ~Q(decision="keep")
 """Containers that an administrator has to decide on, or that are being stopped."""
 
 
-def nodes_to_compare() -> QuerySet[Node]:
+def nodes_to_reconcile() -> QuerySet[Node]:
     """The nodes that hold back the start of jobs: neither compared since the restore, nor fenced, nor retired."""
     rows = Node.objects.filter(reconciled_at__isnull=True).exclude(state=NodeState.RETIRED.value)
-    return rows.exclude(state=NodeState.CORDONED.value, state_reason__startswith=FENCED)
+    return rows.exclude(state=NodeState.CORDONED.value, state_reason__startswith=FENCED_REASON)
 
 
-def unknown_containers() -> QuerySet[UnknownContainer]:
+def open_orphans() -> QuerySet[OrphanContainer]:
     """The open ones, with their nodes."""
-    rows = UnknownContainer.objects.filter(OPEN).exclude(node__state=NodeState.RETIRED.value)
+    rows = OrphanContainer.objects.filter(IS_UNDECIDED).exclude(node__state=NodeState.RETIRED.value)
     return rows.select_related("node").order_by("id")
 
 
 @dataclass
-class Held:
+class OrphanView:
     """An unknown container with what its labels and GPUs mean here; None where the record knows nothing."""
 
-    row: UnknownContainer
+    row: OrphanContainer
     job: Job | None
     owner: User | None
     project: Project | None
@@ -37,22 +37,22 @@ class Held:
 
 
 @dataclass
-class NodeLeft:
+class UnreconciledNode:
     """A node that was not compared yet, and why."""
 
     node: Node
-    containers: list[Held] = field(default_factory=list)
+    containers: list[OrphanView] = field(default_factory=list)
 
     @property
     def undecided(self) -> int:
         """Containers that wait for a decision."""
-        return sum(1 for held in self.containers if not held.row.wanted)
+        return sum(1 for held in self.containers if not held.row.decision)
 
     @property
-    def why(self) -> str:
+    def reason(self) -> str:
         """What is missing, as a sentence."""
         if not self.node.reachable:
-            return self.node.problem or "It does not answer."
+            return self.node.status_message or "It does not answer."
         if self.undecided:
             several = self.undecided != 1
             return f"{self.undecided} container{'s wait' if several else ' waits'} for a decision."
@@ -62,15 +62,15 @@ class NodeLeft:
 
 
 @dataclass
-class Restored:
+class RecoveryStatus:
     """Where the portal stands after a restore. ``nodes`` is empty when it is not comparing."""
 
-    adopting: bool
-    nodes: list[NodeLeft] = field(default_factory=list)
-    kept: list[Held] = field(default_factory=list)
+    in_recovery: bool
+    nodes: list[UnreconciledNode] = field(default_factory=list)
+    adopted: list[OrphanView] = field(default_factory=list)
 
     @property
-    def sentence(self) -> str:
+    def message(self) -> str:
         """What is missing in all, for the banner."""
         silent = sum(1 for left in self.nodes if not left.node.reachable)
         undecided = sum(left.undecided for left in self.nodes)
@@ -84,20 +84,20 @@ class Restored:
         return (" and ".join(told) or "the nodes are being compared") + "."
 
 
-def restored() -> Restored:
+def recovery_status() -> RecoveryStatus:
     """What is missing before jobs start again: one query, or eight while something is."""
-    if not ClusterSettings.objects.filter(id=1, adopt_only=True).exists():
-        return Restored(adopting=False)
-    left = {node.pk: NodeLeft(node) for node in nodes_to_compare().order_by("name")}
-    rows = list(unknown_containers())
-    kept = list(UnknownContainer.objects.filter(wanted="keep").select_related("node").order_by("id"))
-    held = held_of([*rows, *kept])
+    if not ClusterSettings.objects.filter(id=1, recovery_mode=True).exists():
+        return RecoveryStatus(in_recovery=False)
+    left = {node.pk: UnreconciledNode(node) for node in nodes_to_reconcile().order_by("name")}
+    rows = list(open_orphans())
+    kept = list(OrphanContainer.objects.filter(decision="keep").select_related("node").order_by("id"))
+    held = orphan_views([*rows, *kept])
     for one in held[: len(rows)]:
-        left.setdefault(one.row.node_id, NodeLeft(one.row.node)).containers.append(one)
-    return Restored(True, list(left.values()), held[len(rows) :])
+        left.setdefault(one.row.node_id, UnreconciledNode(one.row.node)).containers.append(one)
+    return RecoveryStatus(True, list(left.values()), held[len(rows) :])
 
 
-def held_of(rows: list[UnknownContainer]) -> list[Held]:
+def orphan_views(rows: list[OrphanContainer]) -> list[OrphanView]:
     """The rows with the jobs, people, projects and GPUs that their labels name: four queries."""
     jobs = {job.public_id: job for job in Job.objects.filter(public_id__in={row.job for row in rows})}
     owners = {one.public_id: one for one in User.objects.filter(public_id__in={row.owner for row in rows})}
@@ -107,18 +107,18 @@ def held_of(rows: list[UnknownContainer]) -> list[Held]:
     uuids = {share["uuid"] for row in rows for share in row.gpus}
     indexes = dict(Gpu.objects.filter(uuid__in=uuids).values_list("uuid", "index"))
     return [
-        Held(
+        OrphanView(
             row,
             jobs.get(row.job),
             owners.get(row.owner),
             projects.get(row.project),
-            ", ".join(_gpu(share, indexes) for share in row.gpus),
+            ", ".join(_gpu_text(share, indexes) for share in row.gpus),
         )
         for row in rows
     ]
 
 
-def _gpu(share: dict[str, object], indexes: dict[str, int]) -> str:
+def _gpu_text(share: dict[str, object], indexes: dict[str, int]) -> str:
     uuid, milli = str(share["uuid"]), share["milli"]
     name = f"GPU {indexes[uuid]}" if uuid in indexes else uuid
     return name if milli == 1000 else f"{milli} thousandths of {name}"

@@ -10,26 +10,26 @@ from portal.models import ClusterSettings, Cycle, FailedCycle
 
 
 @dataclass(frozen=True)
-class Health:
+class SchedulerHealth:
     """The alarm as it stands (empty: none) and the newest cycle that decided something."""
 
     alarm: ClusterSettings
-    last: Cycle | None
+    last_cycle: Cycle | None
 
 
-def alarm() -> ClusterSettings:
+def scheduler_alert() -> ClusterSettings:
     """The row that holds the alarm: one query."""
-    return ClusterSettings.objects.only("alarm", "alarm_at").filter(id=1).first() or ClusterSettings()
+    return ClusterSettings.objects.only("scheduler_alert", "scheduler_alert_at").filter(id=1).first() or ClusterSettings()
 
 
-def health() -> Health:
+def scheduler_health() -> SchedulerHealth:
     """Two queries."""
-    return Health(alarm(), newest_cycles(1)[0] if Cycle.objects.exists() else None)
+    return SchedulerHealth(scheduler_alert(), latest_cycles(1)[0] if Cycle.objects.exists() else None)
 
 
-def newest_cycles(number: int) -> list[Cycle]:
+def latest_cycles(number: int) -> list[Cycle]:
     """The newest cycles without their receipts, newest first."""
-    return list(Cycle.objects.defer("receipts").order_by("-id")[:number])
+    return list(Cycle.objects.defer("fair_share_breakdown").order_by("-id")[:number])
 
 
 def failed_cycles() -> QuerySet[FailedCycle]:

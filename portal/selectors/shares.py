@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from django.db.models import Count, Sum
 
-from portal.access import Person, parent_rows, signed_in
-from portal.lineage import lineage
-from portal.models import Gpu, NodePool, Project, Quota, UsageLedger
+from portal.access import Requester, project_parents, require_user
+from portal.lineage import path_to_root
+from portal.models import Gpu, NodePool, Project, Quota, UsageInterval
 
 
 @dataclass(frozen=True)
-class Share:
+class QuotaUsage:
     """One project in one pool, in GPU milli; ``used`` includes the projects below. A limit of None is none."""
 
     project: Project
@@ -31,14 +31,14 @@ class Share:
         return max(0, self.used_milli - self.guaranteed_milli)
 
 
-def shares_of(person: Person) -> list[Share]:
+def user_quota_usage(requester: Requester) -> list[QuotaUsage]:
     """The shares of the projects the person belongs to, where something is given or held; five queries."""
-    user = signed_in(person)
+    user = require_user(requester)
     mine = list(Project.objects.filter(memberships__user=user, archived_at__isnull=True).order_by("name"))
-    return shares_in(mine)
+    return project_quota_usage(mine)
 
 
-def shares_in(projects: Sequence[Project]) -> list[Share]:
+def project_quota_usage(projects: Sequence[Project]) -> list[QuotaUsage]:
     """The shares of these projects in every pool that gives or lends them something; four queries."""
     if not projects:
         return []
@@ -53,8 +53,8 @@ def shares_in(projects: Sequence[Project]) -> list[Share]:
     quotas = {
         (quota.project_id, quota.pool_id): quota for quota in Quota.objects.filter(project__in=projects)
     }
-    parents = parent_rows()
-    used = _used(parents)
+    parents = project_parents()
+    used = _used_milli(parents)
     shares = []
     for project in projects:
         for pool in pools.values():
@@ -63,7 +63,7 @@ def shares_in(projects: Sequence[Project]) -> list[Share]:
             if quota is None and not held:
                 continue
             shares.append(
-                Share(
+                QuotaUsage(
                     project,
                     pool,
                     held,
@@ -76,16 +76,16 @@ def shares_in(projects: Sequence[Project]) -> list[Share]:
     return shares
 
 
-def _used(parents: Mapping[int, int | None]) -> dict[tuple[int, int], int]:
+def _used_milli(parents: Mapping[int, int | None]) -> dict[tuple[int, int], int]:
     """Milli held now by project and pool; what a project holds counts for every project above it."""
     found: dict[tuple[int, int], int] = defaultdict(int)
     rows = (
-        UsageLedger.objects.filter(ended_at__isnull=True)
+        UsageInterval.objects.filter(ended_at__isnull=True)
         .order_by()
         .values_list("project_id", "pool_id")
         .annotate(milli=Sum("milli"))
     )
     for project, pool, milli in rows:
-        for here in lineage(project, parents.get):
+        for here in path_to_root(project, parents.get):
             found[here, pool] += milli
     return found

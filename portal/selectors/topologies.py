@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from django.db.models import Q, QuerySet
 
-from portal.access import Person, visible_nodes
-from portal.errors import NotThere
+from portal.access import Requester, visible_nodes
+from portal.errors import NotFound
 from portal.models import Topology
 
 
 @dataclass(frozen=True)
-class Level:
+class TopologyLevel:
     """One level of a topology as the nodes fill it in."""
 
     key: str
@@ -22,31 +22,31 @@ class Level:
     nodes: int
 
 
-def topologies_for(person: Person) -> QuerySet[Topology]:
+def list_topologies(requester: Requester) -> QuerySet[Topology]:
     """All topologies by name: whoever may see nodes may see where they stand."""
-    visible_nodes(person)
+    visible_nodes(requester)
     return Topology.objects.order_by("name", "id")
 
 
-def topology_for(person: Person, key: str) -> Topology:
+def get_topology(requester: Requester, key: str) -> Topology:
     """One by public id or name; NotThere otherwise."""
-    row = topologies_for(person).filter(Q(public_id=key) | Q(name=key)).first()
+    row = list_topologies(requester).filter(Q(public_id=key) | Q(name=key)).first()
     if row is None:
-        raise NotThere("There is no such topology.")
+        raise NotFound("There is no such topology.")
     return row
 
 
-def placed_by(person: Person) -> Callable[[Topology], int]:
+def labelled_node_counter(requester: Requester) -> Callable[[Topology], int]:
     """Tells how many nodes stand somewhere in a topology; one query for all of them."""
-    labels = list(visible_nodes(person).values_list("labels", flat=True))
+    labels = list(visible_nodes(requester).values_list("labels", flat=True))
     return lambda row: sum(row.levels[0] in each for each in labels)
 
 
-def levels_of(person: Person) -> Callable[[Topology], list[Level]]:
+def topology_level_reader(requester: Requester) -> Callable[[Topology], list[TopologyLevel]]:
     """Tells level by level how many domains there are and how many nodes stand in them; one query for all."""
-    labels = list(visible_nodes(person).values_list("labels", flat=True))
+    labels = list(visible_nodes(requester).values_list("labels", flat=True))
 
-    def levels(row: Topology) -> list[Level]:
+    def levels(row: Topology) -> list[TopologyLevel]:
         paths: list[tuple[str, ...] | None] = [() for _ in labels]
         found = []
         for key in row.levels:
@@ -55,7 +55,7 @@ def levels_of(person: Person) -> Callable[[Topology], list[Level]]:
                 for path, each in zip(paths, labels, strict=True)
             ]
             counted = Counter(path for path in paths if path is not None)
-            found.append(Level(key, len(counted), counted.total()))
+            found.append(TopologyLevel(key, len(counted), counted.total()))
         return found
 
     return levels

@@ -10,11 +10,11 @@ from typing import Any
 from django.db import connection
 from django.db.models import Q
 
-from portal.access import Person, namable_projects, visible_usage
-from portal.visibility import ANOTHER_PROJECT
+from portal.access import Requester, nameable_projects, visible_usage
+from portal.visibility import HIDDEN_PROJECT_NAME
 
 
-class UsageBy(StrEnum):
+class UsageGrouping(StrEnum):
     """What usage is summed by."""
 
     PROJECT = "project"
@@ -33,21 +33,21 @@ class UsageRow:
     jobs: int
 
 
-_KEYS = {
-    UsageBy.PROJECT: ("k.public_id", "k.name", "project_id", "JOIN portal_project k ON k.id = u.project_id"),
-    UsageBy.USER: ("k.public_id", "k.username", "user_id", "JOIN portal_user k ON k.id = u.user_id"),
-    UsageBy.POOL: ("k.public_id", "k.name", "pool_id", "JOIN portal_nodepool k ON k.id = u.pool_id"),
+_GROUP_COLUMNS = {
+    UsageGrouping.PROJECT: ("k.public_id", "k.name", "project_id", "JOIN portal_project k ON k.id = u.project_id"),
+    UsageGrouping.USER: ("k.public_id", "k.username", "user_id", "JOIN portal_user k ON k.id = u.user_id"),
+    UsageGrouping.POOL: ("k.public_id", "k.name", "pool_id", "JOIN portal_nodepool k ON k.id = u.pool_id"),
 }
 
 
-def usage_for(
-    person: Person, start: datetime, end: datetime, by: UsageBy, *, project: str = "", user: str = ""
+def gpu_hours_by(
+    requester: Requester, start: datetime, end: datetime, by: UsageGrouping, *, project: str = "", user: str = ""
 ) -> list[UsageRow]:
     """GPU-hours between two times, of what the person may see; two queries after the rights.
 
     Spans that are still open count up to now. Days are days of UTC; a span over midnight is split.
     """
-    rows = visible_usage(person).filter(Q(ended_at__isnull=True) | Q(ended_at__gt=start), started_at__lt=end)
+    rows = visible_usage(requester).filter(Q(ended_at__isnull=True) | Q(ended_at__gt=start), started_at__lt=end)
     if project:
         rows = rows.filter(Q(project__public_id=project) | Q(project__name=project))
     if user:
@@ -57,33 +57,33 @@ def usage_for(
         .values("project_id", "user_id", "pool_id", "job_id", "milli", "started_at", "ended_at")
         .query.sql_with_params()
     )
-    if by is UsageBy.DAY:
-        return _by_day(spans, list(span_values), start, end)
-    key, name, column, join = _KEYS[by]
+    if by is UsageGrouping.DAY:
+        return _sum_by_day(spans, list(span_values), start, end)
+    key, name, column, join = _GROUP_COLUMNS[by]
     # Only our own constants are written into the text; every value travels as a parameter.
     query = f"""
         SELECT {key}, {name}, u.milli_s / 3600000, u.jobs FROM (
             SELECT {column}, sum(milli * (ended - began)) AS milli_s, count(DISTINCT job_id) AS jobs
-            FROM ({_cut(spans, column)}) span GROUP BY 1
+            FROM ({_clipped_spans(spans, column)}) span GROUP BY 1
         ) u {join} ORDER BY 3 DESC, 1
     """  # noqa: S608
     with connection.cursor() as cursor:
         cursor.execute(query, [start, end, *span_values, start, end])
-        found = [UsageRow(*_plain(row)) for row in cursor.fetchall()]
-    if by is UsageBy.PROJECT:  # one's own use may be in a project that one has left
-        seen = set(namable_projects(person).values_list("public_id", flat=True))
-        return [row if row.key in seen else replace(row, name=ANOTHER_PROJECT) for row in found]
+        found = [UsageRow(*_usage_values(row)) for row in cursor.fetchall()]
+    if by is UsageGrouping.PROJECT:  # one's own use may be in a project that one has left
+        seen = set(nameable_projects(requester).values_list("public_id", flat=True))
+        return [row if row.key in seen else replace(row, name=HIDDEN_PROJECT_NAME) for row in found]
     return found
 
 
-def _by_day(spans: str, span_values: list[Any], start: datetime, end: datetime) -> list[UsageRow]:
+def _sum_by_day(spans: str, span_values: list[Any], start: datetime, end: datetime) -> list[UsageRow]:
     # A day of UTC is its number since 1970 here, and a span gives one piece for each day that it touches.
     query = f"""
         WITH piece AS (
             SELECT generate_series(floor(began / 86400)::int,
                                    greatest(floor(began / 86400), ceil(ended / 86400) - 1)::int) AS day,
                    job_id, milli, began, ended
-            FROM ({_cut(spans)}) span
+            FROM ({_clipped_spans(spans)}) span
         ), by_day AS (
             SELECT day, count(DISTINCT job_id) AS jobs,
                    sum(milli * (least(ended, (day + 1) * 86400.0::float8) - greatest(began, day * 86400.0::float8)))
@@ -99,10 +99,10 @@ def _by_day(spans: str, span_values: list[Any], start: datetime, end: datetime) 
     """  # noqa: S608
     with connection.cursor() as cursor:
         cursor.execute(query, [start, end, *span_values, start, end, start, end])
-        return [UsageRow(*_plain(row)) for row in cursor.fetchall()]
+        return [UsageRow(*_usage_values(row)) for row in cursor.fetchall()]
 
 
-def _cut(spans: str, *columns: str) -> str:
+def _clipped_spans(spans: str, *columns: str) -> str:
     """The spans between two times, as seconds since 1970: far cheaper to add up and to cut than timestamps.
 
     Its parameters are start, end, those of the spans, start and end. OFFSET 0 has each second worked out once.
@@ -115,6 +115,6 @@ def _cut(spans: str, *columns: str) -> str:
     """  # noqa: S608
 
 
-def _plain(row: tuple[str, str, object, int]) -> tuple[str, str, float, int]:
+def _usage_values(row: tuple[str, str, object, int]) -> tuple[str, str, float, int]:
     key, name, hours, jobs = row
     return key, name, max(0.0, round(float(str(hours)), 6)), jobs

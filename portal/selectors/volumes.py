@@ -8,40 +8,40 @@ from typing import Any
 
 from django.db.models import Prefetch, Q, QuerySet
 
-from portal.access import Person, namable_projects, visible_volumes
-from portal.errors import NotThere
+from portal.access import Requester, nameable_projects, visible_volumes
+from portal.errors import NotFound
 from portal.models import Node, Volume
 from portal.words.states import NodeState
 from portal.words.volumes import VolumeKind
 
 
-def volumes_for(person: Person) -> QuerySet[Volume]:
+def list_volumes(requester: Requester) -> QuerySet[Volume]:
     """Declared volumes by name, those that the person may see, with the projects that may be named."""
     rows = (
-        visible_volumes(person)
+        visible_volumes(requester)
         .select_related("pool")
         .prefetch_related(
             Prefetch("nodes", Node.objects.only("public_id", "name")),
-            Prefetch("projects", namable_projects(person).order_by("name")),
+            Prefetch("projects", nameable_projects(requester).order_by("name")),
         )
     )
     return rows.order_by("name", "id")
 
 
-def volume_for(person: Person, key: str) -> Volume:
+def get_volume(requester: Requester, key: str) -> Volume:
     """One by public id or name; NotThere otherwise."""
-    row = volumes_for(person).filter(Q(public_id=key) | Q(name=key)).first()
+    row = list_volumes(requester).filter(Q(public_id=key) | Q(name=key)).first()
     if row is None:
-        raise NotThere("There is no such volume.")
+        raise NotFound("There is no such volume.")
     return row
 
 
 @dataclass(frozen=True)
-class Disk:
+class NodeDisk:
     """A disk of a node on which folders of volumes are made, as the node told when it last connected."""
 
     node: str
-    use: str  # homes, scratch, volumes
+    purpose: str  # homes, scratch, volumes
     path: str
     filesystem: str
     size_mib: int
@@ -49,22 +49,22 @@ class Disk:
     quotas: bool
 
 
-def disks() -> list[Disk]:
+def node_disks() -> list[NodeDisk]:
     """The disks behind homes, scratch folders and folders of projects, by node; one query."""
-    rows = Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name").values_list("name", "hello")
+    rows = Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name").values_list("name", "agent_info")
     return [
-        Disk(node=name, **{key: each.get(key) for key in Disk.__dataclass_fields__ if key != "node"})
+        NodeDisk(node=name, **{key: each.get(key) for key in NodeDisk.__dataclass_fields__ if key != "node"})
         for name, hello in rows
         for each in hello.get("storage", ())
     ]
 
 
-def held_on(row: Volume, told: Iterable[Disk]) -> str | None:
+def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str | None:
     """Whether the limit of a volume is held, as a sentence; None for one without a limit."""
     if row.quota_mib is None:
         return None
     use = {VolumeKind.HOME.value: "homes", VolumeKind.SCRATCH.value: "scratch"}.get(row.kind, "volumes")
-    on = [disk for disk in told if disk.use == use and (use != "volumes" or _below(row.path, disk.path))]
+    on = [disk for disk in reported if disk.purpose == use and (use != "volumes" or _is_below(row.path, disk.path))]
     holding = sorted({disk.node for disk in on if disk.quotas})
     without = sorted({disk.node for disk in on if not disk.quotas})
     if not holding:
@@ -72,11 +72,11 @@ def held_on(row: Volume, told: Iterable[Disk]) -> str | None:
     return f"Held on {', '.join(holding)}" + (f", not on {', '.join(without)}." if without else ".")
 
 
-def _below(path: str, root: str) -> bool:
+def _is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-def named_rows(rows: QuerySet[Any], keys: Iterable[str]) -> tuple[list[Any], str | None]:
+def get_rows_by_key(rows: QuerySet[Any], keys: Iterable[str]) -> tuple[list[Any], str | None]:
     """The rows of these names or public ids, each once, and the first key that names none."""
     keys = list(dict.fromkeys(keys))
     found = list(rows.filter(Q(name__in=keys) | Q(public_id__in=keys)))

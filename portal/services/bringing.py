@@ -10,90 +10,90 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from portal.access import Verb, require
+from portal.access import Permission, require_permission
 from portal.errors import Conflict
-from portal.models import Environment, EnvironmentOnNode, Node, Task, User
-from portal.services.audit import record_act
-from portal.services.catalogue import nodes_for
-from portal.wake import hint_nodes
-from portal.words.states import CONTAINERS
+from portal.models import Environment, ImagePresence, Node, Task, User
+from portal.services.audit import record_action
+from portal.services.catalogue import compatible_nodes
+from portal.wake import notify_nodes
+from portal.words.states import CONTAINER_RUNTIMES
 
-BRING = "bring"
+PULL_IMAGE = "bring"
 """The hint that there are images to bring, or that one more may begin."""
 
 
-def do_bring(actor: User, environment: Environment, node: Node | None = None) -> int:
+def do_prefetch_image(actor: User, environment: Environment, node: Node | None = None) -> int:
     """Has the nodes that lack an environment's image fetch it, or only ``node``; gives how many are to.
 
     One that does not answer fetches it once it does. Raises Conflict for an environment without an image, and for a
     node that cannot run it.
     """
-    require(actor, Verb.CHANGE, environment)
-    if environment.runtime not in CONTAINERS:
+    require_permission(actor, Permission.CHANGE, environment)
+    if environment.runtime not in CONTAINER_RUNTIMES:
         raise Conflict(
             f"{environment.title} runs without a container: there is nothing to bring.", code="no_image"
         )
-    nodes = [each for each in nodes_for(environment) if node is None or each.pk == node.pk]
+    nodes = [each for each in compatible_nodes(environment) if node is None or each.pk == node.pk]
     if node is not None and not nodes:
         raise Conflict(f"{node.name} runs no containers.", code="no_image")
     with transaction.atomic():
-        there = EnvironmentOnNode.objects.filter(environment=environment, state="present")
+        there = ImagePresence.objects.filter(environment=environment, state="present")
         present = set(there.values_list("node_id", flat=True))
-        there.filter(node__in=nodes).update(ahead=True)
+        there.filter(node__in=nodes).update(prefetched=True)
         lacking = [each for each in nodes if each.pk not in present]
         now = timezone.now()
-        EnvironmentOnNode.objects.bulk_create(
+        ImagePresence.objects.bulk_create(
             [
-                EnvironmentOnNode(
+                ImagePresence(
                     environment=environment,
                     node=each,
                     state="missing",
-                    wanted_at=now,
-                    ahead=True,
+                    pull_requested_at=now,
+                    prefetched=True,
                     checked_at=now,
                 )
                 for each in lacking
             ],
             update_conflicts=True,
             unique_fields=["environment", "node"],
-            update_fields=["wanted_at", "ahead"],
+            update_fields=["pull_requested_at", "prefetched"],
         )
-        hint_nodes({each.public_id: (BRING, "") for each in lacking})
+        notify_nodes({each.public_id: (PULL_IMAGE, "") for each in lacking})
         if lacking:
             names = [each.name for each in lacking]
-            record_act(actor, "environment.bring", environment, after={"nodes": names})
+            record_action(actor, "environment.bring", environment, after={"nodes": names})
     return len(lacking)
 
 
-def do_stop_bringing(actor: User, environment: Environment) -> int:
+def do_cancel_prefetch(actor: User, environment: Environment) -> int:
     """Takes back what no node has begun; gives for how many nodes. Those that fetch it now go on."""
-    require(actor, Verb.CHANGE, environment)
+    require_permission(actor, Permission.CHANGE, environment)
     with transaction.atomic():
-        waiting = EnvironmentOnNode.objects.filter(environment=environment, wanted_at__isnull=False)
-        stopped = waiting.exclude(state="loading").update(wanted_at=None, ahead=False)
+        waiting = ImagePresence.objects.filter(environment=environment, pull_requested_at__isnull=False)
+        stopped = waiting.exclude(state="loading").update(pull_requested_at=None, prefetched=False)
         if stopped:
-            record_act(actor, "environment.stop_bringing", environment, after={"nodes": stopped})
+            record_action(actor, "environment.stop_bringing", environment, after={"nodes": stopped})
     return stopped
 
 
-def wanted_on(node_id: int) -> list[Environment]:
+def images_to_pull(node_id: int) -> list[Environment]:
     """What is to be brought to a node (row number), in the order in which it was asked for."""
-    rows = EnvironmentOnNode.objects.filter(node_id=node_id, wanted_at__isnull=False)
-    return [row.environment for row in rows.order_by("wanted_at", "id").select_related("environment")]
+    rows = ImagePresence.objects.filter(node_id=node_id, pull_requested_at__isnull=False)
+    return [row.environment for row in rows.order_by("pull_requested_at", "id").select_related("environment")]
 
 
-def images_kept_on(node_id: int) -> list[str]:
+def protected_images(node_id: int) -> list[str]:
     """Names of the images that must stay on a node (row number): brought ahead and still offered, or of its tasks."""
-    ahead = Q(enabled=True, on_nodes__node=node_id, on_nodes__ahead=True)
-    needed = Task.objects.filter(node_id=node_id, gone=False).values("attempt__job__environment")
+    ahead = Q(enabled=True, image_presences__node=node_id, image_presences__prefetched=True)
+    needed = Task.objects.filter(node_id=node_id, container_removed=False).values("attempt__job__environment")
     rows = Environment.objects.filter(ahead | Q(pk__in=needed)).distinct()
     names = rows.order_by("id").values_list("image", "image_digest")
-    tasks = Task.objects.filter(node_id=node_id, gone=False)
+    tasks = Task.objects.filter(node_id=node_id, container_removed=False)
     pins = tasks.order_by("id").values_list("attempt__job__image_digest", flat=True)
     return [name for each in (*names, pins) for name in each if name]
 
 
-def nodes_with_wanted() -> list[str]:
+def nodes_with_images_to_pull() -> list[str]:
     """Public ids of the nodes to which something is to be brought, whatever became of its hint."""
-    rows = EnvironmentOnNode.objects.filter(wanted_at__isnull=False)
+    rows = ImagePresence.objects.filter(pull_requested_at__isnull=False)
     return list(rows.values_list("node__public_id", flat=True).distinct())

@@ -30,12 +30,12 @@ from portal.models import (
     User,
 )
 from portal.services import lifecycle
-from portal.services.catalogue import EnvironmentWords, do_save_environment
+from portal.services.catalogue import EnvironmentInput, do_save_environment
 from portal.services.jobs import JobRequest, do_submit_job
-from portal.services.nodes import do_add_node, do_add_pool
-from portal.services.projects import QuotaNumbers, do_change_quota, do_create_project
+from portal.services.nodes import do_create_node, do_create_pool
+from portal.services.projects import QuotaValues, do_change_quota, do_create_project
 from portal.words.reasons import EndReason
-from portal.words.states import ATTEMPT_LIVE, JOB_LIVE, LinkKind, Role, RuntimeKind
+from portal.words.states import LIVE_ATTEMPT_STATES, LIVE_JOB_STATES, NodeTransport, Role, RuntimeKind
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ PROJECTS: tuple[tuple[str, str, str | None, int, float], ...] = (
     ("teaching", "Courses", None, 0, 1.0),
 )
 
-PEOPLE: tuple[tuple[str, str, str, Role], ...] = (
+USERS: tuple[tuple[str, str, str, Role], ...] = (
     ("m-okafor", "Mira Okafor", "vision", Role.MANAGER),
     ("t-nakamura", "Taro Nakamura", "vision", Role.MEMBER),
     ("s-varga", "Sara Varga", "robotics", Role.MANAGER),
@@ -81,7 +81,7 @@ PEOPLE: tuple[tuple[str, str, str, Role], ...] = (
     ("k-brandt", "Kai Brandt", "teaching", Role.MANAGER),
 )
 
-WORK: tuple[tuple[str, str, int, int, int], ...] = (
+WORKLOADS: tuple[tuple[str, str, int, int, int], ...] = (
     # name, project, tasks, GPUs for each, minutes
     ("vit-h-pretrain", "vision", 2, 8, 40),
     ("depth-anything-ft", "vision", 1, 8, 18),
@@ -94,7 +94,7 @@ WORK: tuple[tuple[str, str, int, int, int], ...] = (
     ("course-lab", "teaching", 1, 1, 5),
 )
 
-LIVE_JOBS = 14
+TARGET_LIVE_JOBS = 14
 """The demo keeps about this many jobs waiting or running: more than fit, so that a queue is seen."""
 
 SCRIPT = """
@@ -119,14 +119,14 @@ for step in range(1, steps + 1):
 def ensure_demo(admin: User) -> None:
     """Makes what is missing of the demo; a second start continues with the same."""
     cluster = ClusterSettings.objects.get(id=1)
-    pool = NodePool.objects.filter(name=POOL).first() or do_add_pool(admin, POOL)
+    pool = NodePool.objects.filter(name=POOL).first() or do_create_pool(admin, POOL)
     for number, node in enumerate(NODES):
         _ensure_node(admin, pool, node, number, cluster.cluster_id)
     _ensure_projects(admin, pool)
     if not Environment.objects.filter(name=ENVIRONMENT).exists():
         do_save_environment(
             admin,
-            EnvironmentWords(
+            EnvironmentInput(
                 name=ENVIRONMENT,
                 title="Python of this machine (demo)",
                 description="Runs the demo's pretend training.",
@@ -134,19 +134,19 @@ def ensure_demo(admin: User) -> None:
                 prefix="/usr",
             ),
         )
-    keep_demo_alive()
+    replenish_demo_jobs()
 
 
-def keep_demo_alive() -> int:
+def replenish_demo_jobs() -> int:
     """Submits jobs until enough of them are waiting or running; gives how many it submitted, 0 without a demo."""
     pool = NodePool.objects.filter(name=POOL).first()
     environment = Environment.objects.filter(name=ENVIRONMENT).first()
     if pool is None or environment is None or not Node.objects.filter(pool=pool, state="ready").exists():
         return 0
-    live = list(Job.objects.filter(pool=pool, state__in=JOB_LIVE).values_list("name", flat=True))
+    live = list(Job.objects.filter(pool=pool, state__in=LIVE_JOB_STATES).values_list("name", flat=True))
     submitted = 0
-    for name, project_name, tasks, gpus, minutes in random.sample(WORK, len(WORK)) * 2:
-        if len(live) + submitted >= LIVE_JOBS:
+    for name, project_name, tasks, gpus, minutes in random.sample(WORKLOADS, len(WORKLOADS)) * 2:
+        if len(live) + submitted >= TARGET_LIVE_JOBS:
             break
         if live.count(name) > 1:
             continue
@@ -171,25 +171,25 @@ def keep_demo_alive() -> int:
         try:
             do_submit_job(random.choice(owners), request)  # noqa: S311
         except FairwayError as refusal:
-            log.warning("the demo could not submit %s: %s", name, refusal.sentence)
+            log.warning("the demo could not submit %s: %s", name, refusal.message)
             continue
         submitted += 1
     return submitted
 
 
-def demo_tasks() -> QuerySet[Task]:
+def running_demo_tasks() -> QuerySet[Task]:
     """What holds pretend GPUs of the demo's nodes now."""
     names = [node.name for node in NODES]
-    mine = Task.objects.filter(node__name__in=names, node__pool__name=POOL, node__link=LinkKind.LOCAL.value)
-    return mine.filter(gone=False, attempt__state__in=ATTEMPT_LIVE)
+    mine = Task.objects.filter(node__name__in=names, node__pool__name=POOL, node__transport=NodeTransport.LOCAL.value)
+    return mine.filter(container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
 
 
-def stop_demo() -> int:
+def evict_demo_jobs() -> int:
     """Asks all that runs on the demo's nodes to leave; it waits again. Gives how many attempts there were."""
-    attempts = set(demo_tasks().values_list("attempt_id", flat=True))
+    attempts = set(running_demo_tasks().values_list("attempt_id", flat=True))
     sentence = "The demo was stopped, and its pretend nodes with it; the job waits again."
     for attempt in sorted(attempts):
-        lifecycle.want_stop(attempt, EndReason.PREEMPTED, sentence=sentence)
+        lifecycle.request_stop(attempt, EndReason.PREEMPTED, message=sentence)
     return len(attempts)
 
 
@@ -220,8 +220,8 @@ def _ensure_node(admin: User, pool: NodePool, node: DemoNode, number: int, clust
         "uid_first": 2_000_100_000 + number * 10_000,
         "uid_count": 10_000,
     }
-    do_add_node(
-        admin, name=node.name, pool=pool, link=LinkKind.LOCAL, runtime=RuntimeKind.PROCESS, settings=own
+    do_create_node(
+        admin, name=node.name, pool=pool, link=NodeTransport.LOCAL, runtime=RuntimeKind.PROCESS, settings=own
     )
 
 
@@ -232,9 +232,9 @@ def _ensure_projects(admin: User, pool: NodePool) -> None:
         above = Project.objects.get(name=parent) if parent else None
         project = do_create_project(admin, name=name, title=title, parent=above)
         if not Quota.objects.filter(project=project, pool=pool).exists():
-            numbers = QuotaNumbers(guaranteed * 1000, None, weight, 0)
+            numbers = QuotaValues(guaranteed * 1000, None, weight, 0)
             do_change_quota(admin, project, pool, numbers, version=0, reason="The demo's first quota.")
-    for username, full_name, project_name, role in PEOPLE:
+    for username, full_name, project_name, role in USERS:
         with transaction.atomic():
             person = User.objects.filter(username=username).first()
             if person is None:

@@ -14,23 +14,23 @@ from django.db import transaction
 from django.utils import timezone
 
 from portal.errors import Conflict
-from portal.events import News, announce_all
+from portal.events import TopicEvent, publish_all_on_commit
 from portal.models import Attempt, Job, JobEvent, Task
-from portal.services.endings import goes_on_without, note_change, note_lost, staying
-from portal.services.holdings import give_gpus, release_gpus, take_gpus
-from portal.services.lifecycle import Seat, Stop, want_stops
-from portal.services.moves import attempt_event, news_of_attempt
-from portal.services.steps import move_task, note_event
-from portal.wake import hint_nodes
+from portal.services.endings import survives_without, bump_job_version, record_lost_tasks, surviving_tasks
+from portal.services.holdings import create_allocations, release_gpus, allocate_gpus
+from portal.services.lifecycle import RankPlacement, StopRequest, request_stops
+from portal.services.moves import attempt_event, attempt_topic_event
+from portal.services.steps import transition_task, record_event
+from portal.wake import notify_nodes
 from portal.words.ends import END_STATES
 from portal.words.reasons import EndReason
-from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobState
+from portal.words.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
 
-_LIVE = [state.value for state in ATTEMPT_LIVE]
-_FOR_WHOM = {
+_LIVE_STATES = [state.value for state in LIVE_ATTEMPT_STATES]
+_PREEMPTOR_TEXT = {
     EndReason.PREEMPTED: "for {job}, which has a higher priority",
     EndReason.RECLAIMED: "for another project, to which they are owed",
-    EndReason.CONSOLIDATED: "to stand elsewhere, so that a job that needs more room together can start",
+    EndReason.MIGRATED: "to stand elsewhere, so that a job that needs more room together can start",
 }
 """Why tasks leave, for the job's own people; who they are in another project is not theirs to know."""
 
@@ -39,28 +39,28 @@ _FOR_WHOM = {
 
 
 @dataclass(frozen=True)
-class Growth:
+class ScaleUp:
     """Tasks that join a running attempt: ``seats`` for the numbers from ``first`` on, beside ``live`` others."""
 
     job: Job
     attempt: Attempt
-    seats: Sequence[Seat]
-    first: int
-    live: int
+    placements: Sequence[RankPlacement]
+    first_rank: int
+    live_count: int
 
 
-class Growing:
+class ScaleUpSession:
     """The attempts of running elastic jobs and how far they are, locked until the transaction ends."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         """``jobs`` are locked by the caller; no query where none of them runs and is elastic."""
-        running = [job.pk for job in jobs if job.elastic and job.state == JobState.RUNNING]
+        running = [job.pk for job in jobs if job.is_elastic and job.state == JobState.RUNNING]
         self._attempts: dict[int, Attempt] = {}
         self._tasks: dict[int, list[Task]] = defaultdict(list)
         if not running:
             return
         live = Attempt.objects.select_for_update(of=("self",), no_key=True).filter(
-            job__in=running, state__in=_LIVE
+            job__in=running, state__in=_LIVE_STATES
         )
         self._attempts = {
             attempt.job_id: attempt for attempt in live.select_related("pool").order_by("job_id")
@@ -69,70 +69,70 @@ class Growing:
         for task in rows:
             self._tasks[task.attempt_id].append(task)
 
-    def growth(self, job: Job, seats: Sequence[Seat]) -> Growth:
+    def scale_up(self, job: Job, placements: Sequence[RankPlacement]) -> ScaleUp:
         """What ``seats`` make of a running job; Conflict when its attempt takes no more tasks, or not so many."""
         attempt = self._attempts.get(job.pk)
-        if attempt is None or attempt.state == AttemptState.COMPLETING or job.desired != Desired.RUN:
+        if attempt is None or attempt.state == AttemptState.COMPLETING or job.desired_state != DesiredState.RUN:
             raise Conflict("The job is about to end.", code="job_moved_on")
         attempt.job = job
         tasks = self._tasks[attempt.pk]
-        live = sum(not task.gone for task in tasks)
-        if not goes_on_without(attempt, job, tasks) or live + len(seats) > job.tasks:
+        live = sum(not task.container_removed for task in tasks)
+        if not survives_without(attempt, job, tasks) or live + len(placements) > job.tasks:
             raise Conflict("The tasks of the job changed after the plan was made.", code="job_moved_on")
-        return Growth(job, attempt, seats, 1 + max(task.rank for task in tasks), live)
+        return ScaleUp(job, attempt, placements, 1 + max(task.rank for task in tasks), live)
 
 
-def grow_attempts(growths: Sequence[Growth]) -> None:
+def scale_up_attempts(scale_ups: Sequence[ScaleUp]) -> None:
     """Gives GPUs to tasks that join, and lets them start: all of ``growths`` or none.
 
     Of different jobs, as ``Growing`` found them. Raises IntegrityError when a GPU is already taken, Conflict
     when one is not healthy.
     """
     now = timezone.now()
-    take_gpus(
+    allocate_gpus(
         (gpu, milli, each.attempt.job.project_id)
-        for each in growths
-        for seat in each.seats
+        for each in scale_ups
+        for seat in each.placements
         for gpu, milli in seat.gpus
     )
     placed = [
         (
             Task(
                 attempt=each.attempt,
-                rank=each.first + number,
+                rank=each.first_rank + number,
                 node=seat.node,
-                among=each.live + len(each.seats),
+                world_size_at_start=each.live_count + len(each.placements),
             ),
             each.attempt.pool,
             seat.gpus,
         )
-        for each in growths
-        for number, seat in enumerate(each.seats)
+        for each in scale_ups
+        for number, seat in enumerate(each.placements)
     ]
     Task.objects.bulk_create(task for task, _, _ in placed)
-    give_gpus(placed, now)
-    hint_nodes(
-        {seat.node.public_id: ("start", each.job.public_id) for each in growths for seat in each.seats}
+    create_allocations(placed, now)
+    notify_nodes(
+        {seat.node.public_id: ("start", each.job.public_id) for each in scale_ups for seat in each.placements}
     )
     events: list[JobEvent] = []
-    news: list[News] = []
-    for each in growths:
-        where = ", ".join(sorted({seat.node.name for seat in each.seats}))
+    news: list[TopicEvent] = []
+    for each in scale_ups:
+        where = ", ".join(sorted({seat.node.name for seat in each.placements}))
         sentence = (
-            f"Grows from {each.live} to {each.live + len(each.seats)} of {each.job.tasks} tasks: {where}."
+            f"Grows from {each.live_count} to {each.live_count + len(each.placements)} of {each.job.tasks} tasks: {where}."
         )
         events.append(attempt_event(each.attempt, "grows", "", "", "placed", sentence))
-        news.append(news_of_attempt(each.attempt, "grows", sentence))
-        note_change(each.job)
+        news.append(attempt_topic_event(each.attempt, "grows", sentence))
+        bump_job_version(each.job)
     JobEvent.objects.bulk_create(events)
-    announce_all(news)
+    publish_all_on_commit(news)
 
 
 # -- tasks that leave --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Leave:
+class TaskEviction:
     """Tasks of a running attempt that are to leave, and why; ``for_job`` gets their place."""
 
     attempt: int
@@ -141,65 +141,65 @@ class Leave:
     for_job: Job | None = None
 
 
-def want_leaves(leaves: Sequence[Leave], *, actor: str = "") -> list[int]:
+def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = "") -> list[int]:
     """Asks tasks to leave while the others go on; gives the attempts that cannot spare them (any more).
 
     They keep their GPUs until their nodes say that they are gone. Repeatable: who was asked is not asked again.
     """
-    wanted = {leave.attempt: leave for leave in leaves}
+    wanted = {leave.attempt: leave for leave in evictions}
     kept: list[int] = []
     with transaction.atomic():
-        live, tasks = _locked(wanted)
+        live, tasks = _lock_attempts(wanted)
         for attempt in live:
             leave, mine = wanted.pop(attempt.pk), tasks[attempt.pk]
             going = [
                 task
                 for task in mine
-                if task.rank in leave.ranks and task.state in ATTEMPT_LIVE and task.leave_wanted_at is None
+                if task.rank in leave.ranks and task.state in LIVE_ATTEMPT_STATES and task.leave_wanted_at is None
             ]
-            if not going or not goes_on_without(attempt, attempt.job, mine, {task.pk for task in going}):
+            if not going or not survives_without(attempt, attempt.job, mine, {task.pk for task in going}):
                 kept.append(attempt.pk)
                 continue
-            before = staying(mine)
-            for_whom = _FOR_WHOM.get(leave.reason, "").format(job=leave.for_job.name if leave.for_job else "")
+            before = surviving_tasks(mine)
+            for_whom = _PREEMPTOR_TEXT.get(leave.reason, "").format(job=leave.for_job.name if leave.for_job else "")
             sentence = f"Gives {len(going)} of {before} tasks back {for_whom}".strip() + "."
-            _ask(attempt, going, leave.reason)
-            note_event(attempt, "shrinks", "", "", leave.reason.value, sentence, actor)
-            note_change(attempt.job)
+            _request_eviction(attempt, going, leave.reason)
+            record_event(attempt, "shrinks", "", "", leave.reason.value, sentence, actor)
+            bump_job_version(attempt.job)
     return [*kept, *wanted]
 
 
-def end_tasks(ids: Iterable[int], reason: EndReason, *, sentence: str, actor: str = "") -> None:
+def end_tasks(ids: Iterable[int], reason: EndReason, *, message: str, actor: str = "") -> None:
     """Ends tasks (row numbers) that cannot go on: alone where the others can, else their whole attempts."""
     lost = set(ids)
     with transaction.atomic():
-        live, tasks = _locked(Task.objects.filter(pk__in=lost).values_list("attempt_id", flat=True))
+        live, tasks = _lock_attempts(Task.objects.filter(pk__in=lost).values_list("attempt_id", flat=True))
         stops = []
         for attempt in live:
             mine = tasks[attempt.pk]
-            if not goes_on_without(attempt, attempt.job, mine, lost):
-                stops.append(Stop(attempt.pk, reason, sentence))
+            if not survives_without(attempt, attempt.job, mine, lost):
+                stops.append(StopRequest(attempt.pk, reason, message))
                 continue
             going = [
                 task
                 for task in mine
-                if task.pk in lost and task.state in ATTEMPT_LIVE and task.leave_wanted_at is None
+                if task.pk in lost and task.state in LIVE_ATTEMPT_STATES and task.leave_wanted_at is None
             ]
             if going:
-                _ask(attempt, going, reason)
-                note_lost(attempt, attempt.job, len(going), staying(mine), reason, sentence, actor)
+                _request_eviction(attempt, going, reason)
+                record_lost_tasks(attempt, attempt.job, len(going), surviving_tasks(mine), reason, message, actor)
         if stops:
-            want_stops(stops, actor=actor)
+            request_stops(stops, actor=actor)
 
 
-def _locked(attempts: Iterable[int]) -> tuple[list[Attempt], dict[int, list[Task]]]:
+def _lock_attempts(attempts: Iterable[int]) -> tuple[list[Attempt], dict[int, list[Task]]]:
     """Those of the attempts (row numbers) that live, with their jobs and tasks, all locked in order."""
     wanted = list(attempts)
     jobs = Job.objects.select_for_update(of=("self",), no_key=True).filter(attempts__in=wanted)
     by_id = {job.pk: job for job in jobs.select_related("owner", "project").order_by("pk")}
     live = list(
         Attempt.objects.select_for_update(no_key=True)
-        .filter(pk__in=wanted, state__in=_LIVE)
+        .filter(pk__in=wanted, state__in=_LIVE_STATES)
         .order_by("job_id")
     )
     tasks: dict[int, list[Task]] = defaultdict(list)
@@ -211,13 +211,13 @@ def _locked(attempts: Iterable[int]) -> tuple[list[Attempt], dict[int, list[Task
     return live, tasks
 
 
-def _ask(attempt: Attempt, going: Sequence[Task], reason: EndReason) -> None:
+def _request_eviction(attempt: Attempt, leaving: Sequence[Task], reason: EndReason) -> None:
     """Marks locked tasks as leaving and tells their nodes; where no start ever went out they are gone at once."""
-    for task in going:
+    for task in leaving:
         task.leave_wanted_at, task.leave_reason = timezone.now(), reason.value
-        if attempt.sent_at is None:
+        if attempt.start_sent_at is None:
             task.ended_at = timezone.now()
-            move_task(task, END_STATES[reason])
+            transition_task(task, END_STATES[reason])
             release_gpus(task, "never_started")
-    Task.objects.bulk_update(going, ["leave_wanted_at", "leave_reason"])
-    hint_nodes({task.node.public_id: ("stop", attempt.job.public_id) for task in going})
+    Task.objects.bulk_update(leaving, ["eviction_requested_at", "eviction_reason"])
+    notify_nodes({task.node.public_id: ("stop", attempt.job.public_id) for task in leaving})

@@ -11,53 +11,53 @@ from collections.abc import Collection, Sequence
 from django.utils import timezone
 
 from portal.models import Attempt, Job, Task
-from portal.services.rendezvous import part
-from portal.services.steps import move_attempt, move_job, move_task, note_event
-from portal.wake import wake
-from portal.words.ends import END_STATES, GIVEN_BACK, NO_FAULT, OWN_FAILURES, RETRIED, pause_s, tries_used
-from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import ATTEMPT_LIVE, AttemptState, Desired, JobState
+from portal.services.rendezvous import release_rendezvous
+from portal.services.steps import transition_attempt, transition_job, transition_task, record_event
+from portal.wake import trigger_cycle
+from portal.words.ends import END_STATES, PREEMPTION_REASONS, NOT_TASK_FAILURES, APPLICATION_FAILURES, RETRYABLE_REASONS, backoff_s, counted_attempts
+from portal.words.reasons import EndReason, end_message
+from portal.words.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState, JobState
 
 
 def finish_attempt(attempt: Attempt, job: Job) -> None:
     """Ends an attempt whose every task is gone, and decides what becomes of the job."""
-    reason = EndReason(attempt.stop_reason) if attempt.stop_reason else EndReason.FINISHED
+    reason = EndReason(attempt.stop_reason) if attempt.stop_reason else EndReason.COMPLETED
     state = END_STATES[reason]
-    sentence = attempt.sentence or end_sentence(reason)
+    sentence = attempt.message or end_message(reason)
     for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
-        if task.state in ATTEMPT_LIVE:
+        if task.state in LIVE_ATTEMPT_STATES:
             task.ended_at = timezone.now()
-            move_task(task, state)
+            transition_task(task, state)
     attempt.ended_at = timezone.now()
-    if reason is EndReason.FINISHED:
+    if reason is EndReason.COMPLETED:
         attempt.exit_code = 0
     attempt.save(update_fields=["ended_at", "exit_code"])
-    part(attempt)
-    move_attempt(attempt, state, reason.value, sentence, attempt.stop_actor)
+    release_rendezvous(attempt)
+    transition_attempt(attempt, state, reason.value, sentence, attempt.stop_actor)
     job.exit_code = attempt.exit_code
-    after = _job_after(job, attempt, reason, state)
+    after = _next_job_state(job, attempt, reason, state)
     if after is JobState.PENDING and not sentence.endswith("waits again."):
         sentence = f"{sentence} It waits again."
     if after is JobState.SUSPENDED and reason is not EndReason.SUSPENDED:
-        sentence = end_sentence(EndReason.SUSPENDED)  # asked for while it left for another reason
-    move_job(job, after, reason=reason, sentence=sentence, attempt=attempt, actor=attempt.stop_actor)
-    wake("ended")
+        sentence = end_message(EndReason.SUSPENDED)  # asked for while it left for another reason
+    transition_job(job, after, reason=reason, message=sentence, attempt=attempt, actor=attempt.stop_actor)
+    trigger_cycle("ended")
 
 
-def _job_after(job: Job, attempt: Attempt, reason: EndReason, state: AttemptState) -> JobState:
-    if job.desired == Desired.CANCELLED:
+def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: AttemptState) -> JobState:
+    if job.desired_state == DesiredState.CANCELLED:
         return JobState.CANCELLED
-    if job.desired == Desired.SUSPENDED:
+    if job.desired_state == DesiredState.SUSPENDED:
         return JobState.SUSPENDED
     if state is AttemptState.SUSPENDED:
         return JobState.PENDING  # resumed while it let go
-    retried = reason in RETRIED or (job.retry_failures and reason in OWN_FAILURES)
-    if job.stub and (reason in GIVEN_BACK or retried):
+    retried = reason in RETRYABLE_REASONS or (job.retry_failures and reason in APPLICATION_FAILURES)
+    if job.is_placeholder and (reason in PREEMPTION_REASONS or retried):
         return JobState.FAILED  # nobody knows what to start again
-    if reason in GIVEN_BACK:
+    if reason in PREEMPTION_REASONS:
         return JobState.PENDING
     if retried:
-        used = tries_used(list(job.attempts.values_list("state", "reason")))
+        used = counted_attempts(list(job.attempts.values_list("state", "reason")))
         return JobState.PENDING if used < job.max_attempts else JobState.FAILED
     return {
         AttemptState.COMPLETED: JobState.COMPLETED,
@@ -66,44 +66,44 @@ def _job_after(job: Job, attempt: Attempt, reason: EndReason, state: AttemptStat
     }.get(state, JobState.FAILED)
 
 
-def staying(tasks: Sequence[Task], without: Collection[int] = ()) -> int:
+def surviving_tasks(tasks: Sequence[Task], without: Collection[int] = ()) -> int:
     """How many tasks go on when those that were asked to leave, and ``without`` (row numbers), have left."""
     return sum(
-        task.state in ATTEMPT_LIVE and task.leave_wanted_at is None and task.pk not in without
+        task.state in LIVE_ATTEMPT_STATES and task.leave_wanted_at is None and task.pk not in without
         for task in tasks
     )
 
 
-def goes_on_without(attempt: Attempt, job: Job, tasks: Sequence[Task], without: Collection[int] = ()) -> bool:
+def survives_without(attempt: Attempt, job: Job, tasks: Sequence[Task], without: Collection[int] = ()) -> bool:
     """True when an attempt works on although these of its tasks end.
 
     Not when it is to end anyhow: because somebody wants it, or because one of its tasks has finished, whom the
     others follow.
     """
-    if not job.elastic or attempt.stop_wanted_at is not None or job.desired != Desired.RUN:
+    if not job.is_elastic or attempt.stop_wanted_at is not None or job.desired_state != DesiredState.RUN:
         return False
     if any(task.state == AttemptState.COMPLETED for task in tasks):
         return False
-    return staying(tasks, without) >= job.least_tasks
+    return surviving_tasks(tasks, without) >= job.least_tasks
 
 
-def note_lost(
-    attempt: Attempt, job: Job, lost: int, stay: int, reason: EndReason, sentence: str, actor: str = ""
+def record_lost_tasks(
+    attempt: Attempt, job: Job, lost: int, surviving: int, reason: EndReason, message: str, actor: str = ""
 ) -> None:
     """Writes down that tasks of an attempt end and the others go on; what is to replace them pauses first."""
-    if reason not in NO_FAULT:
+    if reason not in NOT_TASK_FAILURES:
         attempt.failed_tasks += lost
-    attempt.grow_after = timezone.now() + dt.timedelta(seconds=pause_s(attempt.failed_tasks))
-    attempt.save(update_fields=["failed_tasks", "grow_after"])
-    more = f" {stay} of {job.tasks} tasks go on."
+    attempt.grow_after = timezone.now() + dt.timedelta(seconds=backoff_s(attempt.failed_tasks))
+    attempt.save(update_fields=["failed_tasks", "scale_up_after"])
+    more = f" {surviving} of {job.tasks} tasks go on."
     if attempt.failed_tasks >= job.max_attempts:
         more += f" It grows no more in this attempt: {attempt.failed_tasks} of its tasks failed."
-    note_event(attempt, "task_lost", "", "", reason.value, f"{sentence}{more}", actor)
-    note_change(job)
+    record_event(attempt, "task_lost", "", "", reason.value, f"{message}{more}", actor)
+    bump_job_version(job)
 
 
-def note_change(job: Job) -> None:
+def bump_job_version(job: Job) -> None:
     """The tasks of a running job changed: a plan that was made before does not hold any more."""
     job.version += 1
     job.save(update_fields=["version"])
-    wake("ended")
+    trigger_cycle("ended")

@@ -17,30 +17,30 @@ from django.conf import settings
 from django.db import transaction
 from redis.exceptions import RedisError
 
-from agents.enrol import EnrolmentChoices, EnrolmentError, PublicKeys, check, enrolment_script
-from agents.keys import PURPOSES, key_path, make_keys, public_line, sign_agent
+from agents.enrol import EnrolmentOptions, EnrolmentError, PublicKeys, check_options, enrolment_script
+from agents.keys import PURPOSES, key_path, make_keys, read_public_key, sign_agent
 from agents.ssh import HostKey, SshError, scan_host_key
-from portal.access import Verb, require
-from portal.errors import Invalid, Unavailable
-from portal.models import ClusterSettings, Node, NodeCheck, User
-from portal.selectors.agent_program import our_agent
-from portal.services.nodes import check_host
-from portal.services.sealing import CannotOpen, Place, seal, unseal
-from portal.valkey import valkey
-from portal.wake import leave_hint
-from portal.words.node_acts import NodeAct
+from portal.access import Permission, require_permission
+from portal.errors import InvalidRequest, ServiceUnavailable
+from portal.models import ClusterSettings, Node, NodeOperation, User
+from portal.selectors.agent_program import bundled_agent
+from portal.services.nodes import validate_host
+from portal.services.sealing import DecryptionError, EncryptionContext, encrypt, decrypt
+from portal.valkey import valkey_client
+from portal.wake import enqueue_task
+from portal.words.node_acts import OperationKind
 
 log = logging.getLogger(__name__)
 
-PASSWORD_LIFE_S = 60
-STORE_WITHIN_S = 3.0
+PASSWORD_TTL_S = 60
+STORE_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True)
 class SudoLogin:
     """A login that is used once; it lives sealed in Redis for a minute at most, and nowhere else."""
 
-    account: str
+    username: str
     password: str
     engine: str = "auto"  # access of the agent to the container engine, as in EnrolmentChoices
 
@@ -50,8 +50,8 @@ def prepare_agent(program: bytes) -> None:
     keys = make_keys(settings.KEY_DIR, ClusterSettings.objects.get(id=1).cluster_id)
     folder = settings.DATA_DIR / "agent"
     folder.mkdir(mode=0o755, exist_ok=True)
-    _write(folder / "agent.pyz", program)
-    _write(folder / "agent.pyz.sig", sign_agent(program, keys["signing"]).encode())
+    _write_atomically(folder / "agent.pyz", program)
+    _write_atomically(folder / "agent.pyz.sig", sign_agent(program, keys["signing"]).encode())
 
 
 def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", account: str = "fairway") -> str:
@@ -60,34 +60,34 @@ def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", acco
     Containers there may not connect to this machine by the address that it has towards ``host``.
     """
     choices = check_choices(engine=engine, runtime=runtime, account=account)
-    public = {name: public_line(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
+    public = {name: read_public_key(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
     cluster = ClusterSettings.objects.get(id=1).cluster_id
     try:
         return enrolment_script(
             cluster,
             PublicKeys(**public),
-            our_agent().signed,
-            replace(choices, deny_addresses=_own_addresses(host)),
+            bundled_agent().signed,
+            replace(choices, deny_addresses=_portal_addresses(host)),
         )
     except EnrolmentError as fault:
-        raise _as_invalid(fault) from fault
+        raise _to_invalid_request(fault) from fault
 
 
-def check_choices(*, engine: str, runtime: str, account: str) -> EnrolmentChoices:
+def check_choices(*, engine: str, runtime: str, account: str) -> EnrolmentOptions:
     """Return the choices for a script. Raise Invalid, by field, for one that is not offered."""
-    choices = EnrolmentChoices(engine=engine, runtime=runtime, account=account)  # type: ignore[arg-type]
+    choices = EnrolmentOptions(engine=engine, runtime=runtime, user=account)  # type: ignore[arg-type]
     try:
-        check(choices)
+        check_options(choices)
     except EnrolmentError as fault:
-        raise _as_invalid(fault) from fault
+        raise _to_invalid_request(fault) from fault
     return choices
 
 
-def _as_invalid(fault: EnrolmentError) -> Invalid:
-    return Invalid(str(fault), fields={fault.field: str(fault)} if fault.field else None)
+def _to_invalid_request(fault: EnrolmentError) -> InvalidRequest:
+    return InvalidRequest(str(fault), fields={fault.field: str(fault)} if fault.field else None)
 
 
-def _own_addresses(host: str) -> tuple[str, ...]:
+def _portal_addresses(host: str) -> tuple[str, ...]:
     """This machine's address on the way to ``host``; no packet is sent. Loopback is closed to containers anyway."""
     if not host:
         return ()
@@ -103,53 +103,53 @@ def _own_addresses(host: str) -> tuple[str, ...]:
 
 def get_host_key(host: str, port: int) -> HostKey:
     """The key a machine shows, to be compared by the admin before it is pinned. Takes at most 5 s."""
-    check_host(host)
+    validate_host(host)
     try:
         return scan_host_key(host, port)
     except SshError as problem:
-        raise Invalid(fields={"host": str(problem)}) from problem
+        raise InvalidRequest(fields={"host": str(problem)}) from problem
 
 
-def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeCheck:
+def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation:
     """Asks worker-nodes to run the script through one sudo login; the steps appear on the check's row."""
-    require(actor, Verb.CHANGE, node)
-    if not login.account or not login.password:
-        raise Invalid(fields={"password": "Give an account that may use sudo, and its password."})
-    check_choices(engine=login.engine, runtime=node.runtime, account=node.account)
+    require_permission(actor, Permission.CHANGE, node)
+    if not login.username or not login.password:
+        raise InvalidRequest(fields={"password": "Give an account that may use sudo, and its password."})
+    check_choices(engine=login.engine, runtime=node.runtime, account=node.ssh_user)
     with transaction.atomic():
-        check = NodeCheck.objects.create(node=node, kind=NodeAct.ENROL.value, actor=actor)
-        sealed = seal(json.dumps(asdict(login)), _place(check.public_id))
+        check = NodeOperation.objects.create(node=node, kind=OperationKind.ENROL.value, actor=actor)
+        sealed = encrypt(json.dumps(asdict(login)), _encryption_context(check.public_id))
         try:
-            valkey(STORE_WITHIN_S).set(_name(check.public_id), sealed, ex=PASSWORD_LIFE_S)
+            valkey_client(STORE_TIMEOUT_S).set(_login_key(check.public_id), sealed, ex=PASSWORD_TTL_S)
         except RedisError as away:
-            raise Unavailable(
+            raise ServiceUnavailable(
                 "The message store does not answer, so the login cannot be handed over."
             ) from away
-        leave_hint("scheduler.enrol_node", [check.public_id], "nodes")
+        enqueue_task("scheduler.enrol_node", [check.public_id], "nodes")
     return check
 
 
-def take_sudo_login(check_id: str) -> SudoLogin | None:
+def pop_sudo_login(check_id: str) -> SudoLogin | None:
     """The login that waits for this check, taken away with the reading; None when its minute is over."""
-    sealed = valkey(STORE_WITHIN_S).getdel(_name(check_id))
+    sealed = valkey_client(STORE_TIMEOUT_S).getdel(_login_key(check_id))
     if not isinstance(sealed, bytes):
         return None
     try:
-        return SudoLogin(**json.loads(unseal(sealed.decode(), _place(check_id))))
-    except CannotOpen:
+        return SudoLogin(**json.loads(decrypt(sealed.decode(), _encryption_context(check_id))))
+    except DecryptionError:
         log.warning("the login of check %s does not open", check_id)
         return None
 
 
-def _name(check_id: str) -> str:
+def _login_key(check_id: str) -> str:
     return f"fairway:sudo:{check_id}"
 
 
-def _place(check_id: str) -> Place:
-    return Place("node_check", check_id, "sudo_login")
+def _encryption_context(check_id: str) -> EncryptionContext:
+    return EncryptionContext("node_check", check_id, "sudo_login")
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file whole, so that a reader never sees half of it."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(content)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from django.conf import settings
 
-from portal.errors import Unavailable
+from portal.errors import ServiceUnavailable
 
-RECIPE = Path(settings.BASE_DIR) / "deploy" / "images" / "jupyterlab"
-LOCK_FILE = RECIPE / "requirements.lock"
-SERVER_CONFIG = RECIPE / "files" / "usr" / "local" / "etc" / "jupyter" / "jupyter_server_config.py"
-INSTALL_WITHIN_S = 900
-OLDEST_PYTHON = (3, 11)
+IMAGE_RECIPE_DIR = Path(settings.BASE_DIR) / "deploy" / "images" / "jupyterlab"
+LOCK_FILE = IMAGE_RECIPE_DIR / "requirements.lock"
+SERVER_CONFIG = IMAGE_RECIPE_DIR / "files" / "usr" / "local" / "etc" / "jupyter" / "jupyter_server_config.py"
+INSTALL_TIMEOUT_S = 900
+MIN_PYTHON = (3, 11)
 SYSTEM_PYTHONS = (Path("/usr/bin/python3"), Path("/usr/local/bin/python3"))
 TOOL_PORT = 8888
 SECRET_FILE = "token"  # noqa: S105  (the name of a file)
@@ -76,7 +76,7 @@ def ensure_process_jupyterlab(data_dir: Path) -> ProcessTool:
 
 def _install(prefix: Path) -> None:
     # the installer is ours, so that a system without ensurepip serves as well
-    _run([str(_readable_python()), "-m", "venv", "--without-pip", str(prefix)])
+    _run([str(_world_readable_python()), "-m", "venv", "--without-pip", str(prefix)])
     _run(
         [
             sys.executable,
@@ -100,7 +100,7 @@ def _install(prefix: Path) -> None:
     shutil.copyfile(SERVER_CONFIG, config / SERVER_CONFIG.name)
 
 
-def _readable_python() -> Path:
+def _world_readable_python() -> Path:
     """A Python that every account may run: this one, or the system's where this one lives in a closed folder.
 
     A Python below, say, root's home cannot be reached by the accounts that tasks run under.
@@ -117,10 +117,10 @@ def _readable_python() -> Path:
             timeout=20,
             check=False,
         )
-        if version.returncode == 0 and tuple(map(int, version.stdout.split())) >= OLDEST_PYTHON:
+        if version.returncode == 0 and tuple(map(int, version.stdout.split())) >= MIN_PYTHON:
             return python
-    raise Unavailable(
-        f"JupyterLab needs a Python of at least {'.'.join(map(str, OLDEST_PYTHON))} that every account may run; "
+    raise ServiceUnavailable(
+        f"JupyterLab needs a Python of at least {'.'.join(map(str, MIN_PYTHON))} that every account may run; "
         f"{own} lies in a folder that is closed to others. Install the distribution's python3.",
         code="environment_failed",
     )
@@ -130,14 +130,14 @@ def _run(command: list[str]) -> None:
     try:
         # Tasks run under other accounts: what is installed here must be readable by them.
         subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=INSTALL_WITHIN_S, umask=0o022
+            command, check=True, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, umask=0o022
         )
     except subprocess.CalledProcessError as problem:
         words = (problem.stderr or problem.stdout or "").strip().splitlines()[-5:]
-        raise Unavailable(
+        raise ServiceUnavailable(
             "JupyterLab could not be installed: " + " ".join(words), code="environment_failed"
         ) from problem
     except subprocess.TimeoutExpired as problem:
-        raise Unavailable(
-            f"Installing JupyterLab took longer than {INSTALL_WITHIN_S} s.", code="environment_failed"
+        raise ServiceUnavailable(
+            f"Installing JupyterLab took longer than {INSTALL_TIMEOUT_S} s.", code="environment_failed"
         ) from problem

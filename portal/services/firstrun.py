@@ -19,73 +19,73 @@ from agents import bundle
 from agents.node.gpus.nvml import open_nvml
 from portal.errors import FairwayError
 from portal.models import ClusterSettings, Environment, Membership, Node, NodePool, Project, Template, User
-from portal.models.public_id import fault_of_name
+from portal.models.public_id import name_error
 from portal.services import enrolment
-from portal.services.audit import record_act
-from portal.services.catalogue import EnvironmentWords, do_save_environment
+from portal.services.audit import record_action
+from portal.services.catalogue import EnvironmentInput, do_save_environment
 from portal.services.demo import ensure_demo
 from portal.services.environments import ensure_process_jupyterlab
-from portal.services.nodes import do_add_node, do_add_pool
-from portal.services.people import do_make_sign_in_link
-from portal.words.states import JobKind, LinkKind, Role, RuntimeKind
+from portal.services.nodes import do_create_node, do_create_pool
+from portal.services.people import do_create_magic_link
+from portal.words.states import JobKind, NodeTransport, Role, RuntimeKind
 
 log = logging.getLogger(__name__)
 
 FIRST_ADMIN = "admin"
-PRETEND_GPUS = 4
-PRETEND_MODEL = "Pretend GPU"
-PRETEND_MEMORY_MIB = 16_384
+SIMULATED_GPUS = 4
+SIMULATED_GPU_MODEL = "Pretend GPU"
+SIMULATED_GPU_MEMORY_MIB = 16_384
 
 
-def ensure_first_run(*, local_node: bool, simulated_gpus: bool, demo: bool) -> str | None:
+def ensure_initial_data(*, local_node: bool, simulated_gpus: bool, demo: bool) -> str | None:
     """Brings a cluster to where somebody can sign in and launch.
 
     Gives the code of a one-time sign-in link while the first admin has no password of their own, else None.
     """
     cluster, _ = ClusterSettings.objects.get_or_create(id=1)
-    admin = _first_admin()
-    _agent()
-    pool = NodePool.objects.order_by("id").first() or do_add_pool(admin, "default")
-    _first_project(admin)
+    admin = _ensure_first_admin()
+    _publish_agent()
+    pool = NodePool.objects.order_by("id").first() or do_create_pool(admin, "default")
+    _ensure_first_project(admin)
     if local_node:
-        _this_machine(admin, pool, cluster.cluster_id, simulated_gpus)
-        _local_environment(admin)
+        _ensure_local_node(admin, pool, cluster.cluster_id, simulated_gpus)
+        _ensure_local_environment(admin)
     if demo:
         ensure_demo(admin)
     if admin.has_usable_password() or not admin.is_active:
         return None
-    return do_make_sign_in_link(None, admin)
+    return do_create_magic_link(None, admin)
 
 
-def _first_admin() -> User:
+def _ensure_first_admin() -> User:
     existing = User.objects.filter(is_admin=True).order_by("id").first()
     if existing is not None:
         return existing
     with transaction.atomic():
         admin = User.objects.create_user(FIRST_ADMIN, None, full_name="First administrator", is_admin=True)
-        record_act(None, "person.first_admin", admin)
+        record_action(None, "person.first_admin", admin)
     return admin
 
 
-def _first_project(admin: User) -> None:
+def _ensure_first_project(admin: User) -> None:
     if Project.objects.exists():
         return
     with transaction.atomic():
         project = Project.objects.create(name="default", title="Everybody's first project")
         Membership.objects.create(user=admin, project=project, role=Role.MANAGER.value)
-        record_act(admin, "project.create", project, after={"name": "default"})
+        record_action(admin, "project.create", project, after={"name": "default"})
 
 
-def _agent() -> None:
+def _publish_agent() -> None:
     """Leaves the signed agent program in the data folder, for the local node and for enrolment scripts."""
     fresh = settings.DATA_DIR / "agent" / "building.pyz"
-    bundle.build(fresh)
+    bundle.build_archive(fresh)
     enrolment.prepare_agent(fresh.read_bytes())
     fresh.unlink()
 
 
-def _this_machine(admin: User, pool: NodePool, cluster_id: str, simulated_gpus: bool) -> None:
-    if Node.objects.filter(link=LinkKind.LOCAL.value).exists():
+def _ensure_local_node(admin: User, pool: NodePool, cluster_id: str, simulated_gpus: bool) -> None:
+    if Node.objects.filter(transport=NodeTransport.LOCAL.value).exists():
         return
     folder = settings.DATA_DIR / "node"
     homes = settings.DATA_DIR / "homes"
@@ -99,8 +99,8 @@ def _this_machine(admin: User, pool: NodePool, cluster_id: str, simulated_gpus: 
         "gpus": _gpu_provider(folder, simulated_gpus),
         "firewall": False,
     }
-    do_add_node(
-        admin, name=_host_name(), pool=pool, link=LinkKind.LOCAL, runtime=RuntimeKind.PROCESS, settings=own
+    do_create_node(
+        admin, name=_host_name(), pool=pool, link=NodeTransport.LOCAL, runtime=RuntimeKind.PROCESS, settings=own
     )
 
 
@@ -113,32 +113,32 @@ def _gpu_provider(folder: Path, simulated_gpus: bool) -> str:
     path = folder / "pretend_gpus.json"
     if not path.exists():
         path.write_text(
-            json.dumps({"gpus": pretend_gpus(f"{socket.gethostname()}-{os.urandom(3).hex()}")}, indent=1)
+            json.dumps({"gpus": simulated_gpu_rows(f"{socket.gethostname()}-{os.urandom(3).hex()}")}, indent=1)
         )
     return f"file:{path}"
 
 
-def pretend_gpus(mark: str, count: int = PRETEND_GPUS) -> list[dict[str, Any]]:
+def simulated_gpu_rows(uuid_prefix: str, count: int = SIMULATED_GPUS) -> list[dict[str, Any]]:
     """Rows of the ``file:`` provider; ``mark`` keeps their UUIDs unique."""
     return [
-        {"uuid": f"GPU-pretend-{mark}-{index}", "model": PRETEND_MODEL, "memory_mib": PRETEND_MEMORY_MIB}
+        {"uuid": f"GPU-pretend-{uuid_prefix}-{index}", "model": SIMULATED_GPU_MODEL, "memory_mib": SIMULATED_GPU_MEMORY_MIB}
         for index in range(count)
     ]
 
 
-def _local_environment(admin: User) -> None:
+def _ensure_local_environment(admin: User) -> None:
     """JupyterLab in a virtual environment of its own; without it (no network, say) the portal still starts."""
     try:
         tool = ensure_process_jupyterlab(settings.DATA_DIR)
     except FairwayError as problem:
-        log.error("the first environment is missing: %s", problem.sentence)
+        log.error("the first environment is missing: %s", problem.message)
         return
     existing = Environment.objects.filter(name="jupyterlab-local").first()
     if existing is not None and existing.prefix == str(tool.prefix):
         return
     environment = do_save_environment(
         None,
-        EnvironmentWords(
+        EnvironmentInput(
             name="jupyterlab-local",
             title="JupyterLab on this machine",
             description="Python with JupyterLab, run as a process of its own account, without a container.",
@@ -165,4 +165,4 @@ def _local_environment(admin: User) -> None:
 def _host_name() -> str:
     """This machine's name as a node's name, or "local" where it cannot be one."""
     name = socket.gethostname().split(".")[0].lower()
-    return "local" if fault_of_name(name) else name
+    return "local" if name_error(name) else name

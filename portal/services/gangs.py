@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from agents.launchers import LAUNCHERS, NEED_THE_OTHERS
+from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS
 from portal.models import NodePool
-from portal.services.bounds import Refused
+from portal.services.bounds import InfeasibleReason
 
 
-def fault_of_launcher(launcher: str, *, workspace: bool, elastic: bool) -> str | None:
+def launcher_error(launcher: str, *, workspace: bool, elastic: bool) -> str | None:
     """What is wrong with a launcher for such a job, as a sentence; None: nothing."""
     if launcher not in LAUNCHERS:
         return f"Choose one of {', '.join(LAUNCHERS)}."
@@ -18,12 +18,12 @@ def fault_of_launcher(launcher: str, *, workspace: bool, elastic: bool) -> str |
     return None
 
 
-def no_network(launcher: str, tasks: int, gpus_per_task: int, pool: NodePool | None) -> Refused | None:
+def no_gang_network_reason(launcher: str, tasks: int, gpus_per_task: int, pool: NodePool | None) -> InfeasibleReason | None:
     """Why tasks that must reach each other could not, with the way out; None when they could.
 
     ``pool`` None is any of them.
     """
-    if tasks == 1 or launcher not in NEED_THE_OTHERS or reaches(pool):
+    if tasks == 1 or launcher not in REQUIRES_RENDEZVOUS or has_gang_network(pool):
         return None
     gpus = tasks * gpus_per_task
     where = f"the pool {pool.name} lends" if pool else "no pool here lends"
@@ -35,18 +35,18 @@ def no_network(launcher: str, tasks: int, gpus_per_task: int, pool: NodePool | N
     return sentence, {"nearest": {"tasks": 1, "gpus_per_task": gpus, "launcher": launcher}}
 
 
-def reaches(pool: NodePool | None) -> bool:
+def has_gang_network(pool: NodePool | None) -> bool:
     """True when tasks on several nodes of a pool (of some pool, for None) reach each other."""
     if pool is not None:
         return pool.allow_node_network
-    return NodePool.objects.filter(allow_node_network=True).exists()
+    return NodePool.objects.filter(allow_host_network=True).exists()
 
 
-def network_words(tasks: int, *, elastic: bool, pool: NodePool | None) -> str:
+def gang_network_text(tasks: int, *, elastic: bool, pool: NodePool | None) -> str:
     """What tasks of such a job may count on where they stand on several nodes; blank for one that is no gang."""
     if tasks == 1 or elastic:
         return ""
-    if reaches(pool):
+    if has_gang_network(pool):
         if pool and pool.fabric_network:
             return f"on several nodes its tasks use the network {pool.fabric_network}, which the pool names"
         where = "" if pool else ", in pools that allow it"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from portal.models import Allocation
 from portal.services import lifecycle
-from portal.words.amounts import memory
-from portal.words.reasons import EndReason, end_sentence
+from portal.words.amounts import format_memory
+from portal.words.reasons import EndReason, end_message
 
 
-def end_overuse(
+def stop_memory_overuse(
     node: str, job: str, attempt: int, uuid: str, *, used_mib: int, share_mib: int, seconds: float
 ) -> None:
     """Asks an attempt (public id of its job, number) to leave that still holds a share of this GPU of ``node``.
@@ -27,12 +27,12 @@ def end_overuse(
     row = held.select_related("gpu__node", "task").first()
     if row is None:
         return  # it has let go since
-    sentence = end_sentence(
-        EndReason.GPU_SHARE_EXCEEDED,
+    sentence = end_message(
+        EndReason.GPU_MEMORY_LIMIT_EXCEEDED,
         gpu=row.gpu.index,
         node=row.gpu.node.name,
-        used=memory(used_mib),
-        share=memory(share_mib),
+        used=format_memory(used_mib),
+        share=format_memory(share_mib),
         seconds=round(seconds),
     )
-    lifecycle.want_stop(row.task.attempt_id, EndReason.GPU_SHARE_EXCEEDED, sentence=sentence)
+    lifecycle.request_stop(row.task.attempt_id, EndReason.GPU_MEMORY_LIMIT_EXCEEDED, message=sentence)

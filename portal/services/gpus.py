@@ -11,23 +11,23 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
 
-from portal.access import Verb, require
+from portal.access import Permission, require_permission
 from portal.errors import Conflict
-from portal.events import announce
-from portal.models import Allocation, Gpu, Link, Node, User
+from portal.events import publish_on_commit
+from portal.models import Allocation, Gpu, GpuLink, Node, User
 from portal.services import elastic
-from portal.services.alarms import record_claimed, record_foreign_seen
-from portal.services.audit import record_act
-from portal.wake import wake
-from portal.words.reasons import EndReason, end_sentence
+from portal.services.alarms import record_claimed_gpus, record_foreign_process
+from portal.services.audit import record_action
+from portal.wake import trigger_cycle
+from portal.words.reasons import EndReason, end_message
 from portal.words.states import GpuHealth, NodeState
 
-UNSEEN_ERRORS = "Its memory had errors that could not be corrected while no agent watched it."
+UNOBSERVED_ECC_ERRORS = "Its memory had errors that could not be corrected while no agent watched it."
 
 
-def do_give_back_gpu(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
+def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
     """Lets a GPU that was lost or in quarantine take work again; one that is gone for good is forgotten."""
-    require(actor, Verb.CHANGE, gpu.node)
+    require_permission(actor, Permission.CHANGE, gpu.node)
     with transaction.atomic():
         row = Gpu.objects.select_for_update(no_key=True).select_related("node").get(pk=gpu.pk)
         if row.health == GpuHealth.OK:
@@ -41,23 +41,23 @@ def do_give_back_gpu(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
         )
         row.save(update_fields=["health", "health_reason", "ecc_uncorrected"])
         after = {"gpu": row.uuid, "health": row.health}
-        record_act(actor, "gpu.give_back", row.node, before=before, after=after, reason=reason)
-        announce("cluster", {"kind": "gpu_health", "uuid": row.uuid, "health": row.health})
-        wake("gpu_health")
+        record_action(actor, "gpu.give_back", row.node, before=before, after=after, reason=reason)
+        publish_on_commit("cluster", {"kind": "gpu_health", "uuid": row.uuid, "health": row.health})
+        trigger_cycle("gpu_health")
     return row
 
 
-def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
+def record_gpus(node: Node, reported: list[dict[str, Any]]) -> None:
     """Makes the GPU rows of a node match what it tells; rows are never deleted, history points at them.
 
     A GPU of another node comes here only once it is neither present nor allocated there. Until then it is left out,
     and an alarm names both nodes. The row of ``node`` is locked by the caller.
     """
-    told = list({gpu["uuid"]: gpu for gpu in reversed(told)}.values())[::-1]  # the first of each UUID
-    free, taken = _of_other_nodes(node, [gpu["uuid"] for gpu in told])
+    reported = list({gpu["uuid"]: gpu for gpu in reversed(reported)}.values())[::-1]  # the first of each UUID
+    free, taken = _gpus_of_other_nodes(node, [gpu["uuid"] for gpu in reported])
     here = Gpu.objects.select_for_update(no_key=True).filter(node=node).order_by("pk")
     rows = {gpu.uuid: gpu for gpu in here} | free
-    for gpu in told:
+    for gpu in reported:
         if gpu["uuid"] in taken:
             continue
         row = rows.pop(gpu["uuid"], None)
@@ -90,8 +90,8 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
             Gpu.objects.filter(pk=row.pk).update(**fields)
         health = GpuHealth(gpu.get("health") or GpuHealth.OK)
         sentence, fatal = str(gpu.get("health_sentence") or ""), bool(gpu.get("fatal"))
-        if health is GpuHealth.OK and _grew(row.ecc_uncorrected, gpu.get("ecc_uncorrected")):
-            health, sentence, fatal = GpuHealth.QUARANTINED, UNSEEN_ERRORS, True
+        if health is GpuHealth.OK and _errors_increased(row.ecc_uncorrected, gpu.get("ecc_uncorrected")):
+            health, sentence, fatal = GpuHealth.QUARANTINED, UNOBSERVED_ECC_ERRORS, True
         record_gpu_health(row.pk, health, sentence, fatal=fatal)
     for row in rows.values():
         if row.present:
@@ -99,7 +99,7 @@ def record_gpus(node: Node, told: list[dict[str, Any]]) -> None:
             record_gpu_health(row.pk, GpuHealth.LOST, "The node does not name it any more.")
 
 
-def _of_other_nodes(node: Node, uuids: Sequence[str]) -> tuple[dict[str, Gpu], set[str]]:
+def _gpus_of_other_nodes(node: Node, uuids: Sequence[str]) -> tuple[dict[str, Gpu], set[str]]:
     """Of the GPUs, the rows that may come here from another node, locked, and those that are another's.
 
     About each of the latter there is an alarm afterwards.
@@ -111,23 +111,23 @@ def _of_other_nodes(node: Node, uuids: Sequence[str]) -> tuple[dict[str, Gpu], s
     movable = others.filter(away, ~Exists(held), used_milli=0).order_by("pk")
     free = {gpu.uuid: gpu for gpu in movable.select_for_update(of=("self",), no_key=True)}
     taken = list(others.exclude(uuid__in=free))
-    record_claimed(node, taken)
+    record_claimed_gpus(node, taken)
     return free, {gpu.uuid for gpu in taken}
 
 
-def record_silent(node: Node, why: str) -> None:
+def record_driver_unresponsive(node: Node, message: str) -> None:
     """Its driver does not answer: nothing is known to be lost (law 7): what runs goes on, and nothing new comes."""
     for pk in (
         node.gpus.filter(present=True, health=GpuHealth.OK.value).order_by("pk").values_list("pk", flat=True)
     ):
-        record_gpu_health(pk, GpuHealth.QUARANTINED, why)
+        record_gpu_health(pk, GpuHealth.QUARANTINED, message)
 
 
-def record_links(node: Node, told: list[dict[str, Any]]) -> None:
+def record_links(node: Node, reported: list[dict[str, Any]]) -> None:
     """Makes the links between the GPUs of a node those that it tells; what stayed as it was is not written."""
     gpus = dict(Gpu.objects.filter(node=node).values_list("uuid", "pk"))
     wanted: set[tuple[str, int, int, int | None, str]] = set()
-    for pair in told:
+    for pair in reported:
         a, b = gpus.get(pair["a"]), gpus.get(pair["b"])
         if a is None or b is None:
             continue
@@ -138,11 +138,11 @@ def record_links(node: Node, told: list[dict[str, Any]]) -> None:
     wanted = set(
         {each[:3]: each for each in sorted(wanted, key=str)}.values()
     )  # a pair has one link of a kind
-    known = Link.objects.filter(gpu_a__in=gpus.values(), gpu_b__isnull=False)
-    rows = {(row.kind, row.gpu_a_id, row.gpu_b_id, row.lines, row.level): row.pk for row in known}
-    Link.objects.filter(pk__in=[rows[each] for each in rows.keys() - wanted]).delete()
-    Link.objects.bulk_create(
-        Link(kind=kind, gpu_a_id=a, gpu_b_id=b, lines=lines, level=level)
+    known = GpuLink.objects.filter(gpu_a__in=gpus.values(), gpu_b__isnull=False)
+    rows = {(row.kind, row.gpu_a_id, row.gpu_b_id, row.nvlink_count, row.level): row.pk for row in known}
+    GpuLink.objects.filter(pk__in=[rows[each] for each in rows.keys() - wanted]).delete()
+    GpuLink.objects.bulk_create(
+        GpuLink(kind=kind, gpu_a_id=a, gpu_b_id=b, nvlink_count=lines, level=level)
         for kind, a, b, lines, level in sorted(wanted - rows.keys(), key=lambda each: each[:3])
     )
 
@@ -162,14 +162,14 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
         if gpu.health == health.value or (gpu.health == GpuHealth.QUARANTINED and health is GpuHealth.OK):
             if gpu.health == GpuHealth.OK and gpu.health_reason != reason[:500]:
                 Gpu.objects.filter(pk=gpu_id).update(health_reason=reason[:500])
-                announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
+                publish_on_commit("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
                 return True
             return False
         if gpu.health == GpuHealth.LOST and health is GpuHealth.OK:
             health = GpuHealth.QUARANTINED
             was = gpu.health_reason.rstrip(".") or "no reason was told"
             reason = f"It was lost ({was}) and answers again; an administrator looks at it and gives it back."
-        record_act(
+        record_action(
             None,
             "gpu.health",
             gpu.node,
@@ -178,43 +178,43 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
             reason=reason,
         )
         Gpu.objects.filter(pk=gpu_id).update(health=health.value, health_reason=reason[:500])
-        announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
-        wake("gpu_health")
+        publish_on_commit("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": health.value})
+        trigger_cycle("gpu_health")
         return True
 
 
-def record_foreign(node: str, users: Mapping[str, str]) -> None:
+def record_foreign_processes(node: str, owners_by_uuid: Mapping[str, str]) -> None:
     """Writes by UUID whose program that is no job's works on GPUs of a node (public id); blank for nobody.
 
     What runs there goes on; nothing new comes until nobody is left.
     """
     with transaction.atomic():
         rows = Gpu.objects.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
-        for gpu in rows.filter(uuid__in=list(users), node__public_id=node):
-            who = users[gpu.uuid]
+        for gpu in rows.filter(uuid__in=list(owners_by_uuid), node__public_id=node):
+            who = owners_by_uuid[gpu.uuid]
             if gpu.foreign_user == who[:200]:
                 continue
             before, gpu.foreign_user = gpu.foreign_user, who[:200]
-            Gpu.objects.filter(pk=gpu.pk).update(foreign_user=gpu.foreign_user)
-            record_foreign_seen(gpu, gpu.foreign_user)
-            record_act(
+            Gpu.objects.filter(pk=gpu.pk).update(foreign_process_owner=gpu.foreign_user)
+            record_foreign_process(gpu, gpu.foreign_user)
+            record_action(
                 None,
                 "gpu.foreign",
                 gpu.node,
                 before={"gpu": gpu.uuid, "foreign_user": before},
                 after={"gpu": gpu.uuid, "foreign_user": gpu.foreign_user},
             )
-            announce("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": gpu.health})
-            wake("gpu_foreign")
+            publish_on_commit("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": gpu.health})
+            trigger_cycle("gpu_foreign")
 
 
-def _grew(before: int | None, now: int | None) -> bool:
+def _errors_increased(before: int | None, now: int | None) -> bool:
     """True when errors were counted while nobody watched; a count that fell was begun anew."""
     return before is not None and now is not None and now > before
 
 
 def _end_work_on(gpu: Gpu, reason: str) -> None:
-    sentence = end_sentence(EndReason.GPU_LOST, node=gpu.node.name)
+    sentence = end_message(EndReason.GPU_LOST, node=gpu.node.name)
     held = gpu.allocations.filter(ended_at__isnull=True, task__node=gpu.node)
     tasks = held.values_list("task_id", flat=True).distinct()
-    elastic.end_tasks(tasks, EndReason.GPU_LOST, sentence=f"{sentence} {reason}".strip())
+    elastic.end_tasks(tasks, EndReason.GPU_LOST, message=f"{sentence} {reason}".strip())

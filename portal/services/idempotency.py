@@ -18,31 +18,31 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from portal.errors import Conflict, FairwayError, Impossible, MalformedRequest
+from portal.errors import Conflict, FairwayError, Unsatisfiable, MalformedRequest
 from portal.models import IdempotencyKey, User
 
-KEPT_DAYS = 7
+RETENTION_DAYS = 7
 KEY_PATTERN = r"[\x21-\x7e]{1,255}"
 
 
 @dataclass(frozen=True)
-class Answer:
+class StoredResponse:
     """What was answered: the status and the JSON body; ``again`` when it is a repetition."""
 
     status: int
     body: Any
-    again: bool
+    is_replay: bool
 
 
-def once(
+def run_once(
     user: User,
     key: str,
     route: str,
     body: Any,
-    work: Callable[[], tuple[int, Any]],
+    perform: Callable[[], tuple[int, Any]],
     *,
     check: Callable[[], object] | None = None,
-) -> Answer:
+) -> StoredResponse:
     """Runs ``work`` unless this key has its answer already; refusals are not kept and may be tried again.
 
     ``work`` runs in a transaction. What must not, such as a question to the engine, goes into ``check``: it
@@ -61,10 +61,10 @@ def once(
         [IdempotencyKey(user=user, key=key, route=route, body_sha256=fingerprint)], ignore_conflicts=True
     )
     try:
-        if check is not None and not _answered(user, key):
+        if check is not None and not _has_response(user, key):
             check()
-        return _locked(user, key, fingerprint, work)
-    except (_Busy, _Reused):
+        return _run_locked(user, key, fingerprint, perform)
+    except (_InProgressError, _KeyReusedError):
         raise
     except FairwayError:
         IdempotencyKey.objects.filter(
@@ -73,9 +73,9 @@ def once(
         raise
 
 
-def forget_old_keys() -> int:
+def delete_expired_keys() -> int:
     """Deletes keys older than a week; how many went. For the periodic sweep."""
-    old = timezone.now() - dt.timedelta(days=KEPT_DAYS)
+    old = timezone.now() - dt.timedelta(days=RETENTION_DAYS)
     return IdempotencyKey.objects.filter(created_at__lt=old).delete()[0]
 
 
@@ -85,30 +85,30 @@ def fingerprint_of(route: str, body: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _locked(user: User, key: str, fingerprint: str, work: Callable[[], tuple[int, Any]]) -> Answer:
+def _run_locked(user: User, key: str, fingerprint: str, perform: Callable[[], tuple[int, Any]]) -> StoredResponse:
     with transaction.atomic():
         row = IdempotencyKey.objects.select_for_update(skip_locked=True).filter(user=user, key=key).first()
         if row is None:
-            raise _Busy("A request with this Idempotency-Key is being served.", code="idempotency_in_flight")
+            raise _InProgressError("A request with this Idempotency-Key is being served.", code="idempotency_in_flight")
         if row.body_sha256 != fingerprint:
-            raise _Reused("This Idempotency-Key was used for another request.", code="idempotency_key_reused")
+            raise _KeyReusedError("This Idempotency-Key was used for another request.", code="idempotency_key_reused")
         if row.status is not None and row.body is not None:
-            return Answer(row.status, json.loads(row.body), again=True)
-        status, answered = work()
+            return StoredResponse(row.status, json.loads(row.body), is_replay=True)
+        status, answered = perform()
         # kept as text: jsonb would lose the order of the fields, and the answer must be the same to the byte
         text = json.dumps(answered)
         row.status, row.body = status, text
         row.save(update_fields=["status", "body"])
-        return Answer(status, json.loads(text), again=False)
+        return StoredResponse(status, json.loads(text), is_replay=False)
 
 
-def _answered(user: User, key: str) -> bool:
+def _has_response(user: User, key: str) -> bool:
     return IdempotencyKey.objects.filter(user=user, key=key, status__isnull=False).exists()
 
 
-class _Busy(Conflict):
+class _InProgressError(Conflict):
     """The twin is still being served; nothing of it may be deleted."""
 
 
-class _Reused(Impossible):
+class _KeyReusedError(Unsatisfiable):
     """The key belongs to another body."""

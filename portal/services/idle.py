@@ -13,26 +13,26 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from portal.access import Verb, can, require
-from portal.errors import Conflict, Invalid, NotAllowed
-from portal.events import announce_all
-from portal.models import Activity, Attempt, Excuse, Job, User
-from portal.selectors.project_policy import rules_for
+from portal.access import Permission, can, require_permission
+from portal.errors import Conflict, InvalidRequest, Forbidden
+from portal.events import publish_all_on_commit
+from portal.models import WorkspaceActivity, Attempt, IdleExemption, Job, User
+from portal.selectors.project_policy import effective_rules
 from portal.services import suspending
-from portal.services.audit import record_act
-from portal.services.moves import attempt_event, news_of_attempt
-from portal.words.amounts import span
-from portal.words.states import AttemptState, Desired
+from portal.services.audit import record_action
+from portal.services.moves import attempt_event, attempt_topic_event
+from portal.words.amounts import format_duration
+from portal.words.states import AttemptState, DesiredState
 
-GAP_S = 180
+MAX_POLL_GAP_S = 180
 """Longer than this between two looks at a tool, and what was known before does not count."""
-LEAST_WORDS = 10
-_DECIDED_ON = (
-    "tool_used_at",
-    "gpu_used_at",
-    "gpu_quiet_since",
-    "countdown_at",
-    "stops_at",
+MIN_REASON_LENGTH = 10
+_DECISION_FIELDS = (
+    "tool_active_at",
+    "gpu_active_at",
+    "gpu_inactive_since",
+    "idle_notified_at",
+    "suspend_at",
     "snoozed_until",
 )
 
@@ -40,7 +40,7 @@ _DECIDED_ON = (
 # -- what is known ---------------------------------------------------------------------------------
 
 
-def record_tool_use(used_ago_s: Mapping[int, float | None]) -> None:
+def record_tool_activity(used_ago_s: Mapping[int, float | None]) -> None:
     """Notes that the tools of these attempts (row numbers) were looked at now, and used so many seconds ago.
 
     None: nothing of a use is known beyond what was noted. One statement; a use only moves forward.
@@ -59,71 +59,71 @@ def record_tool_use(used_ago_s: Mapping[int, float | None]) -> None:
             "                THEN kept.tool_since ELSE excluded.tool_since END,"
             "   tool_seen_at = excluded.tool_seen_at,"
             "   tool_used_at = greatest(kept.tool_used_at, excluded.tool_used_at)",
-            [list(used_ago_s), list(used_ago_s.values()), GAP_S],
+            [list(used_ago_s), list(used_ago_s.values()), MAX_POLL_GAP_S],
         )
 
 
 # -- the countdown, for the engine -------------------------------------------------------------------
 
 
-def begin_countdown(decided: Activity, quiet_since: dt.datetime, stops_in_s: float | None) -> bool:
+def start_countdown(decided: WorkspaceActivity, inactive_since: dt.datetime, suspend_in_s: float | None) -> bool:
     """Tells the people of a workspace that it is idle, and when it is suspended; None: it is only told."""
     with transaction.atomic():
-        row = _unmoved(decided)
+        row = _lock_if_unchanged(decided)
         if row is None:
             return False
         now = _now()
-        row.countdown_at, row.quiet_since = now, quiet_since
-        row.stops_at = None if stops_in_s is None else now + dt.timedelta(seconds=stops_in_s)
-        row.save(update_fields=["countdown_at", "quiet_since", "stops_at"])
-        quiet = span(_minutes((now - quiet_since).total_seconds()))
+        row.countdown_at, row.quiet_since = now, inactive_since
+        row.stops_at = None if suspend_in_s is None else now + dt.timedelta(seconds=suspend_in_s)
+        row.save(update_fields=["idle_notified_at", "inactive_since", "suspend_at"])
+        quiet = format_duration(_minutes((now - inactive_since).total_seconds()))
         sentence = f"Nobody has used it for {quiet}: its GPUs and its tool are both quiet."
-        if stops_in_s is not None:
-            sentence += f" Unless it is used or kept it is suspended in {span(stops_in_s)}; its files stay."
-        _tell(row.attempt, "idle", sentence, stops_at=row.stops_at)
+        if suspend_in_s is not None:
+            sentence += f" Unless it is used or kept it is suspended in {format_duration(suspend_in_s)}; its files stay."
+        _record_event(row.attempt, "idle", sentence, suspend_at=row.stops_at)
         return True
 
 
-def end_countdown(decided: Activity, why: str) -> bool:
+def end_countdown(decided: WorkspaceActivity, reason: str) -> bool:
     """Ends a countdown: the workspace is used, kept, or not known to be idle."""
     with transaction.atomic():
-        row = _unmoved(decided)
+        row = _lock_if_unchanged(decided)
         if row is None or row.countdown_at is None:
             return False
-        _clear(row)
-        _tell(row.attempt, "idle_ended", why)
+        _clear_countdown(row)
+        _record_event(row.attempt, "idle_ended", reason)
         return True
 
 
-def suspend_idle(decided: Activity) -> bool:
+def suspend_idle(decided: WorkspaceActivity) -> bool:
     """Suspends a workspace whose countdown has run out; False when anything moved since that was decided."""
     with transaction.atomic():
-        row = _unmoved(decided)
+        row = _lock_if_unchanged(decided)
         now = _now()
         if row is None or row.stops_at is None or row.stops_at > now or row.quiet_since is None:
             return False
-        if Excuse.objects.filter(job=row.attempt.job, cut_at__isnull=True, until__gt=now).exists():
+        if IdleExemption.objects.filter(job=row.attempt.job, revoked_at__isnull=True, expires_at__gt=now).exists():
             return False
-        quiet = span(_minutes((now - row.quiet_since).total_seconds()))
+        quiet = format_duration(_minutes((now - row.quiet_since).total_seconds()))
         sentence = f"Suspended after {quiet} without use; its files are kept."
-        job = suspending.suspend(row.attempt.job_id, actor="", sentence=sentence, only_attempt=row.pk)
-        return job.desired == Desired.SUSPENDED
+        job = suspending.suspend_job(row.attempt.job_id, actor="", message=sentence, only_attempt=row.pk)
+        return job.desired_state == DesiredState.SUSPENDED
 
 
 # -- what people may do -------------------------------------------------------------------------------
 
 
-def do_snooze(user: User, job: Job) -> Activity:
+def do_snooze(user: User, job: Job) -> WorkspaceActivity:
     """Keeps an idle workspace for a while, a bounded number of times until it is used again.
 
     Raises Conflict when it does not count down, or was snoozed as often as the policy allows.
     """
-    require(user, Verb.CONTROL, job)
+    require_permission(user, Permission.CONTROL, job)
     with transaction.atomic():
-        row = _running(job)
+        row = _lock_running_activity(job)
         if row is None or row.countdown_at is None:
             raise Conflict("It is not counting down.", code="not_idle")
-        knobs = _knobs(row.attempt)
+        knobs = _policy_settings(row.attempt)
         used, most = row.snoozes_used, int(knobs["idle_snoozes"])
         if used >= most:
             raise Conflict(
@@ -133,70 +133,70 @@ def do_snooze(user: User, job: Job) -> Activity:
                 code="snoozed_enough",
             )
         now, keep_s = _now(), float(knobs["idle_snooze_s"])
-        row.snoozes, row.snoozed_at = used + 1, now
+        row.snooze_count, row.snoozed_at = used + 1, now
         row.snoozed_until = now + dt.timedelta(seconds=keep_s)
-        row.save(update_fields=["snoozes", "snoozed_at", "snoozed_until"])
-        _clear(row)
-        said = f"Kept for {span(keep_s)}, for the {row.snoozes}. of {most} times until it is used again."
-        _tell(row.attempt, "snoozed", said, user.username)
+        row.save(update_fields=["snooze_count", "snoozed_at", "snoozed_until"])
+        _clear_countdown(row)
+        said = f"Kept for {format_duration(keep_s)}, for the {row.snooze_count}. of {most} times until it is used again."
+        _record_event(row.attempt, "snoozed", said, user.username)
         if job.owner_id != user.pk:
-            record_act(user, "job.snooze", job, after={"until": row.snoozed_until.isoformat()})
+            record_action(user, "job.snooze", job, after={"until": row.snoozed_until.isoformat()})
     return row
 
 
-def do_excuse(user: User, job: Job, text: str) -> Excuse:
+def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
     """Keeps a workspace although nobody uses it, for a reason in words that others read; audited.
 
     Raises Invalid for too few words, Conflict where one holds already or none are taken, NotAllowed once somebody
     has cut one of this job short: from then on administrators alone may.
     """
-    require(user, Verb.CONTROL, job)
-    text = " ".join(text.split())
-    if not LEAST_WORDS <= len(text) <= 500:
-        raise Invalid(fields={"text": f"Say why, in {LEAST_WORDS} to 500 letters."})
+    require_permission(user, Permission.CONTROL, job)
+    reason = " ".join(reason.split())
+    if not MIN_REASON_LENGTH <= len(reason) <= 500:
+        raise InvalidRequest(fields={"text": f"Say why, in {MIN_REASON_LENGTH} to 500 letters."})
     with transaction.atomic():
-        row = _running(job)
+        row = _lock_running_activity(job)
         if row is None:
             raise Conflict("It does not run.", code="not_running")
-        keep_s = float(_knobs(row.attempt)["idle_excuse_s"])
+        keep_s = float(_policy_settings(row.attempt)["idle_excuse_s"])
         if not keep_s:
             raise Conflict("Reasons are not taken here.", code="no_excuses")
         now = _now()
-        earlier = Excuse.objects.filter(job=job)
-        if earlier.filter(cut_at__isnull=True, until__gt=now).exists():
+        earlier = IdleExemption.objects.filter(job=job)
+        if earlier.filter(revoked_at__isnull=True, expires_at__gt=now).exists():
             raise Conflict("A reason holds already.", code="excused")
-        if not user.is_admin and earlier.filter(cut_at__isnull=False).exists():
-            raise NotAllowed(
+        if not user.is_admin and earlier.filter(revoked_at__isnull=False).exists():
+            raise Forbidden(
                 "A reason for this workspace was cut short; only administrators may give another."
             )
-        excuse = Excuse.objects.create(
-            job=job, by=user, text=text, at=now, until=now + dt.timedelta(seconds=keep_s)
+        excuse = IdleExemption.objects.create(
+            job=job, requested_by=user, reason=reason, created_at=now, expires_at=now + dt.timedelta(seconds=keep_s)
         )
         if row.countdown_at is not None:
-            _clear(row)
-        _tell(row.attempt, "excused", f"Kept for {span(keep_s)}, used or not: {text}", user.username)
-        record_act(user, "job.excuse", job, after={"until": excuse.until.isoformat()}, reason=text)
+            _clear_countdown(row)
+        _record_event(row.attempt, "excused", f"Kept for {format_duration(keep_s)}, used or not: {reason}", user.username)
+        record_action(user, "job.excuse", job, after={"until": excuse.expires_at.isoformat()}, reason=reason)
     return excuse
 
 
-def do_cut_excuse(user: User, excuse: Excuse) -> Excuse:
+def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
     """Ends what a reason keeps: for administrators, and managers of the project."""
-    require(user, Verb.SEE, excuse.job)
-    if not can(user, Verb.MANAGE, excuse.job.project):
-        raise NotAllowed("Managers of the project and administrators cut a reason short.")
+    require_permission(user, Permission.VIEW, exemption.job)
+    if not can(user, Permission.MANAGE, exemption.job.project):
+        raise Forbidden("Managers of the project and administrators cut a reason short.")
     with transaction.atomic():
         row = (
-            Excuse.objects.select_for_update(of=("self",), no_key=True)
+            IdleExemption.objects.select_for_update(of=("self",), no_key=True)
             .select_related("job")
-            .get(pk=excuse.pk)
+            .get(pk=exemption.pk)
         )
-        if row.cut_at is not None or row.until <= _now():
+        if row.cut_at is not None or row.expires_at <= _now():
             raise Conflict("It does not hold any more.", code="excuse_over")
-        Excuse.objects.filter(pk=row.pk).update(cut_at=Now(), cut_by=user)
+        IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now(), revoked_by=user)
         attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
         if attempt is not None:
-            _tell(attempt, "excuse_cut", "The reason that kept it was cut short.", user.username)
-        record_act(user, "job.excuse_cut", row.job, before={"until": row.until.isoformat()}, reason=row.text)
+            _record_event(attempt, "excuse_cut", "The reason that kept it was cut short.", user.username)
+        record_action(user, "job.excuse_cut", row.job, before={"until": row.expires_at.isoformat()}, reason=row.reason)
     row.refresh_from_db()
     return row
 
@@ -216,55 +216,55 @@ def _minutes(seconds: float) -> float:
     return max(60.0, seconds - seconds % 60.0)
 
 
-def _knobs(attempt: Attempt) -> Mapping[str, float | str]:
+def _policy_settings(attempt: Attempt) -> Mapping[str, float | str]:
     pool, project = attempt.pool, attempt.job.project_id
-    return rules_for([(pool, project)])[pool.pk, project].knobs
+    return effective_rules([(pool, project)])[pool.pk, project].values
 
 
-_RUNS = Q(attempt__state=AttemptState.RUNNING.value, attempt__stop_wanted_at__isnull=True)
+_IS_RUNNING = Q(attempt__state=AttemptState.RUNNING.value, attempt__stop_wanted_at__isnull=True)
 
 
-def _unmoved(decided: Activity) -> Activity | None:
+def _lock_if_unchanged(decided: WorkspaceActivity) -> WorkspaceActivity | None:
     """The row, locked, when its attempt runs and it says what it said when something was decided on it."""
     row = (
-        Activity.objects.select_for_update(of=("self",), no_key=True)
+        WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True)
         .select_related("attempt__job__owner", "attempt__pool")
-        .filter(_RUNS, pk=decided.pk)
+        .filter(_IS_RUNNING, pk=decided.pk)
         .first()
     )
-    if row is None or any(getattr(row, name) != getattr(decided, name) for name in _DECIDED_ON):
+    if row is None or any(getattr(row, name) != getattr(decided, name) for name in _DECISION_FIELDS):
         return None
     return row
 
 
-def _running(job: Job) -> Activity | None:
+def _lock_running_activity(job: Job) -> WorkspaceActivity | None:
     """The row of the job's running attempt, locked; made where nobody has looked yet."""
     live = Attempt.objects.filter(
-        job=job, state=AttemptState.RUNNING.value, stop_wanted_at__isnull=True
+        job=job, state=AttemptState.RUNNING.value, stop_requested_at__isnull=True
     ).first()
     if live is None:
         return None
-    Activity.objects.bulk_create([Activity(attempt=live)], ignore_conflicts=True)
+    WorkspaceActivity.objects.bulk_create([WorkspaceActivity(attempt=live)], ignore_conflicts=True)
     return (
-        Activity.objects.select_for_update(of=("self",), no_key=True)
+        WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True)
         .select_related("attempt__job__owner", "attempt__pool")
-        .filter(_RUNS, pk=live.pk)
+        .filter(_IS_RUNNING, pk=live.pk)
         .first()
     )
 
 
-def _clear(row: Activity) -> None:
+def _clear_countdown(row: WorkspaceActivity) -> None:
     row.countdown_at = row.stops_at = row.quiet_since = None
-    row.save(update_fields=["countdown_at", "stops_at", "quiet_since"])
+    row.save(update_fields=["idle_notified_at", "suspend_at", "inactive_since"])
 
 
-def _tell(
-    attempt: Attempt, kind: str, sentence: str, actor: str = "", stops_at: dt.datetime | None = None
+def _record_event(
+    attempt: Attempt, kind: str, message: str, actor: str = "", suspend_at: dt.datetime | None = None
 ) -> None:
     """Leaves an event on the timeline, and tells who watches the workspace or its owner."""
-    event = attempt_event(attempt, kind, "", "", kind, sentence, actor)
-    event.facts = {"stops_at": stops_at.isoformat()} if stops_at else {}
+    event = attempt_event(attempt, kind, "", "", kind, message, actor)
+    event.details = {"stops_at": suspend_at.isoformat()} if suspend_at else {}
     event.save()
-    topic, data = news_of_attempt(attempt, kind, sentence)
-    news = data | event.facts | {"job": attempt.job.public_id}
-    announce_all([(topic, news), (f"user.{attempt.job.owner.public_id}", news)])
+    topic, data = attempt_topic_event(attempt, kind, message)
+    news = data | event.details | {"job": attempt.job.public_id}
+    publish_all_on_commit([(topic, news), (f"user.{attempt.job.owner.public_id}", news)])

@@ -11,14 +11,14 @@ import logging
 import tarfile
 from typing import Any
 
-from agents.node.image_names import plain_name
+from agents.node.image_names import normalize_image_name
 
 log = logging.getLogger(__name__)
 
-LARGEST_JSON_BYTES = 8 * 2**20
+MAX_JSON_BYTES = 8 * 2**20
 
 
-def archived_image(path: str, image: str) -> str:
+def archive_config_digest(path: str, image: str) -> str:
     """The digest of the configuration of the image ``image`` in an archive; blank: it cannot be told.
 
     Reads headers and small files only, so a compressed archive is not opened.
@@ -26,7 +26,7 @@ def archived_image(path: str, image: str) -> str:
     try:
         with tarfile.open(path, "r:") as archive:
             if "manifest.json" in archive.getnames():
-                config = _read(archive, _chosen(json.loads(_read(archive, "manifest.json")), image)["Config"])
+                config = _read(archive, _manifest_entry(json.loads(_read(archive, "manifest.json")), image)["Config"])
                 return "sha256:" + hashlib.sha256(config).hexdigest()
             (manifest,) = json.loads(_read(archive, "index.json"))["manifests"]
             blob = "blobs/" + manifest["digest"].replace(":", "/")
@@ -36,10 +36,10 @@ def archived_image(path: str, image: str) -> str:
         return ""
 
 
-def _chosen(listed: list[dict[str, Any]], image: str) -> dict[str, Any]:
+def _manifest_entry(entries: list[dict[str, Any]], image: str) -> dict[str, Any]:
     """The entry of a manifest that has the name, else the only one. Raises ValueError where it is not clear."""
-    named = [row for row in listed if plain_name(image) in map(plain_name, row.get("RepoTags") or ())]
-    (row,) = named or listed
+    named = [row for row in entries if normalize_image_name(image) in map(normalize_image_name, row.get("RepoTags") or ())]
+    (row,) = named or entries
     return row
 
 
@@ -48,7 +48,7 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
     if stream is None:
         raise ValueError(f"{name} is no file")
     with stream:
-        content = stream.read(LARGEST_JSON_BYTES + 1)
-    if len(content) > LARGEST_JSON_BYTES:
-        raise ValueError(f"{name} is larger than {LARGEST_JSON_BYTES // 2**20} MiB")
+        content = stream.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise ValueError(f"{name} is larger than {MAX_JSON_BYTES // 2**20} MiB")
     return content

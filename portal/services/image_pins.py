@@ -14,25 +14,25 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from agents.node.image_names import plain_name
-from portal.access import Verb, require
-from portal.errors import Conflict, Invalid
-from portal.events import announce_all
-from portal.models import Environment, EnvironmentOnNode, Job, Node, Task, User
+from agents.node.image_names import normalize_image_name
+from portal.access import Permission, require_permission
+from portal.errors import Conflict, InvalidRequest
+from portal.events import publish_all_on_commit
+from portal.models import Environment, ImagePresence, Job, Node, Task, User
 from portal.selectors.environments import nodes_by_pin, tag_claims
-from portal.services.audit import record_act
-from portal.services.catalogue import nodes_for
-from portal.services.image_archives import archived_image
-from portal.services.moves import attempt_event, news_of_attempt
-from portal.wake import hint_node, hint_nodes
+from portal.services.audit import record_action
+from portal.services.catalogue import compatible_nodes
+from portal.services.image_archives import archive_config_digest
+from portal.services.moves import attempt_event, attempt_topic_event
+from portal.wake import notify_node, notify_nodes
 from portal.words.reasons import EndReason
-from portal.words.states import CONTAINERS, NodeState
-from portal.words.trust import Phase
+from portal.words.states import CONTAINER_RUNTIMES, NodeState
+from portal.words.trust import BreakerState
 
 ImageRow = Mapping[str, Any]
 """An image as a node reports it: image_id, refs and digests."""
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-AGREEING_NODES = 2
+MIN_AGREEING_NODES = 2
 """So many nodes must have the same image under a tag before it counts for others, if so many can run it."""
 
 
@@ -55,15 +55,15 @@ def pin_of(environment: Environment, image: ImageRow) -> str:
 
 def tagged_images(environment: Environment, images: Iterable[ImageRow]) -> list[ImageRow]:
     """The images that a node has under the environment's tag: several where it has several stores."""
-    wanted = plain_name(environment.image)
-    return [row for row in images if any(plain_name(ref) == wanted for ref in row["refs"])]
+    wanted = normalize_image_name(environment.image)
+    return [row for row in images if any(normalize_image_name(ref) == wanted for ref in row["refs"])]
 
 
 def has_pin(pin: str, images: Iterable[ImageRow]) -> bool:
     """Whether a node has the image of a pin; never that of a blank one."""
-    wanted = plain_name(pin)
+    wanted = normalize_image_name(pin)
     return bool(pin) and any(
-        wanted in (plain_name(str(name)) for name in (row["image_id"], *row["digests"])) for row in images
+        wanted in (normalize_image_name(str(name)) for name in (row["image_id"], *row["digests"])) for row in images
     )
 
 
@@ -72,15 +72,15 @@ def has_all(pin: str, images: Iterable[ImageRow]) -> bool:
     return all(has_pin(pin, [row]) for row in images)
 
 
-def record_claim(environment: Environment, node: Node, images: Iterable[ImageRow]) -> EnvironmentOnNode:
+def record_claim(environment: Environment, node: Node, images: Iterable[ImageRow]) -> ImagePresence:
     """Record what the environment's tag names on a node, and pin the environment once nodes agree.
 
     Return the row of the node. Updates ``environment`` when it was pinned.
     """
-    row, _ = EnvironmentOnNode.objects.get_or_create(
+    row, _ = ImagePresence.objects.get_or_create(
         environment=environment, node=node, defaults={"state": "missing"}
     )
-    claim = _claim(environment, node, images)
+    claim = _claimed_pin(environment, node, images)
     if row.image_pin != claim:
         row.image_pin = claim
         row.save(update_fields=["image_pin"])
@@ -89,7 +89,7 @@ def record_claim(environment: Environment, node: Node, images: Iterable[ImageRow
     return row
 
 
-def _claim(environment: Environment, node: Node, images: Iterable[ImageRow]) -> str:
+def _claimed_pin(environment: Environment, node: Node, images: Iterable[ImageRow]) -> str:
     """The pin of what the tag names on a node; blank: nothing.
 
     One image may have several digests. So the environment's pin comes first where it fits, else what others report.
@@ -114,16 +114,16 @@ def _pin_environment(environment: Environment) -> None:
 
     Nodes that are put aside do not count. The image in the environment's archive counts like one more node.
     """
-    nodes = nodes_for(environment)
+    nodes = compatible_nodes(environment)
     claims = nodes_by_pin(
-        tag_claims().filter(environment=environment, node__in=nodes).exclude(node__trust=Phase.ASIDE.value)
+        tag_claims().filter(environment=environment, node__in=nodes).exclude(node__breaker_state=BreakerState.QUARANTINED.value)
     )
     votes = Counter({pin: len(names) for pin, names in claims.items()})
-    archived = archived_image(environment.archive, environment.image) if environment.archive else ""
+    archived = archive_config_digest(environment.archive, environment.image) if environment.archive else ""
     if archived in votes:
         votes[archived] += 1
     (pin, most), (_, second) = (*votes.most_common(2), ("", 0), ("", 0))[:2]
-    if most == second or most < min(AGREEING_NODES, len(nodes)):
+    if most == second or most < min(MIN_AGREEING_NODES, len(nodes)):
         return
     with transaction.atomic():
         row = (
@@ -136,7 +136,7 @@ def _pin_environment(environment: Environment) -> None:
             row.image_resolved_by = ", ".join(claims[pin])[:200]
             row.save(update_fields=["image_digest", "image_resolved_at", "image_resolved_by"])
             after = {"digest": pin, "nodes": claims[pin]}
-            record_act(None, "environment.image_resolved", row, after=after)
+            record_action(None, "environment.image_resolved", row, after=after)
     environment.refresh_from_db(fields=["image_digest"])
 
 
@@ -157,7 +157,7 @@ def pin_job(task: Task) -> str:
         )
         if not row.image_digest or (lost and lost.exists()):
             before, agreed = row.image_digest, Environment.objects.get(pk=job.environment_id).image_digest
-            row.image_digest = agreed or _claimed_on(task.node_id, job.environment_id)
+            row.image_digest = agreed or _node_claim(task.node_id, job.environment_id)
             row.image_attempt = None if agreed else attempt.number
             if row.image_digest:
                 row.save(update_fields=["image_digest", "image_attempt"])
@@ -167,34 +167,34 @@ def pin_job(task: Task) -> str:
                     "get it."
                 )
                 attempt_event(attempt, "note", "", "", "image_replaced", sentence).save()
-                announce_all([news_of_attempt(attempt, "note", sentence)])
+                publish_all_on_commit([attempt_topic_event(attempt, "note", sentence)])
     job.image_digest, job.image_attempt = row.image_digest, row.image_attempt
     return job.image_digest
 
 
-def _claimed_on(node_id: int, environment_id: int) -> str:
-    claims = EnvironmentOnNode.objects.filter(node_id=node_id, environment_id=environment_id)
+def _node_claim(node_id: int, environment_id: int) -> str:
+    claims = ImagePresence.objects.filter(node_id=node_id, environment_id=environment_id)
     return claims.values_list("image_pin", flat=True).first() or ""
 
 
 def do_check_tag(actor: User, environment: Environment) -> Node:
     """Have one node pull the environment's tag, to see whether it names another image now; gives the node."""
-    require(actor, Verb.CHANGE, environment)
-    if environment.runtime not in CONTAINERS or "@" in environment.image:
+    require_permission(actor, Permission.CHANGE, environment)
+    if environment.runtime not in CONTAINER_RUNTIMES or "@" in environment.image:
         raise Conflict(f"The image of {environment.title} has no tag that could change.", code="no_tag")
-    nodes = [row for row in nodes_for(environment) if row.state == NodeState.READY.value and row.reachable]
+    nodes = [row for row in compatible_nodes(environment) if row.state == NodeState.READY.value and row.reachable]
     if not nodes:
         raise Conflict("No node that answers can pull it now.", code="no_node")
     with transaction.atomic():
         wanted = {"wanted_at": timezone.now(), "check_tag": True}
-        EnvironmentOnNode.objects.update_or_create(
+        ImagePresence.objects.update_or_create(
             environment=environment,
             node=nodes[0],
             defaults=wanted,
             create_defaults=wanted | {"state": "missing"},
         )
-        record_act(actor, "environment.check_tag", environment, after={"node": nodes[0].name})
-        hint_nodes({nodes[0].public_id: ("bring", "")})
+        record_action(actor, "environment.check_tag", environment, after={"node": nodes[0].name})
+        notify_nodes({nodes[0].public_id: ("bring", "")})
     return nodes[0]
 
 
@@ -203,7 +203,7 @@ def do_update_image(actor: User, environment: Environment, pin: str = "") -> Env
 
     ``pin`` may be blank where nodes report a single other image.
     """
-    require(actor, Verb.CHANGE, environment)
+    require_permission(actor, Permission.CHANGE, environment)
     with transaction.atomic():
         row = Environment.objects.select_for_update(no_key=True).get(pk=environment.pk)
         claims = nodes_by_pin(tag_claims().filter(environment=row))
@@ -217,23 +217,23 @@ def do_update_image(actor: User, environment: Environment, pin: str = "") -> Env
             raise Conflict(message, code="several_images")
         pin = pin or next(iter(claims))
         if pin not in claims:
-            raise Invalid(fields={"image_digest": "No node reports this image under the tag now."})
+            raise InvalidRequest(fields={"image_digest": "No node reports this image under the tag now."})
         before = row.image_digest
         row.image_digest, row.image_resolved_by = pin, actor.username
         row.image_resolved_at, row.image_cuda = timezone.now(), ""
         row.save()
-        record_act(
+        record_action(
             actor,
             "environment.update_image",
             row,
             before={"digest": before},
             after={"digest": pin, "nodes": claims[pin]},
         )
-        EnvironmentOnNode.objects.filter(environment=row, state="present").update(state="missing")
-        for node in nodes_for(row):
-            hint_node(node.public_id, "images")
+        ImagePresence.objects.filter(environment=row, state="present").update(state="missing")
+        for node in compatible_nodes(row):
+            notify_node(node.public_id, "images")
     return row
 
 
 def _same_name(digest: str, name: str) -> bool:
-    return plain_name(digest).partition("@")[0] == plain_name(name).rpartition(":")[0]
+    return normalize_image_name(digest).partition("@")[0] == normalize_image_name(name).rpartition(":")[0]

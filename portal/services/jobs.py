@@ -10,41 +10,41 @@ from typing import Any
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.db import transaction
 
-from portal.access import Verb, can, require
-from portal.ask import ask_would_start
-from portal.errors import Conflict, Impossible, Invalid, NotAllowed
+from portal.access import Permission, can, require_permission
+from portal.ask import query_would_start
+from portal.errors import Conflict, Unsatisfiable, InvalidRequest, Forbidden
 from portal.models import Dependency, Environment, Job, Node, NodePool, Project, Template, User
 from portal.services import bounds, lifecycle, secrets, suspending, volumes
-from portal.services.audit import record_act
-from portal.services.dependencies import lock_dependencies, wrong_dependencies
-from portal.services.gangs import fault_of_launcher, no_network
-from portal.services.rights import Right, denial_of, read_rights, run_of
-from portal.services.topologies import Near, fault_of_near
-from portal.words.amounts import memory
+from portal.services.audit import record_action
+from portal.services.dependencies import lock_dependencies, dependency_errors
+from portal.services.gangs import launcher_error, no_gang_network_reason
+from portal.services.rights import Requirement, job_denial, read_rights, usage_from_columns
+from portal.services.topologies import TopologyConstraint, topology_constraint_error
+from portal.words.amounts import format_memory
 from portal.words.reasons import EndReason
 from portal.words.secrets import VARIABLE_NAME
-from portal.words.states import JOB_ENDS, JobKind, JobState, NodeState, RuntimeKind
+from portal.words.states import TERMINAL_JOB_STATES, JobKind, JobState, NodeState, RuntimeKind
 
-NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?")
-MIG_PROFILE = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.][a-z0-9.]{1,12})?")
-OURS = re.compile(r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_)")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._ -]{0,98}[A-Za-z0-9])?")
+MIG_PROFILE_PATTERN = re.compile(r"[1-9][0-9]?g\.[1-9][0-9]{0,3}gb([+.][a-z0-9.]{1,12})?")
+RESERVED_VARIABLES = re.compile(r"^(NVIDIA_|CUDA_VISIBLE_DEVICES$|CUDA_MPS_|LD_PRELOAD$|LD_AUDIT$|FAIRWAY_)")
 
 MAX_TASKS = 1024
 MAX_GPUS_PER_TASK = 64
 MAX_COMMAND_BYTES = 64 * 1024
-MAX_COMMAND_WORDS = 1000
+MAX_COMMAND_ARGUMENTS = 1000
 MAX_VARIABLES = 500
 MAX_VARIABLE_BYTES = 32 * 1024
-MAX_ENVIRON_BYTES = 128 * 1024
+MAX_ENV_BYTES = 128 * 1024
 """What a node takes (``agents/node/spec.py``) stands behind these: what is accepted here can start there."""
 MAX_TIME_LIMIT_S = 30 * 24 * 3600
 PRIORITIES = range(-100, 101)
 
 
-NOT_AGAIN = frozenset({"held", "after", "after_any"})
+NOT_RESUBMITTED = frozenset({"held", "after", "after_any"})
 """What a job that is started again does not take over: whether and for whom the old one waited."""
 
-ASKED = (
+REQUEST_FIELDS = (
     "name",
     "kind",
     "tasks",
@@ -55,7 +55,7 @@ ASKED = (
     "min_gpu_memory_mib",
     "mig_profile",
     "min_compute_capability",
-    "near",
+    "topology_constraint",
     "cpu_milli",
     "memory_mib",
     "priority",
@@ -88,60 +88,60 @@ class JobRequest:
     min_gpu_memory_mib: int | None = None
     mig_profile: str = ""
     min_compute_capability: float | None = None
-    near: Near | None = None
+    topology_constraint: TopologyConstraint | None = None
     cpu_milli: int = 1000
     memory_mib: int = 2048
     shm_mib: int = 64
     command: Sequence[str] = ()
-    environ: Mapping[str, str] = field(default_factory=dict)
-    volumes: Sequence[volumes.Wanted] = ()
-    secrets: Sequence[secrets.Wanted] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    volumes: Sequence[volumes.VolumeReference] = ()
+    secrets: Sequence[secrets.SecretReference] = ()
     priority: int = 0
     preemptible: bool = True
     time_limit_s: int | None = None
-    stop_grace_s: int = 30
+    termination_grace_s: int = 30
     max_attempts: int = 3
-    retry_failures: bool = False
+    retry_on_failure: bool = False
     launcher: str = "none"
     held: bool = False
-    after: Sequence[Job] = ()
-    after_any: bool = False
+    dependencies: Sequence[Job] = ()
+    ignore_dependency_failure: bool = False
 
     @property
-    def elastic(self) -> bool:
+    def is_elastic(self) -> bool:
         """True when it runs with fewer tasks than it wants."""
         return self.min_tasks is not None and self.min_tasks < self.tasks
 
 
-def check_job(user: User, request: JobRequest) -> None:
+def validate_request(user: User, request: JobRequest) -> None:
     """Raises what is wrong: NotThere or NotAllowed, Invalid by field, Impossible with the nearest request."""
-    require(user, Verb.SUBMIT, request.project)
+    require_permission(user, Permission.SUBMIT, request.project)
     if request.environment.runtime == RuntimeKind.PROCESS.value:
-        _check_process_is_open(user)
-    wrong = dict(_wrong_words(request)) | dict(_wrong_numbers(request))
-    if fault := fault_of_launcher(
-        request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.elastic
+        _check_process_runtime_enabled(user)
+    wrong = dict(_text_errors(request)) | dict(_number_errors(request))
+    if fault := launcher_error(
+        request.launcher, workspace=request.kind == JobKind.WORKSPACE.value, elastic=request.is_elastic
     ):
         wrong["launcher"] = fault
-    if request.near and (fault := fault_of_near(request.near)):
+    if request.topology_constraint and (fault := topology_constraint_error(request.topology_constraint)):
         wrong["near"] = fault
-    if fault := secrets.fault_of_secrets(request.environ, request.secrets):
+    if fault := secrets.secret_references_error(request.env, request.secrets):
         wrong["secrets"] = fault
-    if fault := volumes.fault_of_volumes(user, request.environment.runtime, request.volumes):
+    if fault := volumes.volume_references_error(user, request.environment.runtime, request.volumes):
         wrong["volumes"] = fault
     if not {"volumes", "secrets"} & wrong.keys():
-        wrong |= _missing_rights(user, request)
-    if "volumes" not in wrong and (fault := volumes.fault_of_places(request.volumes, request.pool)):
+        wrong |= _permission_errors(user, request)
+    if "volumes" not in wrong and (fault := volumes.volume_location_error(request.volumes, request.pool)):
         wrong["volumes"] = fault
-    wrong |= wrong_dependencies(user, request.after, any_end=request.after_any)
-    if request.priority > 0 and not can(user, Verb.MANAGE, request.project):
-        raise NotAllowed(
+    wrong |= dependency_errors(user, request.dependencies, any_end=request.ignore_dependency_failure)
+    if request.priority > 0 and not can(user, Permission.MANAGE, request.project):
+        raise Forbidden(
             "Only managers of the project may raise a priority above 0.", code="priority_not_allowed"
         )
     if wrong:
-        raise Invalid(fields=wrong)
-    found = no_network(request.launcher, request.tasks, request.gpus_per_task, request.pool) or bounds.never(
-        bounds.Ask(
+        raise InvalidRequest(fields=wrong)
+    found = no_gang_network_reason(request.launcher, request.tasks, request.gpus_per_task, request.pool) or bounds.unsatisfiable_reason(
+        bounds.ResourceRequest(
             project=request.project,
             pool=request.pool,
             runtime=request.environment.runtime,
@@ -159,171 +159,171 @@ def check_job(user: User, request: JobRequest) -> None:
     )
     if found is not None:
         sentence, facts = found
-        raise Impossible(sentence, code="never", facts=facts)
+        raise Unsatisfiable(sentence, code="never", details=facts)
 
 
-def _missing_rights(user: User, request: JobRequest) -> dict[str, str]:
+def _permission_errors(user: User, request: JobRequest) -> dict[str, str]:
     """What the person may not use, by field; an account or a project that is closed is refused before."""
     columns = {
         "owner_id": user.pk,
         "project_id": request.project.pk,
         "environment_id": request.environment.pk,
-        "volumes": volumes.wanted_volumes(request.volumes),
-        "secrets": secrets.wanted_secrets(request.secrets),
+        "volumes": volumes.normalize_volume_references(request.volumes),
+        "secrets": secrets.normalize_secret_references(request.secrets),
     }
-    run = run_of(columns)
-    fields = {Right.ENVIRONMENT: "environment", Right.VOLUME: "volumes", Right.SECRET: "secrets"}
-    missing = [each for each in read_rights([run]).denials(run) if each.right in fields]
-    return {fields[each.right]: each.message for each in reversed(missing)}
+    run = usage_from_columns(columns)
+    fields = {Requirement.ENVIRONMENT: "environment", Requirement.VOLUME: "volumes", Requirement.SECRET: "secrets"}
+    missing = [each for each in read_rights([run]).denials(run) if each.requirement in fields]
+    return {fields[each.requirement]: each.message for each in reversed(missing)}
 
 
-def would_start(user: User, request: JobRequest) -> dict[str, Any] | None:
+def preview_start(user: User, request: JobRequest) -> dict[str, Any] | None:
     """The engine's answer to "would this start now" (``portal.ask``); None when it gives none in time.
 
     Raises Impossible when the engine knows that this cluster could never run it, which goes further than
     the plain bounds of ``check_job``.
     """
-    answer = ask_would_start(question_body(user, request))
+    answer = query_would_start(preview_query_body(user, request))
     if answer is None or "error" in answer:
         return None
     if answer["never"]:
         nearest = answer["alternatives"][0]["fields"] if answer["alternatives"] else None
         facts = {**answer["verdict"]["numbers"], "nearest": nearest}
-        raise Impossible(answer["verdict"]["sentence"], code="never", facts=facts)
+        raise Unsatisfiable(answer["verdict"]["sentence"], code="never", details=facts)
     return answer
 
 
-def question_body(user: User, request: JobRequest) -> dict[str, Any]:
+def preview_query_body(user: User, request: JobRequest) -> dict[str, Any]:
     """A request as a question to the engine: columns of a Job by name, rows by public id."""
-    columns = _columns(request)
-    body = {name: columns[name] for name in ASKED}
+    columns = _job_columns(request)
+    body = {name: columns[name] for name in REQUEST_FIELDS}
     body |= {name: columns[name].public_id for name in ("project", "environment")}
     body["pool"] = request.pool.public_id if request.pool else None
     body["template"] = request.template.public_id if request.template else None
     body["user"] = user.public_id
-    body["after"] = [job.public_id for job in request.after]
-    body["after_any"] = request.after_any
+    body["after"] = [job.public_id for job in request.dependencies]
+    body["after_any"] = request.ignore_dependency_failure
     return body
 
 
 def do_submit_job(user: User, request: JobRequest) -> Job:
     """A PENDING job, acknowledged for ever once this transaction commits (I2)."""
-    check_job(user, request)
-    would_start(user, request)
+    validate_request(user, request)
+    preview_start(user, request)
     with transaction.atomic():
-        after = lock_dependencies(user, request.after, any_end=request.after_any)
+        after = lock_dependencies(user, request.dependencies, any_end=request.ignore_dependency_failure)
         pin = request.environment.image_digest
-        job = Job.objects.create(owner=user, image_digest=pin, **_columns(request))
-        Dependency.objects.bulk_create(Dependency(job=job, after=one) for one in after)
-        lifecycle.note_submitted(job, actor=user.username)
+        job = Job.objects.create(owner=user, image_digest=pin, **_job_columns(request))
+        Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in after)
+        lifecycle.record_submitted(job, actor=user.username)
         return job
 
 
 def do_cancel_job(user: User, job: Job) -> Job:
     """Stops a job; the job ends CANCELLED, or stays what it already was (I11)."""
-    require(user, Verb.CONTROL, job)
+    require_permission(user, Permission.CONTROL, job)
     mine = job.owner_id == user.pk
     reason = EndReason.CANCELLED_BY_USER if mine or not user.is_admin else EndReason.CANCELLED_BY_ADMIN
     with transaction.atomic():
         before = job.state
-        job = lifecycle.cancel(job.pk, reason, actor=user.username)
-        if not mine and before not in JOB_ENDS:
-            record_act(user, "job.cancel", job, before={"state": before}, after={"state": job.state})
+        job = lifecycle.cancel_job(job.pk, reason, actor=user.username)
+        if not mine and before not in TERMINAL_JOB_STATES:
+            record_action(user, "job.cancel", job, before={"state": before}, after={"state": job.state})
     return job
 
 
 def do_hold_job(user: User, job: Job, held: bool) -> Job:
     """Holds a waiting job back, or lets it go."""
-    require(user, Verb.CONTROL, job)
+    require_permission(user, Permission.CONTROL, job)
     with transaction.atomic():
         before = Job.objects.select_for_update(no_key=True).get(pk=job.pk).held
-        job = lifecycle.set_held(job.pk, held, actor=user.username)
+        job = lifecycle.set_job_held(job.pk, held, actor=user.username)
         if job.owner_id != user.pk and before != job.held:
-            record_act(user, "job.hold" if held else "job.release", job)
+            record_action(user, "job.hold" if held else "job.release", job)
     return job
 
 
 def do_suspend_job(user: User, job: Job) -> Job:
     """Suspends a job: its GPUs go back, its files stay, and it waits until it is resumed. Repeatable."""
-    require(user, Verb.CONTROL, job)
+    require_permission(user, Permission.CONTROL, job)
     with transaction.atomic():
-        before = job.desired
-        job = suspending.suspend(job.pk, actor=user.username)
-        if job.owner_id != user.pk and before != job.desired:
-            record_act(user, "job.suspend", job, before={"desired": before}, after={"desired": job.desired})
+        before = job.desired_state
+        job = suspending.suspend_job(job.pk, actor=user.username)
+        if job.owner_id != user.pk and before != job.desired_state:
+            record_action(user, "job.suspend", job, before={"desired": before}, after={"desired": job.desired_state})
     return job
 
 
 def do_resume_job(user: User, job: Job) -> Job:
     """Puts a suspended job back into the queue; what its owner may not submit any more stays where it is."""
-    require(user, Verb.CONTROL, job)
-    if denial := denial_of(job):
-        of_environment = denial.right is Right.ENVIRONMENT
+    require_permission(user, Permission.CONTROL, job)
+    if denial := job_denial(job):
+        of_environment = denial.requirement is Requirement.ENVIRONMENT
         code = "environment_not_offered" if of_environment else "owner_may_not_run"
         raise Conflict(str(denial), code=code)
     with transaction.atomic():
-        job = suspending.resume(job.pk, actor=user.username)
+        job = suspending.resume_job(job.pk, actor=user.username)
         if job.owner_id != user.pk:
-            record_act(user, "job.resume", job, after={"desired": job.desired})
+            record_action(user, "job.resume", job, after={"desired": job.desired_state})
     return job
 
 
-def do_start_again(user: User, job: Job) -> Job:
+def do_resubmit_job(user: User, job: Job) -> Job:
     """A new job with the same request as one that ended; a workspace finds the same home again.
 
     It waits for no other job, and no job waits for it: what waited for the old one has started or was cancelled.
     """
-    require(user, Verb.CONTROL, job)  # its variables are copied along
-    if job.state not in JOB_ENDS:
+    require_permission(user, Permission.CONTROL, job)  # its variables are copied along
+    if job.state not in TERMINAL_JOB_STATES:
         raise Conflict("It has not ended yet.", code="job_not_ended")
-    if job.stub:
+    if job.is_placeholder:
         raise Conflict("Only its container was known, not what it ran; submit it anew.", code="job_unknown")
     if job.kind == JobKind.WORKSPACE.value and job.owner_id != user.pk:
-        raise NotAllowed("Only its owner can start a workspace again.")
-    return do_submit_job(user, request_of(job))
+        raise Forbidden("Only its owner can start a workspace again.")
+    return do_submit_job(user, request_from_job(job))
 
 
-def request_of(job: Job) -> JobRequest:
+def request_from_job(job: Job) -> JobRequest:
     """The request a job was made from."""
     return JobRequest(
-        **{key: getattr(job, key) for key in JobRequest.__dataclass_fields__ if key not in NOT_AGAIN}
+        **{key: getattr(job, key) for key in JobRequest.__dataclass_fields__ if key not in NOT_RESUBMITTED}
     )
 
 
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _columns(request: JobRequest) -> dict[str, Any]:
+def _job_columns(request: JobRequest) -> dict[str, Any]:
     """The request as columns of the record: lists and dictionaries of its own."""
     columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key != "after"}
-    near = dict(request.near) if request.near else None
+    near = dict(request.topology_constraint) if request.topology_constraint else None
     return columns | {
         "command": list(request.command),
-        "environ": dict(request.environ),
+        "environ": dict(request.env),
         "near": near,
-        "volumes": volumes.wanted_volumes(request.volumes),
-        "secrets": secrets.wanted_secrets(request.secrets),
+        "volumes": volumes.normalize_volume_references(request.volumes),
+        "secrets": secrets.normalize_secret_references(request.secrets),
     }
 
 
-def _check_process_is_open(user: User) -> None:
+def _check_process_runtime_enabled(user: User) -> None:
     """Where tasks run under one account for everybody, they are for the one admin who is alone here."""
     nodes = Node.objects.filter(runtime=RuntimeKind.PROCESS.value).exclude(state=NodeState.RETIRED.value)
-    if any(node.hello.get("separates_people", True) for node in nodes) or not nodes:
+    if any(node.agent_info.get("separates_people", True) for node in nodes) or not nodes:
         return
     others = User.objects.filter(is_active=True).exclude(pk=user.pk)
     others = others.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
     if not user.is_admin or others.exists():
-        raise NotAllowed(
+        raise Forbidden(
             "Here everything without a container would run under one account, so it is closed as soon as a "
             "second person has an account. Use an environment in a container, or start Fairway as root.",
             code="process_closed",
         )
 
 
-def _wrong_words(request: JobRequest) -> list[tuple[str, str]]:
+def _text_errors(request: JobRequest) -> list[tuple[str, str]]:
     wrong: list[tuple[str, str]] = []
-    if not NAME.fullmatch(request.name):
+    if not NAME_PATTERN.fullmatch(request.name):
         wrong.append(
             (
                 "name",
@@ -347,28 +347,28 @@ def _wrong_words(request: JobRequest) -> list[tuple[str, str]]:
         wrong.append(("command", "The command is a list of texts."))
     elif sum(len(word.encode()) for word in request.command) > MAX_COMMAND_BYTES:
         wrong.append(("command", "The command is longer than 64 KiB; put it into a script."))
-    elif len(request.command) > MAX_COMMAND_WORDS:
-        wrong.append(("command", f"The command has more than {MAX_COMMAND_WORDS} words."))
+    elif len(request.command) > MAX_COMMAND_ARGUMENTS:
+        wrong.append(("command", f"The command has more than {MAX_COMMAND_ARGUMENTS} words."))
     elif request.command and (not request.command[0] or request.command[0].startswith(("-", "["))):
         wrong.append(("command", "The first word is the program to run; it begins with neither - nor [."))
-    texts = [(name, value) for name, value in request.environ.items() if isinstance(value, str)]
-    if len(request.environ) > MAX_VARIABLES:
+    texts = [(name, value) for name, value in request.env.items() if isinstance(value, str)]
+    if len(request.env) > MAX_VARIABLES:
         wrong.append(("environ", f"There are more than {MAX_VARIABLES} variables."))
-    elif sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENVIRON_BYTES:
+    elif sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENV_BYTES:
         wrong.append(
             ("environ", "The variables are longer than 128 KiB together; put long texts into a file.")
         )
-    for name, value in request.environ.items():
+    for name, value in request.env.items():
         if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
             wrong.append(("environ", f"{name!r} is not a name with a text value."))
         elif len(value.encode()) > MAX_VARIABLE_BYTES:
             wrong.append(("environ", f"{name} is longer than 32 KiB; put long texts into a file."))
-        elif OURS.match(name):
+        elif RESERVED_VARIABLES.match(name):
             wrong.append(("environ", f"{name} is set by Fairway and cannot be changed."))
     return wrong
 
 
-def _wrong_numbers(request: JobRequest) -> list[tuple[str, str]]:
+def _number_errors(request: JobRequest) -> list[tuple[str, str]]:
     def outside(
         name: str, low: int, high: int, unit: str = "", shown: Callable[[int], str] = str
     ) -> list[tuple[str, str]]:
@@ -382,8 +382,8 @@ def _wrong_numbers(request: JobRequest) -> list[tuple[str, str]]:
         *outside("gpus_per_task", 0, MAX_GPUS_PER_TASK),
         *outside("milli_per_gpu", 1, 1000),
         *outside("cpu_milli", 100, 1_000_000),
-        *outside("memory_mib", 32, 64 * 1024 * 1024, shown=memory),
-        *outside("shm_mib", 1, 1024 * 1024, shown=memory),
+        *outside("memory_mib", 32, 64 * 1024 * 1024, shown=format_memory),
+        *outside("shm_mib", 1, 1024 * 1024, shown=format_memory),
         *outside("stop_grace_s", 1, 600, " s"),
         *outside("max_attempts", 1, 20),
         *outside("priority", PRIORITIES.start, PRIORITIES.stop - 1),
@@ -393,8 +393,8 @@ def _wrong_numbers(request: JobRequest) -> list[tuple[str, str]]:
     if request.time_limit_s is not None:
         wrong += outside("time_limit_s", 1, MAX_TIME_LIMIT_S, " s")
     if request.min_gpu_memory_mib is not None:
-        wrong += outside("min_gpu_memory_mib", 1, 10_000_000, shown=memory)
-    if request.mig_profile and not MIG_PROFILE.fullmatch(request.mig_profile):
+        wrong += outside("min_gpu_memory_mib", 1, 10_000_000, shown=format_memory)
+    if request.mig_profile and not MIG_PROFILE_PATTERN.fullmatch(request.mig_profile):
         wrong.append(("mig_profile", "Write a MIG profile such as 1g.10gb."))
     if request.mig_profile and request.milli_per_gpu != 1000:
         wrong.append(("milli_per_gpu", "A MIG slice is given away whole."))
@@ -413,4 +413,4 @@ def _wrong_numbers(request: JobRequest) -> list[tuple[str, str]]:
 
 def is_live(job: Job) -> bool:
     """True until the job has ended."""
-    return JobState(job.state) not in JOB_ENDS
+    return JobState(job.state) not in TERMINAL_JOB_STATES

@@ -19,30 +19,30 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from portal.errors import Conflict
-from portal.events import announce, announce_all
-from portal.models import Attempt, Job, JobEvent, Node, NodePool, Rendezvous, Standing, Task
+from portal.events import publish_on_commit, publish_all_on_commit
+from portal.models import Attempt, Job, JobEvent, Node, NodePool, Rendezvous, JobVerdict, Task
 from portal.services import rendezvous
-from portal.services.endings import finish_attempt, goes_on_without, note_change, note_lost, staying
-from portal.services.holdings import give_gpus, release_gpus, take_gpus
-from portal.services.moves import attempt_event, job_event, news_of_attempt, news_of_job
-from portal.services.rendezvous import Gathering
-from portal.services.rights import denial_of
-from portal.services.steps import move_attempt, move_job, move_task, next_state, note_event, tell_job
-from portal.wake import hint_nodes, wake
-from portal.words.amounts import memory
+from portal.services.endings import finish_attempt, survives_without, bump_job_version, record_lost_tasks, surviving_tasks
+from portal.services.holdings import create_allocations, release_gpus, allocate_gpus
+from portal.services.moves import attempt_event, job_event, attempt_topic_event, job_topic_events
+from portal.services.rendezvous import GangPlacement
+from portal.services.rights import job_denial
+from portal.services.steps import transition_attempt, transition_job, transition_task, set_attempt_state, record_event, publish_job_state
+from portal.wake import notify_nodes, trigger_cycle
+from portal.words.amounts import format_memory
 from portal.words.ends import END_STATES
-from portal.words.reasons import EndReason, end_sentence
+from portal.words.reasons import EndReason, end_message
 from portal.words.states import (
-    ATTEMPT_LIVE,
-    JOB_ENDS,
+    LIVE_ATTEMPT_STATES,
+    TERMINAL_JOB_STATES,
     AttemptState,
-    Desired,
+    DesiredState,
     JobState,
 )
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankPlacement:
     """Where one rank goes: a node, and (GPU row, milli) pairs on it."""
 
     node: Node
@@ -50,7 +50,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class AttemptStart:
     """A job that gets its GPUs: ``seats`` in rank order, one for each task, and a workspace's sealed secret.
 
     An elastic job may begin with fewer seats than it wants, but with no fewer than it needs.
@@ -58,12 +58,12 @@ class Beginning:
 
     job: Job
     pool: NodePool
-    seats: Sequence[Seat]
+    placements: Sequence[RankPlacement]
     secret: str = ""
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopRequest:
     """An attempt that is to end, and why.
 
     ``for_job`` is the waiting job that gets its place: the promise stands until that job's next attempt, and
@@ -72,39 +72,39 @@ class Stop:
 
     attempt: int
     reason: EndReason
-    sentence: str = ""
+    message: str = ""
     for_job: Job | None = None
 
 
 _STOP_FIELDS = (
     "state",
-    "stop_wanted_at",
+    "stop_requested_at",
     "stop_reason",
-    "stop_actor",
-    "sentence",
-    "stop_for",
-    "stop_for_after",
+    "stop_requested_by",
+    "message",
+    "preempted_for",
+    "preempted_for_attempt",
 )
 
 
 # -- start -----------------------------------------------------------------------------------------
 
 
-def begin_attempt(
+def start_attempt(
     job: Job,
     pool: NodePool,
-    seats: Sequence[Seat],
+    placements: Sequence[RankPlacement],
     *,
     epoch: int,
     secret: str = "",
     now: dt.datetime | None = None,
 ) -> Attempt:
     """``begin_attempts`` for a single job."""
-    return begin_attempts([Beginning(job, pool, seats, secret)], epoch=epoch, now=now)[0]
+    return start_attempts([AttemptStart(job, pool, placements, secret)], epoch=epoch, now=now)[0]
 
 
-def begin_attempts(
-    beginnings: Sequence[Beginning], *, epoch: int, now: dt.datetime | None = None
+def start_attempts(
+    starts: Sequence[AttemptStart], *, epoch: int, now: dt.datetime | None = None
 ) -> list[Attempt]:
     """Gives GPUs to PENDING jobs and starts the next attempt of each in CONFIGURING: all of them or none.
 
@@ -113,29 +113,29 @@ def begin_attempts(
     not depend on how many they are.
     """
     now = now or timezone.now()
-    for each in beginnings:
+    for each in starts:
         job = each.job
-        if job.state != JobState.PENDING or job.desired != Desired.RUN or job.held:
+        if job.state != JobState.PENDING or job.desired_state != DesiredState.RUN or job.held:
             raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_moved_on")
-        if not job.least_tasks <= len(each.seats) <= job.tasks:
-            raise ValueError(f"{len(each.seats)} seats for {job.tasks} tasks")
-    take_gpus(
+        if not job.least_tasks <= len(each.placements) <= job.tasks:
+            raise ValueError(f"{len(each.placements)} seats for {job.tasks} tasks")
+    allocate_gpus(
         (gpu, milli, each.job.project_id)
-        for each in beginnings
-        for seat in each.seats
+        for each in starts
+        for seat in each.placements
         for gpu, milli in seat.gpus
     )
     attempts = Attempt.objects.bulk_create(
         Attempt(
             job=each.job,
             number=each.job.attempts_made + 1,
-            together=each.job.gang,
+            gang_start=each.job.is_gang,
             pool=each.pool,
             leader_epoch=epoch,
             secret=each.secret,
             created_at=now,
         )
-        for each in beginnings
+        for each in starts
     )
     placed = [
         (
@@ -143,67 +143,67 @@ def begin_attempts(
                 attempt=attempt,
                 rank=rank,
                 node=seat.node,
-                among=len(each.seats) if each.job.elastic else None,
+                world_size_at_start=len(each.placements) if each.job.is_elastic else None,
             ),
             each.pool,
             seat.gpus,
         )
-        for each, attempt in zip(beginnings, attempts, strict=True)
-        for rank, seat in enumerate(each.seats)
+        for each, attempt in zip(starts, attempts, strict=True)
+        for rank, seat in enumerate(each.placements)
     ]
     Task.objects.bulk_create(task for task, _, _ in placed)
-    give_gpus(placed, now)
-    rendezvous.meet(
-        (attempt, Gathering(each.job, each.pool, [seat.node for seat in each.seats]))
-        for each, attempt in zip(beginnings, attempts, strict=True)
+    create_allocations(placed, now)
+    rendezvous.create_rendezvous(
+        (attempt, GangPlacement(each.job, each.pool, [seat.node for seat in each.placements]))
+        for each, attempt in zip(starts, attempts, strict=True)
     )
-    Standing.objects.filter(job__in=[each.job for each in beginnings]).delete()
+    JobVerdict.objects.filter(job__in=[each.job for each in starts]).delete()
     # before the news, for nodes wait and pages do not
-    hint_nodes(
-        {seat.node.public_id: ("start", each.job.public_id) for each in beginnings for seat in each.seats}
+    notify_nodes(
+        {seat.node.public_id: ("start", each.job.public_id) for each in starts for seat in each.placements}
     )
-    _set_running(beginnings, attempts, now)
+    _set_running(starts, attempts, now)
     return attempts
 
 
-def _set_running(beginnings: Sequence[Beginning], attempts: Sequence[Attempt], now: dt.datetime) -> None:
+def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], now: dt.datetime) -> None:
     """PENDING jobs with a new attempt become RUNNING, with their events and news."""
     events, news = [], []
     by_sentence: dict[str, list[int]] = {}
-    for each, attempt in zip(beginnings, attempts, strict=True):
-        job, where = each.job, ", ".join(sorted({seat.node.name for seat in each.seats}))
+    for each, attempt in zip(starts, attempts, strict=True):
+        job, where = each.job, ", ".join(sorted({seat.node.name for seat in each.placements}))
         job.state, job.reason = JobState.RUNNING.value, "placed"
-        job.sentence = f"Got its GPUs on {where}."[:1000]
+        job.message = f"Got its GPUs on {where}."[:1000]
         job.version += 1
         job.attempts_made = attempt.number
         job.started_at = job.started_at or now
         job.exit_code = None
-        by_sentence.setdefault(job.sentence, []).append(job.pk)
+        by_sentence.setdefault(job.message, []).append(job.pk)
         events.append(job_event(job, JobState.PENDING, attempt))
         events.append(
             attempt_event(
                 attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}."
             )
         )
-        news += [*news_of_job(job), news_of_attempt(attempt, "attempt_state", events[-1].sentence)]
-    Job.objects.filter(pk__in=[each.job.pk for each in beginnings]).update(
+        news += [*job_topic_events(job), attempt_topic_event(attempt, "attempt_state", events[-1].sentence)]
+    Job.objects.filter(pk__in=[each.job.pk for each in starts]).update(
         state=JobState.RUNNING.value,
         reason="placed",
-        sentence=Case(*(When(pk__in=jobs, then=Value(text)) for text, jobs in by_sentence.items())),
+        message=Case(*(When(pk__in=jobs, then=Value(text)) for text, jobs in by_sentence.items())),
         version=F("version") + 1,
-        attempts_made=F("attempts_made") + 1,
+        attempt_count=F("attempt_count") + 1,
         started_at=Coalesce("started_at", now),
         exit_code=None,
     )
     JobEvent.objects.bulk_create(events)
-    announce_all(news)
+    publish_all_on_commit(news)
 
 
-class NotPermitted(Exception):
+class OwnerNotPermittedError(Exception):
     """The owner of a job may not run it any more; nothing of this task was sent."""
 
 
-def task_sent(task: Task) -> bool:
+def mark_task_sent(task: Task) -> bool:
     """Marks that a start command is about to go out; False when the task is no longer to be started.
 
     After a True the node may hold a container, whatever becomes of the answer (law 7). Raises NotPermitted when the
@@ -212,36 +212,36 @@ def task_sent(task: Task) -> bool:
     """
     with transaction.atomic():
         attempt = Attempt.objects.select_for_update(no_key=True).get(pk=task.attempt_id)
-        task.refresh_from_db(fields=["state", "leave_wanted_at", "sent_at", "prepared_at"])
-        if not is_to_start(task, attempt):
+        task.refresh_from_db(fields=["state", "eviction_requested_at", "start_sent_at", "prepared_at"])
+        if not should_start(task, attempt):
             return False
-        if denial := denial_of(Job.objects.get(pk=attempt.job_id)):
-            raise NotPermitted(str(denial))
-        if attempt.sent_at is None:
-            attempt.sent_at = timezone.now()
-            attempt.save(update_fields=["sent_at"])
-        if attempt.together and task.sent_at is None:
-            task.sent_at = timezone.now()
-            task.save(update_fields=["sent_at"])
+        if denial := job_denial(Job.objects.get(pk=attempt.job_id)):
+            raise OwnerNotPermittedError(str(denial))
+        if attempt.start_sent_at is None:
+            attempt.start_sent_at = timezone.now()
+            attempt.save(update_fields=["start_sent_at"])
+        if attempt.gang_start and task.start_sent_at is None:
+            task.start_sent_at = timezone.now()
+            task.save(update_fields=["start_sent_at"])
         return True
 
 
-def is_to_start(task: Task, attempt: Attempt) -> bool:
+def should_start(task: Task, attempt: Attempt) -> bool:
     """True while a start command may and should go out; a task that joins later starts in a running attempt.
 
     One that was prepared before others of its gang waits for them.
     """
-    begins = not attempt.together or (attempt.prepared_at is not None and not _awaits_first(task, attempt))
+    begins = not attempt.gang_start or (attempt.all_prepared_at is not None and not _waits_for_rank_zero(task, attempt))
     return (
         task.state == AttemptState.CONFIGURING
         and attempt.state in (AttemptState.CONFIGURING, AttemptState.RUNNING)
         and attempt.stop_wanted_at is None
         and task.leave_wanted_at is None
-        and (is_to_prepare(task, attempt) or begins)
+        and (should_prepare(task, attempt) or begins)
     )
 
 
-def _awaits_first(task: Task, attempt: Attempt) -> bool:
+def _waits_for_rank_zero(task: Task, attempt: Attempt) -> bool:
     """True while rank 0 has not begun where its node's agent listens in its place.
 
     Another rank would meet that agent, and take it for rank 0.
@@ -252,42 +252,42 @@ def _awaits_first(task: Task, attempt: Attempt) -> bool:
     return Task.objects.filter(attempt=attempt, rank=0, state=AttemptState.CONFIGURING.value).exists()
 
 
-def is_to_prepare(task: Task, attempt: Attempt) -> bool:
+def should_prepare(task: Task, attempt: Attempt) -> bool:
     """True for a task that its node only makes ready, until all of its gang are."""
-    return attempt.together and task.prepared_at is None
+    return attempt.gang_start and task.prepared_at is None
 
 
-def task_prepared(task_id: int) -> None:
+def record_task_prepared(task_id: int) -> None:
     """The node can start the task at once. With the last one of its gang all may begin."""
     with transaction.atomic():
-        attempt, tasks = locked(task_id)
+        attempt, tasks = lock_attempt_of_task(task_id)
         task = next(row for row in tasks if row.pk == task_id)
-        if task.prepared_at is not None or not is_to_start(task, attempt):
+        if task.prepared_at is not None or not should_start(task, attempt):
             return
-        task.prepared_at, task.problem = timezone.now(), ""
-        task.save(update_fields=["prepared_at", "problem"])
-        let_begin(attempt, tasks)
+        task.prepared_at, task.status_message = timezone.now(), ""
+        task.save(update_fields=["prepared_at", "status_message"])
+        release_gang_start(attempt, tasks)
 
 
-def let_begin(attempt: Attempt, tasks: Sequence[Task]) -> None:
+def release_gang_start(attempt: Attempt, tasks: Sequence[Task]) -> None:
     """Lets a gang begin once each of its tasks is prepared, or runs already (as a restored record may find it).
 
     First its nodes try whether they reach each other, where that is to be tried.
     """
-    if not attempt.together or attempt.prepared_at is not None:
+    if not attempt.gang_start or attempt.all_prepared_at is not None:
         return
     ready = all(row.prepared_at is not None or row.state != AttemptState.CONFIGURING for row in tasks)
-    if ready and not rendezvous.tries_first(attempt, tasks):
-        attempt.prepared_at = timezone.now()
-        attempt.save(update_fields=["prepared_at"])
-        _hint_starts(attempt, tasks)
+    if ready and not rendezvous.needs_connectivity_check(attempt, tasks):
+        attempt.all_prepared_at = timezone.now()
+        attempt.save(update_fields=["all_prepared_at"])
+        _notify_start(attempt, tasks)
 
 
-def _hint_starts(attempt: Attempt, tasks: Iterable[Task]) -> None:
-    hint_nodes({row.node.public_id: ("start", attempt.job.public_id) for row in tasks})
+def _notify_start(attempt: Attempt, tasks: Iterable[Task]) -> None:
+    notify_nodes({row.node.public_id: ("start", attempt.job.public_id) for row in tasks})
 
 
-def task_running(
+def record_task_running(
     task_id: int, *, container: str, ports: dict[str, int], at: dt.datetime | None = None
 ) -> None:
     """The node says that the container runs.
@@ -296,55 +296,55 @@ def task_running(
     """
     now = at or timezone.now()
     with transaction.atomic():
-        attempt, tasks = locked(task_id)
+        attempt, tasks = lock_attempt_of_task(task_id)
         task = next(row for row in tasks if row.pk == task_id)
         if task.state != AttemptState.CONFIGURING:
             return
-        task.container, task.ports, task.running_at, task.problem = container, ports, now, ""
-        move_task(task, AttemptState.RUNNING)
-        let_begin(attempt, tasks)
-        if attempt.together and task.rank == 0:
-            _hint_starts(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
+        task.container, task.ports, task.running_at, task.status_message = container, ports, now, ""
+        transition_task(task, AttemptState.RUNNING)
+        release_gang_start(attempt, tasks)
+        if attempt.gang_start and task.rank == 0:
+            _notify_start(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
         run = sum(row.state == AttemptState.RUNNING for row in tasks)
         if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.least_tasks:
             attempt.running_at = now
             attempt.save(update_fields=["running_at"])
-            move_attempt(attempt, AttemptState.RUNNING, "started", "Its containers run.")
+            transition_attempt(attempt, AttemptState.RUNNING, "started", "Its containers run.")
 
 
-def task_problem(task_id: int, sentence: str) -> None:
+def record_task_problem(task_id: int, message: str) -> None:
     """Notes on the task what holds it up; the page shows it while the engine tries on."""
-    moved = Task.objects.filter(pk=task_id).exclude(problem=sentence).update(problem=sentence[:1000])
+    moved = Task.objects.filter(pk=task_id).exclude(status_message=message).update(status_message=message[:1000])
     if moved:
         job = Job.objects.get(attempts__task_rows=task_id)
-        announce(f"job.{job.public_id}", {"kind": "task_problem", "sentence": sentence})
+        publish_on_commit(f"job.{job.public_id}", {"kind": "task_problem", "sentence": message})
 
 
-def attempt_ready(attempt_id: int) -> None:
+def record_attempt_ready(attempt_id: int) -> None:
     """The workspace's server answered: it may be opened."""
     with transaction.atomic():
         attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
         if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
             attempt.ready_at = timezone.now()
             attempt.save(update_fields=["ready_at"])
-            note_event(attempt, "ready", "", "", "ready", "Its server answers; it can be opened.")
+            record_event(attempt, "ready", "", "", "ready", "Its server answers; it can be opened.")
 
 
 # -- stop ------------------------------------------------------------------------------------------
 
 
-def want_stop(attempt_id: int, reason: EndReason, *, actor: str = "", sentence: str = "") -> None:
+def request_stop(attempt_id: int, reason: EndReason, *, actor: str = "", message: str = "") -> None:
     """``want_stops`` for a single attempt."""
-    want_stops([Stop(attempt_id, reason, sentence)], actor=actor)
+    request_stops([StopRequest(attempt_id, reason, message)], actor=actor)
 
 
-def want_stops(stops: Sequence[Stop], *, actor: str = "") -> None:
+def request_stops(requests: Sequence[StopRequest], *, actor: str = "") -> None:
     """Asks that attempts end, all of them together; the first reason of each stays. Repeatable.
 
     Where no start command ever went out an attempt ends at once; otherwise it is COMPLETING until each node
     has said that its container is gone.
     """
-    wanted = {stop.attempt: stop for stop in stops}
+    wanted = {stop.attempt: stop for stop in requests}
     with transaction.atomic():
         jobs = Job.objects.select_for_update(of=("self",), no_key=True).filter(
             pk__in=Attempt.objects.filter(pk__in=wanted).values("job_id")
@@ -352,30 +352,30 @@ def want_stops(stops: Sequence[Stop], *, actor: str = "") -> None:
         by_id = {job.pk: job for job in jobs.select_related("owner", "project").order_by("pk")}
         live = list(
             Attempt.objects.select_for_update(no_key=True)
-            .filter(pk__in=wanted, state__in=[state.value for state in ATTEMPT_LIVE])
+            .filter(pk__in=wanted, state__in=[state.value for state in LIVE_ATTEMPT_STATES])
             .order_by("job_id")
         )
         for attempt in live:
             attempt.job = by_id[attempt.job_id]
-        _want_stops([(attempt, wanted[attempt.pk]) for attempt in live], actor)
+        _request_stops_locked([(attempt, wanted[attempt.pk]) for attempt in live], actor)
         for attempt in live:
-            if attempt.sent_at is None or attempt.together:
+            if attempt.start_sent_at is None or attempt.gang_start:
                 tasks = list(attempt.task_rows.select_for_update(no_key=True).order_by("pk"))
-                _release_unsent(attempt, tasks)
+                _release_unsent_tasks(attempt, tasks)
                 if all(task.gone for task in tasks):
                     finish_attempt(attempt, attempt.job)
 
 
-def task_ended(
+def record_task_ended(
     task_id: int,
     *,
     exit_code: int | None,
     reason: EndReason,
-    sentence: str = "",
+    message: str = "",
     oom: bool = False,
     peak_memory_mib: int | None = None,
     proof: str = "gone",
-    facts: Mapping[str, object] | None = None,
+    details: Mapping[str, object] | None = None,
 ) -> bool:
     """The node proved that a task's container is no more; its GPUs are free, and the gang follows.
 
@@ -384,32 +384,32 @@ def task_ended(
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
-        attempt, tasks = locked(task_id)
+        attempt, tasks = lock_attempt_of_task(task_id)
         task = next(row for row in tasks if row.pk == task_id)
-        if task.gone:
+        if task.container_removed:
             return False
         asked, leaves = attempt.stop_wanted_at is not None, task.leave_wanted_at is not None
-        failed = not asked and not leaves and reason is not EndReason.FINISHED
+        failed = not asked and not leaves and reason is not EndReason.COMPLETED
         task.exit_code, task.oom, task.peak_memory_mib = exit_code, oom, peak_memory_mib
-        if task.state in ATTEMPT_LIVE:
+        if task.state in LIVE_ATTEMPT_STATES:
             cause = EndReason(attempt.stop_reason or task.leave_reason) if asked or leaves else reason
             task.ended_at = timezone.now()
-            move_task(task, END_STATES[cause])
+            transition_task(task, END_STATES[cause])
         release_gpus(task, proof)
         if leaves:
-            note_change(job)
+            bump_job_version(job)
         elif failed:
-            known = {"exit_code": exit_code, "memory": memory(job.memory_mib), "node": task.node.name}
-            sentence = sentence or end_sentence(reason, **known, **(facts or {}))
-            if goes_on_without(attempt, job, tasks):
-                note_lost(attempt, job, 1, staying(tasks), reason, sentence)
+            known = {"exit_code": exit_code, "memory": format_memory(job.memory_mib), "node": task.node.name}
+            message = message or end_message(reason, **known, **(details or {}))
+            if survives_without(attempt, job, tasks):
+                record_lost_tasks(attempt, job, 1, surviving_tasks(tasks), reason, message)
             else:
                 if exit_code is not None:
                     attempt.exit_code = exit_code
                     attempt.save(update_fields=["exit_code"])
-                _want_stops([(attempt, Stop(attempt.pk, reason, sentence))], "")
-                _release_unsent(attempt, tasks)
-        if all(row.gone for row in tasks):
+                _request_stops_locked([(attempt, StopRequest(attempt.pk, reason, message))], "")
+                _release_unsent_tasks(attempt, tasks)
+        if all(row.container_removed for row in tasks):
             finish_attempt(attempt, job)
         return failed
 
@@ -417,33 +417,33 @@ def task_ended(
 # -- job level -------------------------------------------------------------------------------------
 
 
-def cancel(job_id: int, reason: EndReason, *, actor: str, sentence: str = "") -> Job:
+def cancel_job(job_id: int, reason: EndReason, *, actor: str, message: str = "") -> Job:
     """Cancels a job: at once when it holds nothing, else once its nodes let go. Ended jobs stay."""
     with transaction.atomic():
         job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
-        if job.state in JOB_ENDS or job.desired == Desired.CANCELLED:
+        if job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
             return job
-        job.desired = Desired.CANCELLED.value
+        job.desired_state = DesiredState.CANCELLED.value
         job.version += 1
-        job.save(update_fields=["desired", "version"])
-        sentence = sentence or end_sentence(reason, actor=actor)
+        job.save(update_fields=["desired_state", "version"])
+        message = message or end_message(reason, actor=actor)
         attempt = (
-            Attempt.objects.select_for_update(no_key=True).filter(job=job, state__in=ATTEMPT_LIVE).first()
+            Attempt.objects.select_for_update(no_key=True).filter(job=job, state__in=LIVE_ATTEMPT_STATES).first()
         )
         if attempt is None:
-            Standing.objects.filter(job=job).delete()
-            move_job(job, JobState.CANCELLED, reason=reason, sentence=sentence, actor=actor)
+            JobVerdict.objects.filter(job=job).delete()
+            transition_job(job, JobState.CANCELLED, reason=reason, message=message, actor=actor)
         else:
-            want_stop(attempt.pk, reason, actor=actor, sentence=sentence)
+            request_stop(attempt.pk, reason, actor=actor, message=message)
         job.refresh_from_db()
         return job
 
 
-def set_held(job_id: int, held: bool, *, actor: str) -> Job:
+def set_job_held(job_id: int, held: bool, *, actor: str) -> Job:
     """Holds a job back from starting, or lets it go; what runs keeps running."""
     with transaction.atomic():
         job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
-        if job.state in JOB_ENDS:
+        if job.state in TERMINAL_JOB_STATES:
             raise Conflict(f"The job has already ended: {job.state.lower()}.", code="job_ended")
         if job.held != held:
             job.held = held
@@ -453,45 +453,45 @@ def set_held(job_id: int, held: bool, *, actor: str) -> Job:
                 job=job,
                 kind="held" if held else "released",
                 actor=actor,
-                sentence=f"Held by {actor}." if held else f"Released by {actor}.",
+                message=f"Held by {actor}." if held else f"Released by {actor}.",
             )
-            tell_job(job)
-            wake("hold")
+            publish_job_state(job)
+            trigger_cycle("hold")
         return job
 
 
-def hold_jobs(sentences: Mapping[int, str], *, actor: str) -> None:
+def hold_jobs(messages: Mapping[int, str], *, actor: str) -> None:
     """Holds many jobs back from starting, each with the sentence of its event; those that are held stay so."""
     with transaction.atomic():
-        rows = Job.objects.select_for_update(no_key=True).filter(pk__in=sentences, held=False)
-        jobs = list(rows.exclude(state__in=[state.value for state in JOB_ENDS]).order_by("pk"))
+        rows = Job.objects.select_for_update(no_key=True).filter(pk__in=messages, held=False)
+        jobs = list(rows.exclude(state__in=[state.value for state in TERMINAL_JOB_STATES]).order_by("pk"))
         for job in jobs:
             job.held, job.version = True, job.version + 1
         Job.objects.bulk_update(jobs, ["held", "version"], batch_size=1000)
         JobEvent.objects.bulk_create(
-            JobEvent(job=job, kind="held", actor=actor, sentence=sentences[job.pk][:1000]) for job in jobs
+            JobEvent(job=job, kind="held", actor=actor, message=messages[job.pk][:1000]) for job in jobs
         )
-        announce_all([news for job in jobs for news in news_of_job(job)])
-        wake("hold")
+        publish_all_on_commit([news for job in jobs for news in job_topic_events(job)])
+        trigger_cycle("hold")
 
 
-def note_submitted(job: Job, *, actor: str) -> None:
+def record_submitted(job: Job, *, actor: str) -> None:
     """The first event of a job, in the transaction that inserts it."""
     JobEvent.objects.create(
         job=job,
         kind="submitted",
         after=JobState.PENDING.value,
         actor=actor,
-        sentence=f"Submitted by {actor}.",
+        message=f"Submitted by {actor}.",
     )
-    wake("submit")
-    tell_job(job)
+    trigger_cycle("submit")
+    publish_job_state(job)
 
 
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def locked(task_id: int) -> tuple[Attempt, list[Task]]:
+def lock_attempt_of_task(task_id: int) -> tuple[Attempt, list[Task]]:
     """The attempt of a task with its job, and all its tasks with their nodes, locked until the transaction ends."""
     attempt = (
         Attempt.objects.select_for_update(of=("self",), no_key=True)
@@ -503,39 +503,39 @@ def locked(task_id: int) -> tuple[Attempt, list[Task]]:
     )
 
 
-def _release_unsent(attempt: Attempt, tasks: Sequence[Task]) -> None:
+def _release_unsent_tasks(attempt: Attempt, tasks: Sequence[Task]) -> None:
     """Frees what an attempt that ends holds for tasks of which no node was ever told."""
     for task in tasks:
-        told = task.sent_at if attempt.together else attempt.sent_at
-        if told is None and not task.gone:
+        told = task.start_sent_at if attempt.gang_start else attempt.start_sent_at
+        if told is None and not task.container_removed:
             release_gpus(task, "never_started")
 
 
-def _want_stops(stops: Sequence[tuple[Attempt, Stop]], actor: str) -> None:
+def _request_stops_locked(requests: Sequence[tuple[Attempt, StopRequest]], actor: str) -> None:
     """Writes the reasons of locked attempts that were not asked yet, and tells the nodes of all of them."""
     asked, events, news = [], [], []
-    for attempt, stop in stops:
+    for attempt, stop in requests:
         if attempt.stop_wanted_at is not None:
             continue
         asked.append(attempt)
         attempt.stop_wanted_at = timezone.now()
         attempt.stop_reason = stop.reason.value
         attempt.stop_actor = actor
-        attempt.sentence = (stop.sentence or end_sentence(stop.reason, actor=actor))[:1000]
+        attempt.message = (stop.message or end_message(stop.reason, actor=actor))[:1000]
         attempt.stop_for = stop.for_job
         attempt.stop_for_after = stop.for_job.attempts_made if stop.for_job else None
-        if attempt.sent_at is not None:
-            old = next_state(attempt, AttemptState.COMPLETING)
+        if attempt.start_sent_at is not None:
+            old = set_attempt_state(attempt, AttemptState.COMPLETING)
             events.append(
                 attempt_event(
-                    attempt, "attempt_state", old, attempt.state, attempt.stop_reason, attempt.sentence, actor
+                    attempt, "attempt_state", old, attempt.state, attempt.stop_reason, attempt.message, actor
                 )
             )
-            news.append(news_of_attempt(attempt, "attempt_state", attempt.sentence))
+            news.append(attempt_topic_event(attempt, "attempt_state", attempt.message))
     if asked:
         Attempt.objects.bulk_update(asked, _STOP_FIELDS)
         JobEvent.objects.bulk_create(events)
-        announce_all(news)
-    jobs = {attempt.pk: attempt.job.public_id for attempt, _ in stops}
-    nodes = Task.objects.filter(attempt__in=jobs, gone=False).values_list("node__public_id", "attempt_id")
-    hint_nodes({node: ("stop", jobs[attempt]) for node, attempt in nodes})
+        publish_all_on_commit(news)
+    jobs = {attempt.pk: attempt.job.public_id for attempt, _ in requests}
+    nodes = Task.objects.filter(attempt__in=jobs, container_removed=False).values_list("node__public_id", "attempt_id")
+    notify_nodes({node: ("stop", jobs[attempt]) for node, attempt in nodes})

@@ -9,14 +9,14 @@ from typing import Any
 from django.db import connection, transaction
 from django.utils import timezone
 
-from portal.models import Node, UsageMinute
+from portal.models import Node, NodeMetricsMinute
 
-KEEP_DAYS = 90
+RETENTION_DAYS = 90
 _PER_GPU = ("utilisation_percent", "memory_used_mib", "power_watts", "temperature_c")
 _PER_NODE = ("cpu_percent", "node_memory_used_mib")
 
 
-def write_minutes(
+def save_node_metrics(
     rows: Iterable[tuple[str, int, Mapping[str, Any]]], joules: Mapping[tuple[str, int], float] | None = None
 ) -> int:
     """Saves (node's public id, start of the minute in Unix seconds, columns); gives how many were saved.
@@ -29,23 +29,23 @@ def write_minutes(
         Node.objects.filter(public_id__in={node for node, _, _ in wanted}).values_list("public_id", "pk")
     )
     fresh = [
-        UsageMinute(node_id=nodes[node], minute=dt.datetime.fromtimestamp(start_s, dt.UTC), **values)
+        NodeMetricsMinute(node_id=nodes[node], minute=dt.datetime.fromtimestamp(start_s, dt.UTC), **values)
         for node, start_s, values in wanted
         if node in nodes
     ]
     with transaction.atomic():
         there = {
             (row.node_id, row.minute): row
-            for row in UsageMinute.objects.select_for_update().filter(
+            for row in NodeMetricsMinute.objects.select_for_update().filter(
                 node_id__in={row.node_id for row in fresh}, minute__in={row.minute for row in fresh}
             )
         }
         for row in fresh:
             earlier = there.get((row.node_id, row.minute))
             if earlier is not None:
-                _join(earlier, row)
+                _merge_minute(earlier, row)
                 earlier.save()
-        UsageMinute.objects.bulk_create(
+        NodeMetricsMinute.objects.bulk_create(
             [row for row in fresh if (row.node_id, row.minute) not in there], ignore_conflicts=True
         )
         _add_energy(joules or {})
@@ -74,14 +74,14 @@ def _add_energy(joules: Mapping[tuple[str, int], float]) -> None:
         )
 
 
-def delete_old_minutes(keep_days: int = KEEP_DAYS, now: dt.datetime | None = None) -> int:
+def delete_expired_metrics(keep_days: int = RETENTION_DAYS, now: dt.datetime | None = None) -> int:
     """Deletes rollups older than ``keep_days`` whole days, a day at a time; gives how many rows went."""
     today = (now or timezone.now()).replace(hour=0, minute=0, second=0, microsecond=0)
     edge = today - dt.timedelta(days=keep_days)
     gone = 0
     while True:
         oldest = (
-            UsageMinute.objects.filter(minute__lt=edge)
+            NodeMetricsMinute.objects.filter(minute__lt=edge)
             .order_by("minute")
             .values_list("minute", flat=True)
             .first()
@@ -89,10 +89,10 @@ def delete_old_minutes(keep_days: int = KEEP_DAYS, now: dt.datetime | None = Non
         if oldest is None:
             return gone
         until = min(edge, oldest + dt.timedelta(days=1))
-        gone += UsageMinute.objects.filter(minute__gte=oldest, minute__lt=until).delete()[0]
+        gone += NodeMetricsMinute.objects.filter(minute__gte=oldest, minute__lt=until).delete()[0]
 
 
-def _join(earlier: UsageMinute, later: UsageMinute) -> None:
+def _merge_minute(earlier: NodeMetricsMinute, later: NodeMetricsMinute) -> None:
     """Adds a later part of the same minute to the earlier one, GPU by GPU."""
     old, new = earlier.samples, later.samples
     places = {uuid: index for index, uuid in enumerate(later.gpu_uuids)}
@@ -104,13 +104,13 @@ def _join(earlier: UsageMinute, later: UsageMinute) -> None:
     for name in _PER_GPU:
         before, after = getattr(earlier, name), getattr(later, name)
         joined = [
-            _weighted(at(before, index if index < len(earlier.gpu_uuids) else None), old,
+            _weighted_mean(at(before, index if index < len(earlier.gpu_uuids) else None), old,
                       at(after, places.get(uuid)), new)
             for index, uuid in enumerate(order)
         ]  # fmt: skip
         setattr(earlier, name, joined)
     earlier.energy_joules = [
-        _sum(at(earlier.energy_joules, index), at(later.energy_joules, places.get(uuid)))
+        _add_optional(at(earlier.energy_joules, index), at(later.energy_joules, places.get(uuid)))
         for index, uuid in enumerate(order)
     ]
     earlier.holders = [
@@ -118,7 +118,7 @@ def _join(earlier: UsageMinute, later: UsageMinute) -> None:
         for index, uuid in enumerate(order)
     ]
     for name in _PER_NODE:
-        setattr(earlier, name, _weighted(getattr(earlier, name), old, getattr(later, name), new))
+        setattr(earlier, name, _weighted_mean(getattr(earlier, name), old, getattr(later, name), new))
     earlier.tasks = list(
         {(task["job"], task["rank"]): task for task in [*earlier.tasks, *later.tasks]}.values()
     )
@@ -126,13 +126,13 @@ def _join(earlier: UsageMinute, later: UsageMinute) -> None:
     earlier.samples = old + new
 
 
-def _weighted(before: float | None, old: int, after: float | None, new: int) -> float | None:
+def _weighted_mean(before: float | None, old: int, after: float | None, new: int) -> float | None:
     if before is None or after is None:
         return after if before is None else before
     return (before * old + after * new) / max(1, old + new)
 
 
-def _sum(before: float | None, after: float | None) -> float | None:
+def _add_optional(before: float | None, after: float | None) -> float | None:
     if before is None or after is None:
         return after if before is None else before
     return before + after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portal.events import News
+from portal.events import TopicEvent
 from portal.models import Attempt, Job, JobEvent
 from portal.words.states import JobState
 
@@ -16,13 +16,13 @@ def job_event(job: Job, before: JobState, attempt: Attempt | None, actor: str = 
         before=before.value,
         after=job.state,
         reason=job.reason,
-        sentence=job.sentence,
+        message=job.message,
         actor=actor,
     )
 
 
 def attempt_event(
-    attempt: Attempt, kind: str, before: str, after: str, reason: str, sentence: str, actor: str = ""
+    attempt: Attempt, kind: str, before: str, after: str, reason: str, message: str, actor: str = ""
 ) -> JobEvent:
     """An event, unsaved, on the timeline of the attempt's job."""
     return JobEvent(
@@ -32,19 +32,19 @@ def attempt_event(
         before=str(before),
         after=str(after),
         reason=reason,
-        sentence=sentence[:1000],
+        message=message[:1000],
         actor=actor,
     )
 
 
-def news_of_attempt(attempt: Attempt, kind: str, sentence: str) -> News:
+def attempt_topic_event(attempt: Attempt, kind: str, message: str) -> TopicEvent:
     """For those who watch the job."""
-    data = {"kind": kind, "attempt": attempt.number, "state": attempt.state, "sentence": sentence}
+    data = {"kind": kind, "attempt": attempt.number, "state": attempt.state, "sentence": message}
     return f"job.{attempt.job.public_id}", data
 
 
-def news_of_job(job: Job) -> list[News]:
+def job_topic_events(job: Job) -> list[TopicEvent]:
     """Its state, for those who watch the job, its owner or its project."""
-    data = {"kind": "job_state", "job": job.public_id, "state": job.state, "sentence": job.sentence}
+    data = {"kind": "job_state", "job": job.public_id, "state": job.state, "sentence": job.message}
     topics = (f"job.{job.public_id}", f"user.{job.owner.public_id}", f"project.{job.project.public_id}")
     return [(topic, data) for topic in topics]

@@ -15,256 +15,256 @@ from django.db.models import OuterRef, Q, Subquery
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from portal.access import Verb, require, require_admin
+from portal.access import Permission, require_permission, require_admin
 from portal.errors import Conflict
-from portal.events import announce
-from portal.models import Node, NodeCheck, NodePool, Rollout, User
-from portal.selectors.agent_program import our_agent, runs_ours
-from portal.selectors.policy import knobs_of
-from portal.services.audit import record_act
-from portal.wake import hint_node, hint_nodes, leave_hint
-from portal.words.node_acts import ACT_TITLES, BY_ACTOR, FULL_AGAIN_S, WITHIN_S, NodeAct, Turn, may_begin
-from portal.words.states import FULL_DISK, NodeState
+from portal.events import publish_on_commit
+from portal.models import Node, NodeOperation, NodePool, AgentRollout, User
+from portal.selectors.agent_program import bundled_agent, runs_bundled_agent
+from portal.selectors.policy import effective_pool_settings
+from portal.services.audit import record_action
+from portal.wake import notify_node, notify_nodes, enqueue_task
+from portal.words.node_acts import OPERATION_TITLES, CONTROL_CHANNEL_OPERATIONS, FULL_DISK_GC_INTERVAL_S, OPERATION_TIMEOUT_S, OperationKind, RolloutStatus, startable_count
+from portal.words.states import DISK_FULL_REASON, NodeState
 
-ORDERS = "orders"
+OPERATIONS = "orders"
 """The hint that there is such an act to carry out."""
 
 
 # -- admins ----------------------------------------------------------------------------------------
 
 
-def do_order(actor: User, node: Node, act: NodeAct) -> NodeCheck:
+def do_request_operation(actor: User, node: Node, kind: OperationKind) -> NodeOperation:
     """Asks for an act on a node; one of the kind that is under way is given instead of another.
 
     Raises Conflict while the node does not answer, Unavailable for an upgrade without a signed agent here.
     """
-    require(actor, Verb.CHANGE, node)
-    if act is NodeAct.UPGRADE:
-        our_agent()
+    require_permission(actor, Permission.CHANGE, node)
+    if kind is OperationKind.UPGRADE:
+        bundled_agent()
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
-        under_way = NodeCheck.objects.filter(node=row, kind=act.value, finished_at__isnull=True).first()
+        under_way = NodeOperation.objects.filter(node=row, kind=kind.value, finished_at__isnull=True).first()
         if under_way is not None:
             return under_way
         if not row.reachable:
             raise Conflict(
                 f"{row.name} does not answer, so nothing can be asked of it.", code="node_unreachable"
             )
-        check = order(row, act, actor)
-        record_act(actor, f"node.{act.value}", row)
+        check = request_operation(row, kind, actor)
+        record_action(actor, f"node.{kind.value}", row)
     return check
 
 
-def do_upgrade_all(actor: User) -> Rollout:
+def do_upgrade_all(actor: User) -> AgentRollout:
     """Upgrades every node whose agent is not ours, one first, then some side by side, up to the first failure.
 
     Nodes that do not answer are left out. Raises Conflict while another such upgrade runs, or where none is needed.
     """
     require_admin(actor, "upgrade nodes")
-    our_agent()
+    bundled_agent()
     with transaction.atomic():
-        if Rollout.objects.select_for_update().filter(finished_at__isnull=True).exists():
+        if AgentRollout.objects.select_for_update().filter(finished_at__isnull=True).exists():
             raise Conflict("The nodes are being upgraded already.", code="rollout_runs")
-        nodes = [node for node in Node.objects.order_by("name") if _is_behind(node)]
+        nodes = [node for node in Node.objects.order_by("name") if _needs_upgrade(node)]
         if not nodes:
             raise Conflict("Every node that answers runs this agent already.", code="nothing_to_upgrade")
-        rollout = Rollout.objects.create(actor=actor)
-        NodeCheck.objects.bulk_create(
-            NodeCheck(node=node, kind=NodeAct.UPGRADE.value, actor=actor, rollout=rollout) for node in nodes
+        rollout = AgentRollout.objects.create(actor=actor)
+        NodeOperation.objects.bulk_create(
+            NodeOperation(node=node, kind=OperationKind.UPGRADE.value, actor=actor, rollout=rollout) for node in nodes
         )
-        record_act(actor, "nodes.upgrade", rollout, after={"nodes": [node.name for node in nodes]})
-        _advance(rollout)
+        record_action(actor, "nodes.upgrade", rollout, after={"nodes": [node.name for node in nodes]})
+        _advance_rollout(rollout)
     return rollout
 
 
-def _is_behind(node: Node) -> bool:
+def _needs_upgrade(node: Node) -> bool:
     answers = node.reachable and node.state not in (NodeState.RETIRED.value, NodeState.ENROLLING.value)
-    return answers and not runs_ours(node)
+    return answers and not runs_bundled_agent(node)
 
 
-def do_start_check(actor: User, node: Node, kind: NodeAct = NodeAct.TEST) -> NodeCheck:
+def do_start_connection_test(actor: User, node: Node, kind: OperationKind = OperationKind.TEST) -> NodeOperation:
     """Asks the process that holds the node key to test the connection; steps appear on the row."""
-    require(actor, Verb.CHANGE, node)
+    require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
-        check = NodeCheck.objects.create(node=node, kind=kind.value, actor=actor)
-        leave_hint("scheduler.check_node", [check.public_id], "nodes")
+        check = NodeOperation.objects.create(node=node, kind=kind.value, actor=actor)
+        enqueue_task("scheduler.check_node", [check.public_id], "nodes")
     return check
 
 
 # -- the engine ------------------------------------------------------------------------------------
 
 
-def order(node: Node, act: NodeAct, actor: User | None = None) -> NodeCheck:
+def request_operation(node: Node, kind: OperationKind, actor: User | None = None) -> NodeOperation:
     """Leaves an order for the actor of a node, within the caller's transaction; nobody asks for the right."""
-    check = NodeCheck.objects.create(node=node, kind=act.value, actor=actor, begun_at=timezone.now())
-    hint_node(node.public_id, ORDERS)
+    check = NodeOperation.objects.create(node=node, kind=kind.value, actor=actor, dispatched_at=timezone.now())
+    notify_node(node.public_id, OPERATIONS)
     return check
 
 
-def order_all(nodes: Sequence[Node], act: NodeAct, actor: User) -> None:
+def request_operations(nodes: Sequence[Node], kind: OperationKind, actor: User) -> None:
     """``order`` for several nodes."""
     now = timezone.now()
-    NodeCheck.objects.bulk_create(
-        NodeCheck(node=node, kind=act.value, actor=actor, begun_at=now) for node in nodes
+    NodeOperation.objects.bulk_create(
+        NodeOperation(node=node, kind=kind.value, actor=actor, dispatched_at=now) for node in nodes
     )
-    hint_nodes({node.public_id: (ORDERS, "") for node in nodes})
+    notify_nodes({node.public_id: (OPERATIONS, "") for node in nodes})
 
 
-def due_orders(node_id: int) -> list[NodeCheck]:
+def due_operations(node_id: int) -> list[NodeOperation]:
     """What is to be carried out on a node now, in the order in which it was asked for."""
-    rows = NodeCheck.objects.filter(_due(), node_id=node_id).order_by("id")
+    rows = NodeOperation.objects.filter(_is_due(), node_id=node_id).order_by("id")
     return list(rows.select_related("node"))
 
 
-def nodes_with_orders() -> list[str]:
+def nodes_with_due_operations() -> list[str]:
     """Public ids of the nodes that have something to carry out, whatever became of its hint."""
-    return list(NodeCheck.objects.filter(_due()).values_list("node__public_id", flat=True).distinct())
+    return list(NodeOperation.objects.filter(_is_due()).values_list("node__public_id", flat=True).distinct())
 
 
-def record_sent(check_id: int, program: str) -> None:
+def record_program_sent(operation_id: int, program: str) -> None:
     """The new program is in place on the node; what answers next shows whether it runs."""
-    NodeCheck.objects.filter(pk=check_id).update(program=program)
+    NodeOperation.objects.filter(pk=operation_id).update(program_sha256=program)
 
 
-def record_order_finished(check_id: int, ok: bool) -> None:
+def record_operation_finished(operation_id: int, ok: bool) -> None:
     """The act is over. After a good upgrade the node is checked, and the next nodes of a rollout may begin."""
     with transaction.atomic():
-        check = NodeCheck.objects.select_for_update(no_key=True).select_related("node").get(pk=check_id)
+        check = NodeOperation.objects.select_for_update(no_key=True).select_related("node").get(pk=operation_id)
         if check.finished_at is not None:
             return
         check.ok, check.finished_at = ok, timezone.now()
         check.save(update_fields=["ok", "finished_at"])
-        if ok and check.kind == NodeAct.UPGRADE.value:
-            order(check.node, NodeAct.PREFLIGHT, check.actor)
+        if ok and check.kind == OperationKind.UPGRADE.value:
+            request_operation(check.node, OperationKind.PREFLIGHT, check.actor)
         if check.rollout_id is not None:
-            _advance(Rollout.objects.select_for_update().get(pk=check.rollout_id))
-        announce("cluster", {"kind": "node", "node": check.node.public_id, "state": check.node.state})
+            _advance_rollout(AgentRollout.objects.select_for_update().get(pk=check.rollout_id))
+        publish_on_commit("cluster", {"kind": "node", "node": check.node.public_id, "state": check.node.state})
 
 
-def record_images_removed(check: NodeCheck, removed: Sequence[Mapping[str, Any]]) -> None:
+def record_images_removed(operation: NodeOperation, removed: Sequence[Mapping[str, Any]]) -> None:
     """Images are gone from a node: that is audited, and which environments are still there is asked anew."""
     if not removed:
         return
     with transaction.atomic():
         images = [{"names": row["names"], "mib": row["size_mib"], "idle_s": row["idle_s"]} for row in removed]
-        record_act(check.actor, "node.images_removed", check.node, after={"images": images})
-        hint_node(check.node.public_id, "images")
+        record_action(operation.actor, "node.images_removed", operation.node, after={"images": images})
+        notify_node(operation.node.public_id, "images")
 
 
-def tidy_if_full(node: Node, used_percent: float | None) -> None:
+def request_gc_if_full(node: Node, used_percent: float | None) -> None:
     """Orders tidying once an image made the store of a node too full; not twice within a quarter of an hour."""
-    high = float(knobs_of([node.pool])[node.pool_id]["image_high_percent"])
-    since = timezone.now() - dt.timedelta(seconds=FULL_AGAIN_S)
+    high = float(effective_pool_settings([node.pool])[node.pool_id]["image_high_percent"])
+    since = timezone.now() - dt.timedelta(seconds=FULL_DISK_GC_INTERVAL_S)
     if used_percent is None or used_percent < high:
         return
-    if not NodeCheck.objects.filter(node=node, kind=NodeAct.GC.value, started_at__gt=since).exists():
+    if not NodeOperation.objects.filter(node=node, kind=OperationKind.GC.value, started_at__gt=since).exists():
         with transaction.atomic():
-            order(node, NodeAct.GC)
+            request_operation(node, OperationKind.GC)
 
 
-def tidy_nodes() -> None:
+def request_due_gc() -> None:
     """Orders the tidying that is due by itself: once in a while, and sooner where the disk is full."""
-    newest = NodeCheck.objects.filter(node=OuterRef("pk"), kind=NodeAct.GC.value).order_by("-id")
+    newest = NodeOperation.objects.filter(node=OuterRef("pk"), kind=OperationKind.GC.value).order_by("-id")
     nodes = Node.objects.filter(reachable=True, state__in=[NodeState.READY.value, NodeState.CORDONED.value])
     columns = ("pk", "pool_id", "state_reason", "created_at", "tidied_at")
     tidied_at = Subquery(newest.values("started_at")[:1])
     rows = list(nodes.annotate(tidied_at=tidied_at).values_list(*columns, named=True))
     knobs, now = (
-        knobs_of(NodePool.objects.all()),
+        effective_pool_settings(NodePool.objects.all()),
         timezone.now(),
     )  # after the rows: none is of a pool not read
     due = []
     for row in rows:
         every_s = float(knobs[row.pool_id]["tidy_every_s"])
-        if every_s and row.state_reason.startswith(FULL_DISK):
-            every_s = min(every_s, FULL_AGAIN_S)
+        if every_s and row.state_reason.startswith(DISK_FULL_REASON):
+            every_s = min(every_s, FULL_DISK_GC_INTERVAL_S)
         last = row.tidied_at or row.created_at
         if every_s and now - last >= dt.timedelta(seconds=every_s):
             due.append(row.pk)
     for node in Node.objects.filter(pk__in=due) if due else ():
         with transaction.atomic():
-            order(node, NodeAct.GC)
+            request_operation(node, OperationKind.GC)
 
 
-def forget_old_acts() -> None:
+def delete_old_operations() -> None:
     """Drops checks and tidyings of a month ago; tests and upgrades are kept with their node."""
-    old = NodeCheck.objects.filter(
-        kind__in=[NodeAct.PREFLIGHT.value, NodeAct.GC.value], finished_at__lt=Now() - dt.timedelta(days=30)
+    old = NodeOperation.objects.filter(
+        kind__in=[OperationKind.PREFLIGHT.value, OperationKind.GC.value], finished_at__lt=Now() - dt.timedelta(days=30)
     )
     old.delete()
 
 
-def give_up_overdue() -> None:
+def fail_overdue_operations() -> None:
     """Acts that were not over in time have failed: their node fell silent, or nobody carried them out."""
-    late = NodeCheck.objects.filter(_due(), begun_at__lt=Now() - dt.timedelta(seconds=WITHIN_S))
+    late = NodeOperation.objects.filter(_is_due(), dispatched_at__lt=Now() - dt.timedelta(seconds=OPERATION_TIMEOUT_S))
     for check in late.select_related("node"):
-        sentence = f"{check.node.name} has not answered within {WITHIN_S:.0f} s."
-        if check.program:
+        sentence = f"{check.node.name} has not answered within {OPERATION_TIMEOUT_S:.0f} s."
+        if check.program_sha256:
             sentence += (
                 " The new agent may be in place; unless confirmed, the node goes back to the one before."
             )
-        record_check_step(
+        record_operation_step(
             check.public_id,
-            name=ACT_TITLES[NodeAct(check.kind)],
+            name=OPERATION_TITLES[OperationKind(check.kind)],
             ok=False,
-            sentence=sentence,
-            seconds=WITHIN_S,
+            message=sentence,
+            seconds=OPERATION_TIMEOUT_S,
         )
-        record_order_finished(check.pk, ok=False)
+        record_operation_finished(check.pk, ok=False)
 
 
-def record_check_step(check_id: str, *, name: str, ok: bool, sentence: str, seconds: float) -> None:
+def record_operation_step(operation_id: str, *, name: str, ok: bool, message: str, seconds: float) -> None:
     """One more step of a connection test, for the page that waits."""
     with transaction.atomic():
-        check = NodeCheck.objects.select_for_update(no_key=True).get(public_id=check_id)
+        check = NodeOperation.objects.select_for_update(no_key=True).get(public_id=operation_id)
         check.steps = [
             *check.steps,
-            {"name": name, "ok": ok, "sentence": sentence[:1000], "seconds": round(seconds, 3)},
+            {"name": name, "ok": ok, "sentence": message[:1000], "seconds": round(seconds, 3)},
         ]
         check.save(update_fields=["steps"])
 
 
-def record_check_finished(check_id: str, ok: bool) -> None:
+def record_connection_test_finished(operation_id: str, ok: bool) -> None:
     """The test has ended; a good one hints the node's actor to connect now."""
     with transaction.atomic():
         check = (
-            NodeCheck.objects.select_for_update(no_key=True).select_related("node").get(public_id=check_id)
+            NodeOperation.objects.select_for_update(no_key=True).select_related("node").get(public_id=operation_id)
         )
         check.ok, check.finished_at = ok, timezone.now()
         check.save(update_fields=["ok", "finished_at"])
         if ok:
-            hint_node(check.node.public_id, "connect")
+            notify_node(check.node.public_id, "connect")
 
 
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _due() -> Q:
-    acts = [act.value for act in BY_ACTOR]
-    return Q(kind__in=acts, begun_at__isnull=False, finished_at__isnull=True)
+def _is_due() -> Q:
+    acts = [act.value for act in CONTROL_CHANNEL_OPERATIONS]
+    return Q(kind__in=acts, dispatched_at__isnull=False, finished_at__isnull=True)
 
 
-def _advance(rollout: Rollout) -> None:
+def _advance_rollout(rollout: AgentRollout) -> None:
     """Lets the next nodes begin, or ends it. The rollout's row is locked."""
     checks = list(rollout.checks.select_related("node").order_by("node__name"))
     turns = [check.turn for check in checks]
-    begin = may_begin(turns)
-    for check in [check for check, turn in zip(checks, turns, strict=True) if turn is Turn.WAITS][:begin]:
+    begin = startable_count(turns)
+    for check in [check for check, turn in zip(checks, turns, strict=True) if turn is RolloutStatus.PENDING][:begin]:
         check.begun_at = timezone.now()
-        check.save(update_fields=["begun_at"])
-        hint_node(check.node.public_id, ORDERS)
-    if begin == 0 and Turn.BEGUN not in turns:
-        _finish(rollout, checks, turns)
+        check.save(update_fields=["dispatched_at"])
+        notify_node(check.node.public_id, OPERATIONS)
+    if begin == 0 and RolloutStatus.RUNNING not in turns:
+        _finish_rollout(rollout, checks, turns)
 
 
-def _finish(rollout: Rollout, checks: list[NodeCheck], turns: list[Turn]) -> None:
-    failed = [check.node.name for check, turn in zip(checks, turns, strict=True) if turn is Turn.FAILED]
-    left = [check.pk for check, turn in zip(checks, turns, strict=True) if turn is Turn.WAITS]
-    NodeCheck.objects.filter(pk__in=left).delete()  # nothing was done there
+def _finish_rollout(rollout: AgentRollout, operations: list[NodeOperation], statuses: list[RolloutStatus]) -> None:
+    failed = [check.node.name for check, turn in zip(operations, statuses, strict=True) if turn is RolloutStatus.FAILED]
+    left = [check.pk for check, turn in zip(operations, statuses, strict=True) if turn is RolloutStatus.PENDING]
+    NodeOperation.objects.filter(pk__in=left).delete()  # nothing was done there
     rollout.ok, rollout.finished_at = not failed, timezone.now()
-    worked = turns.count(Turn.WORKED)
-    rollout.sentence = f"{worked} of {len(turns)} nodes run the new agent."
+    worked = statuses.count(RolloutStatus.SUCCEEDED)
+    rollout.message = f"{worked} of {len(statuses)} nodes run the new agent."
     if failed:
-        rollout.sentence += f" It stopped at {', '.join(failed)}; {len(left)} were left as they are."
-    rollout.sentence = rollout.sentence[:500]
-    rollout.save(update_fields=["ok", "finished_at", "sentence"])
+        rollout.message += f" It stopped at {', '.join(failed)}; {len(left)} were left as they are."
+    rollout.message = rollout.message[:500]
+    rollout.save(update_fields=["ok", "finished_at", "message"])

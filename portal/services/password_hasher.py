@@ -9,34 +9,34 @@ from contextlib import contextmanager
 
 from django.contrib.auth.hashers import Argon2PasswordHasher
 
-from portal.errors import TooBusy
+from portal.errors import TooManyRequests
 
-HASHES_AT_ONCE = 2
-SLOT_WITHIN_S = 0.25
+MAX_CONCURRENT_HASHES = 2
+SLOT_TIMEOUT_S = 0.25
 """About ten hashes; whoever gets no slot by then is refused instead of queued."""
 
 # Threads of their own: malloc keeps what a thread frees, and each request has a new thread.
-_threads = ThreadPoolExecutor(HASHES_AT_ONCE, thread_name_prefix="hashing")
-_slots = threading.BoundedSemaphore(HASHES_AT_ONCE)
-_mine = threading.local()
+_threads = ThreadPoolExecutor(MAX_CONCURRENT_HASHES, thread_name_prefix="hashing")
+_slots = threading.BoundedSemaphore(MAX_CONCURRENT_HASHES)
+_thread_state = threading.local()
 
 
 @contextmanager
-def hashing() -> Iterator[None]:
+def hashing_slot() -> Iterator[None]:
     """One of the process's slots for hashing. A thread that holds one already keeps it.
 
     Raises TooBusy when all slots stay in use.
     """
-    if getattr(_mine, "held", False):
+    if getattr(_thread_state, "held", False):
         yield
         return
-    if not _slots.acquire(timeout=SLOT_WITHIN_S):
-        raise TooBusy("Many people are signing in at this moment. Try again in a second.")
-    _mine.held = True
+    if not _slots.acquire(timeout=SLOT_TIMEOUT_S):
+        raise TooManyRequests("Many people are signing in at this moment. Try again in a second.")
+    _thread_state.held = True
     try:
         yield
     finally:
-        _mine.held = False
+        _thread_state.held = False
         _slots.release()
 
 
@@ -46,9 +46,9 @@ class BoundedArgon2(Argon2PasswordHasher):
     time_cost, memory_cost, parallelism = 2, 19_456, 1
 
     def encode(self, password: str, salt: str) -> str:
-        with hashing():
+        with hashing_slot():
             return str(_threads.submit(super().encode, password, salt).result())
 
     def verify(self, password: str, encoded: str) -> bool:
-        with hashing():
+        with hashing_slot():
             return bool(_threads.submit(super().verify, password, encoded).result())

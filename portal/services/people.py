@@ -14,20 +14,20 @@ from django.core.validators import validate_email
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from portal.access import Verb, can, require, require_admin
-from portal.errors import Conflict, Invalid, NotAllowed, NotThere
-from portal.events import announce
-from portal.models import Invitation, Job, Membership, Project, SignInLink, User
-from portal.models.public_id import fault_of_name
-from portal.services.audit import record_act
-from portal.services.rights_changes import DEFAULT_CHOICE, JobChoice, settling_jobs
+from portal.access import Permission, can, require_permission, require_admin
+from portal.errors import Conflict, InvalidRequest, Forbidden, NotFound
+from portal.events import publish_on_commit
+from portal.models import Invitation, Job, Membership, Project, MagicLink, User
+from portal.models.public_id import name_error
+from portal.services.audit import record_action
+from portal.services.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
 from portal.words.states import Role
 
 INVITATION_DAYS = 7
 RESERVED_NAMES = frozenset({"root", "daemon", "bin", "sys", "sync", "mail", "nobody", "postgres", "fairway"})
 """Accounts that machines have; in a container or a home folder the name would mean somebody else."""
-SIGN_IN_LINK_HOURS = 24
-USED_UP = (
+MAGIC_LINK_HOURS = 24
+LINK_INVALID_MESSAGE = (
     "This link does not work any more: it was used, it ran out, or it was taken back. Ask for a new one."
 )
 
@@ -35,10 +35,10 @@ USED_UP = (
 def new_code() -> tuple[str, str]:
     """A 256-bit code for a link, and the hash that is kept of it."""
     code = secrets.token_urlsafe(32)
-    return code, hash_of(code)
+    return code, hash_code(code)
 
 
-def hash_of(code: str) -> str:
+def hash_code(code: str) -> str:
     """SHA-256 of a code, in hex."""
     return hashlib.sha256(code.encode()).hexdigest()
 
@@ -46,7 +46,7 @@ def hash_of(code: str) -> str:
 # -- invitations -----------------------------------------------------------------------------------
 
 
-def do_invite(
+def do_create_invitation(
     actor: User,
     *,
     full_name: str = "",
@@ -59,16 +59,16 @@ def do_invite(
     """An invitation and its code, shown once. Managers invite into their project, admins anywhere."""
     if not actor.is_admin:
         if project is None or makes_admin:
-            raise NotAllowed("Managers invite people into their own project.")
-        require(actor, Verb.MANAGE, project)
+            raise Forbidden("Managers invite people into their own project.")
+        require_permission(actor, Permission.MANAGE, project)
     if (project is None) != (role is None):
-        raise Invalid(fields={"role": "Name a project together with the role in it."})
+        raise InvalidRequest(fields={"role": "Name a project together with the role in it."})
     if not 1 <= days <= 90:
-        raise Invalid(fields={"days": "Must be between 1 and 90 days."})
+        raise InvalidRequest(fields={"days": "Must be between 1 and 90 days."})
     if email:
         _check_email(email)
         if User.objects.filter(email__iexact=email).exists():
-            raise Invalid(fields={"email": "Somebody here has this address already."})
+            raise InvalidRequest(fields={"email": "Somebody here has this address already."})
     code, code_hash = new_code()
     with transaction.atomic():
         invitation = Invitation.objects.create(
@@ -78,10 +78,10 @@ def do_invite(
             email=email,
             project=project,
             role=role.value if role else "",
-            makes_admin=makes_admin,
+            grants_admin=makes_admin,
             expires_at=timezone.now() + dt.timedelta(days=days),
         )
-        record_act(
+        record_action(
             actor,
             "person.invite",
             invitation,
@@ -99,10 +99,10 @@ def do_invite(
 def get_invitation(code: str) -> Invitation:
     """The open invitation behind a code; NotThere with one sentence for every way it may be closed."""
     invitation = (
-        Invitation.objects.select_related("project", "created_by").filter(code_sha256=hash_of(code)).first()
+        Invitation.objects.select_related("project", "created_by").filter(code_sha256=hash_code(code)).first()
     )
     if invitation is None or not _is_open(invitation):
-        raise NotThere(USED_UP, code="link_used_up")
+        raise NotFound(LINK_INVALID_MESSAGE, code="link_used_up")
     return invitation
 
 
@@ -112,14 +112,14 @@ def do_accept_invitation(
     """Makes the account an invitation promises; each invitation works once, also under a race."""
     with transaction.atomic():
         invitation = (
-            Invitation.objects.select_for_update(no_key=True).filter(code_sha256=hash_of(code)).first()
+            Invitation.objects.select_for_update(no_key=True).filter(code_sha256=hash_code(code)).first()
         )
         if invitation is None or not _is_open(invitation):
-            raise NotThere(USED_UP, code="link_used_up")
-        user = _new_user(
+            raise NotFound(LINK_INVALID_MESSAGE, code="link_used_up")
+        user = _create_user(
             username=username,
             full_name=full_name,
-            email=email or _still_free(invitation.email),
+            email=email or _email_if_available(invitation.email),
             password=password,
             time_zone=time_zone,
             is_admin=invitation.makes_admin,
@@ -128,7 +128,7 @@ def do_accept_invitation(
         invitation.save(update_fields=["used_at", "used_by"])
         if invitation.project is not None:
             Membership.objects.create(user=user, project=invitation.project, role=invitation.role)
-        record_act(
+        record_action(
             user,
             "person.join",
             user,
@@ -140,43 +140,43 @@ def do_accept_invitation(
 def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
     """Takes an unused invitation back."""
     if not (actor.is_admin or invitation.created_by_id == actor.pk):
-        raise NotThere
+        raise NotFound
     with transaction.atomic():
         row = Invitation.objects.select_for_update(no_key=True).get(pk=invitation.pk)
         if row.used_at is not None:
             raise Conflict("It was already used.", code="invitation_used")
         row.revoked_at = timezone.now()
         row.save(update_fields=["revoked_at"])
-        record_act(actor, "person.invite_revoke", row)
+        record_action(actor, "person.invite_revoke", row)
 
 
 # -- sign-in links ---------------------------------------------------------------------------------
 
 
-def do_make_sign_in_link(actor: User | None, user: User, *, hours: int = SIGN_IN_LINK_HOURS) -> str:
+def do_create_magic_link(actor: User | None, user: User, *, hours: int = MAGIC_LINK_HOURS) -> str:
     """The code of a one-time sign-in for an existing person; earlier unused ones stop working."""
     if actor is not None:
         require_admin(actor, "make sign-in links")
     code, code_hash = new_code()
     with transaction.atomic():
-        SignInLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
-        SignInLink.objects.create(
+        MagicLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
+        MagicLink.objects.create(
             code_sha256=code_hash, user=user, expires_at=timezone.now() + dt.timedelta(hours=hours)
         )
-        record_act(actor, "person.sign_in_link", user)
+        record_action(actor, "person.sign_in_link", user)
     return code
 
 
-def do_use_sign_in_link(code: str) -> User:
+def do_use_magic_link(code: str) -> User:
     """The person a sign-in link belongs to; the link works once, also under a race."""
     with transaction.atomic():
-        link = SignInLink.objects.select_for_update(of=("self",), no_key=True).select_related("user")
-        row = link.filter(code_sha256=hash_of(code)).first()
+        link = MagicLink.objects.select_for_update(of=("self",), no_key=True).select_related("user")
+        row = link.filter(code_sha256=hash_code(code)).first()
         if row is None or row.used_at or row.expires_at <= timezone.now() or not row.user.is_active:
-            raise NotThere(USED_UP, code="link_used_up")
+            raise NotFound(LINK_INVALID_MESSAGE, code="link_used_up")
         row.used_at = timezone.now()
         row.save(update_fields=["used_at"])
-        record_act(row.user, "person.sign_in_by_link", row.user)
+        record_action(row.user, "person.sign_in_by_link", row.user)
         return row.user
 
 
@@ -189,7 +189,7 @@ def do_change_account(user: User, **changes: Any) -> User:
     if unknown:
         raise ValueError(f"not changeable: {unknown}")
     if "timezone" in changes and changes["timezone"] not in zoneinfo.available_timezones():
-        raise Invalid(fields={"timezone": "There is no such time zone."})
+        raise InvalidRequest(fields={"timezone": "There is no such time zone."})
     if changes.get("email"):
         _check_email(changes["email"])
     for key, value in changes.items():
@@ -197,27 +197,27 @@ def do_change_account(user: User, **changes: Any) -> User:
     try:
         with transaction.atomic():
             user.save(update_fields=list(changes))
-            record_act(user, "person.change", user, after=changes)
+            record_action(user, "person.change", user, after=changes)
     except IntegrityError as clash:
-        raise Invalid(fields={"email": "Somebody else has this address."}) from clash
+        raise InvalidRequest(fields={"email": "Somebody else has this address."}) from clash
     return user
 
 
 def do_set_password(user: User, password: str, *, old: str | None) -> None:
     """Sets one's own password; ``old`` is needed unless none works yet. Other sessions end."""
     if user.has_usable_password() and not user.check_password(old or ""):
-        raise Invalid(fields={"old": "That is not your present password."})
+        raise InvalidRequest(fields={"old": "That is not your present password."})
     _check_password(password, user)
     with transaction.atomic():
         user.set_password(password)
         user.rights_version += 1
         user.save(update_fields=["password", "rights_version"])
-        SignInLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
-        record_act(user, "person.password", user)
-        announce(f"user.{user.public_id}", {"kind": "rights"})
+        MagicLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
+        record_action(user, "person.password", user)
+        publish_on_commit(f"user.{user.public_id}", {"kind": "rights"})
 
 
-def do_change_person(
+def do_change_user(
     actor: User,
     user: User,
     *,
@@ -229,9 +229,9 @@ def do_change_person(
 
     ``choice``: what becomes of jobs that the person may not run any more.
     """
-    require(actor, Verb.CHANGE, user)
+    require_permission(actor, Permission.CHANGE, user)
     require_admin(actor, "change other people's accounts")
-    with transaction.atomic(), settling_jobs(actor, user, Job.objects.filter(owner=user), choice):
+    with transaction.atomic(), applying_choice(actor, user, Job.objects.filter(owner=user), choice):
         admins = list(
             User.objects.select_for_update(no_key=True).filter(is_admin=True, is_active=True).order_by("pk")
         )
@@ -244,8 +244,8 @@ def do_change_person(
         row.rights_version += 1
         row.save(update_fields=["is_active", "is_admin", "rights_version"])
         after = {"is_active": row.is_active, "is_admin": row.is_admin}
-        record_act(actor, "person.rights", row, before=before, after=after)
-        announce(f"user.{row.public_id}", {"kind": "rights"})
+        record_action(actor, "person.rights", row, before=before, after=after)
+        publish_on_commit(f"user.{row.public_id}", {"kind": "rights"})
     return row
 
 
@@ -257,34 +257,34 @@ def _is_open(invitation: Invitation) -> bool:
         invitation.used_at is None
         and invitation.revoked_at is None
         and invitation.expires_at > timezone.now()
-        and _maker_still_may(invitation)
+        and _creator_still_permitted(invitation)
     )
 
 
-def _maker_still_may(invitation: Invitation) -> bool:
+def _creator_still_permitted(invitation: Invitation) -> bool:
     """Whether its maker could make it today: else a manager who has to go would come back by a link of their own."""
     maker, project = invitation.created_by, invitation.project
     if not maker.is_active or maker.is_admin:
         return maker.is_active
-    return project is not None and not invitation.makes_admin and can(maker, Verb.MANAGE, project)
+    return project is not None and not invitation.makes_admin and can(maker, Permission.MANAGE, project)
 
 
-def _new_user(
+def _create_user(
     *, username: str, full_name: str, email: str, password: str, time_zone: str, is_admin: bool
 ) -> User:
     wrong: dict[str, str] = {}
-    if fault := fault_of_name(username):
+    if fault := name_error(username):
         wrong["username"] = fault
     if username in RESERVED_NAMES:
         wrong["username"] = "Machines use this name themselves. Choose another."
     if email:
         try:
             _check_email(email)
-        except Invalid as problem:
+        except InvalidRequest as problem:
             wrong |= problem.fields
     try:
         _check_password(password, User(username=username, full_name=full_name, email=email))
-    except Invalid as problem:
+    except InvalidRequest as problem:
         wrong |= problem.fields
     if time_zone not in zoneinfo.available_timezones():
         wrong["timezone"] = "There is no such time zone."
@@ -293,7 +293,7 @@ def _new_user(
     if not wrong and email and User.objects.filter(email__iexact=email).exists():
         wrong["email"] = "Somebody else has this address."
     if wrong:
-        raise Invalid(fields=wrong)
+        raise InvalidRequest(fields=wrong)
     try:
         with transaction.atomic():
             return User.objects.create_user(
@@ -312,12 +312,12 @@ def _check_password(password: str, user: User) -> None:
     try:
         validate_password(password, user)
     except ValidationError as weak:
-        raise Invalid(fields={"password": " ".join(weak.messages)}) from weak
+        raise InvalidRequest(fields={"password": " ".join(weak.messages)}) from weak
     if len(password) > 1024:
-        raise Invalid(fields={"password": "At most 1024 characters."})
+        raise InvalidRequest(fields={"password": "At most 1024 characters."})
 
 
-def _still_free(email: str) -> str:
+def _email_if_available(email: str) -> str:
     """The address of an invitation, or none where somebody took it since: the guest could not change it."""
     return "" if User.objects.filter(email__iexact=email).exists() else email
 
@@ -326,4 +326,4 @@ def _check_email(email: str) -> None:
     try:
         validate_email(email)
     except ValidationError as wrong:
-        raise Invalid(fields={"email": "This is not an e-mail address."}) from wrong
+        raise InvalidRequest(fields={"email": "This is not an e-mail address."}) from wrong

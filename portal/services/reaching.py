@@ -13,14 +13,14 @@ from django.db import transaction
 from django.utils import timezone
 
 from portal.models import Attempt, Rendezvous, Task
-from portal.services.lifecycle import let_begin, locked
-from portal.wake import hint_nodes
+from portal.services.lifecycle import release_gang_start, lock_attempt_of_task
+from portal.wake import notify_nodes
 from portal.words.states import AttemptState
 
 
-def is_to_try(task: Task, attempt: Attempt) -> bool:
+def should_check_rendezvous(task: Task, attempt: Attempt) -> bool:
     """True while the node of a task is to try whether it reaches that of rank 0."""
-    if not attempt.together or attempt.prepared_at is not None or attempt.stop_wanted_at is not None:
+    if not attempt.gang_start or attempt.all_prepared_at is not None or attempt.stop_wanted_at is not None:
         return False
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
     return (
@@ -32,36 +32,36 @@ def is_to_try(task: Task, attempt: Attempt) -> bool:
     )
 
 
-def node_reached(task_id: int) -> None:
+def record_rendezvous_reached(task_id: int) -> None:
     """The node of a task reached that of rank 0, which counts for all tasks there. With the last all may begin."""
     with transaction.atomic():
-        attempt, tasks = locked(task_id)
+        attempt, tasks = lock_attempt_of_task(task_id)
         node = next(task.node_id for task in tasks if task.pk == task_id)
         for task in tasks:
             if task.node_id == node and task.reached_at is None:
                 task.reached_at = timezone.now()
-                task.save(update_fields=["reached_at"])
-        let_begin(attempt, tasks)
+                task.save(update_fields=["rendezvous_reached_at"])
+        release_gang_start(attempt, tasks)
 
 
-def node_failed(task_id: int, since: dt.datetime) -> bool:
+def record_rendezvous_failure(task_id: int, listening_since: dt.datetime) -> bool:
     """The node of a task did not reach that of rank 0, which had listened ``since`` then; True when that is certain.
 
     Else rank 0's node is asked to listen anew, and the others to try again. What was tried before that counts for
     nothing any more.
     """
     with transaction.atomic():
-        attempt, tasks = locked(task_id)
+        attempt, tasks = lock_attempt_of_task(task_id)
         row = Rendezvous.objects.select_for_update(no_key=True).get(attempt=attempt)
-        if row.trying_since != since or attempt.prepared_at is not None or attempt.stop_wanted_at is not None:
+        if row.trying_since != listening_since or attempt.all_prepared_at is not None or attempt.stop_wanted_at is not None:
             return False
         if row.doubted:
             return True
         row.doubted, row.trying_since = True, None
-        row.save(update_fields=["doubted", "trying_since"])
+        row.save(update_fields=["recheck_requested", "check_started_at"])
         for task in tasks:
             if task.rank == 0:
                 task.prepared_at = None
                 task.save(update_fields=["prepared_at"])
-                hint_nodes({task.node.public_id: ("start", attempt.job.public_id)})
+                notify_nodes({task.node.public_id: ("start", attempt.job.public_id)})
         return False

@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from django.db.models import Max
 from django.utils import timezone
 
-from agents.launchers import NEED_THE_OTHERS
-from agents.node.spec import REACHES
+from agents.launchers import REQUIRES_RENDEZVOUS
+from agents.node.spec import CAN_CHECK_RENDEZVOUS
 from portal.errors import Conflict
 from portal.models import Attempt, Job, Node, NodePool, Rendezvous, Task
-from portal.selectors.interfaces import interface_of
-from portal.wake import hint_nodes
-from portal.words.fabric import INSIDE, addresses_from_above
+from portal.selectors.interfaces import node_gang_address
+from portal.wake import notify_nodes
+from portal.words.fabric import CONTAINER_INTERFACE, allocatable_addresses
 from portal.words.states import AttemptState, RuntimeKind
 
-PORTS = 32_000, 32_700
+PORT_RANGE = 32_000, 32_700
 """First and last port for nodes whose agent tells no range of its own."""
 LOOPBACK = "127.0.0.1"
-WORD = "meet_port"
+PORT_OPTION = "meet_port"
 """An agent that takes it in a spec knows of gangs."""
 
 
 @dataclass(frozen=True)
-class Gathering:
+class GangPlacement:
     """A gang whose places are decided: the nodes of its ranks, in their order."""
 
     job: Job
@@ -36,102 +36,102 @@ class Gathering:
     nodes: Sequence[Node]
 
 
-def meet(begun: Iterable[tuple[Attempt, Gathering]]) -> None:
+def create_rendezvous(placements: Iterable[tuple[Attempt, GangPlacement]]) -> None:
     """Writes down where the ranks of each attempt meet, with a port of its own; no query where none is a gang.
 
     Raises Conflict when a pool lends no network to a gang that needs it, or a node has no port left.
     """
-    gangs = [(attempt, each) for attempt, each in begun if each.job.gang]
+    gangs = [(attempt, each) for attempt, each in placements if each.job.is_gang]
     if not gangs:
         return
     firsts = {each.nodes[0].pk for _, each in gangs}
-    ports = _Ports(firsts)
-    rows = [row for attempt, each in gangs if (row := _rendezvous(attempt, each, ports)) is not None]
+    ports = _FreePorts(firsts)
+    rows = [row for attempt, each in gangs if (row := _plan_rendezvous(attempt, each, ports)) is not None]
     Rendezvous.objects.bulk_create(rows)
 
 
-def part(attempt: Attempt) -> None:
+def release_rendezvous(attempt: Attempt) -> None:
     """The attempt has ended: its port is free for others."""
-    if attempt.together:
+    if attempt.gang_start:
         Rendezvous.objects.filter(attempt=attempt).update(live=False)
 
 
-def tries_first(attempt: Attempt, tasks: Sequence[Task]) -> bool:
+def needs_connectivity_check(attempt: Attempt, tasks: Sequence[Task]) -> bool:
     """True while other nodes are to reach the one where a gang meets before its tasks, all prepared, begin.
 
     Asks those to try. False once all have, for an attempt that does not try, and where a task runs already.
     """
-    row = Rendezvous.objects.filter(attempt=attempt, live=True, tried=True).first()
+    row = Rendezvous.objects.filter(attempt=attempt, live=True, connectivity_check=True).first()
     if row is None or any(task.state == AttemptState.RUNNING for task in tasks):
         return False
     others = [task.node for task in tasks if task.node_id != row.node_id and task.reached_at is None]
     if others and row.trying_since is None:
         row.trying_since = timezone.now()
-        row.save(update_fields=["trying_since"])
-        hint_nodes({node.public_id: ("reach", attempt.job.public_id) for node in others})
+        row.save(update_fields=["check_started_at"])
+        notify_nodes({node.public_id: ("reach", attempt.job.public_id) for node in others})
     return bool(others)
 
 
-def _rendezvous(attempt: Attempt, gang: Gathering, ports: _Ports) -> Rendezvous | None:
+def _plan_rendezvous(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -> Rendezvous | None:
     """None for a gang that runs without: its nodes lend no network, or their agents know of none."""
     first = gang.nodes[0]
-    if not gang.pool.allow_node_network and gang.job.launcher in NEED_THE_OTHERS:
+    if not gang.pool.allow_node_network and gang.job.launcher in REQUIRES_RENDEZVOUS:
         raise Conflict(f"{gang.pool.name} lends gangs no network between nodes.", code="no_node_network")
-    if any(WORD not in node.hello.get("takes", ()) for node in gang.nodes):
+    if any(PORT_OPTION not in node.agent_info.get("takes", ()) for node in gang.nodes):
         return None
     if len({node.pk for node in gang.nodes}) == 1:
         plain = first.runtime == RuntimeKind.PROCESS.value
         return Rendezvous(
             attempt=attempt,
             node=first,
-            port=ports.take(first),
+            port=ports.allocate(first),
             address=LOOPBACK if plain else "",
             interfaces={first.public_id: "lo" if plain else "eth0"},
         )
     if not gang.pool.allow_node_network:
         return None
     if gang.pool.fabric_network:
-        return _in_a_network(attempt, gang, ports)
-    found = {node.public_id: interface_of(node, gang.pool.fabric) for node in gang.nodes}
+        return _plan_in_engine_network(attempt, gang, ports)
+    found = {node.public_id: node_gang_address(node, gang.pool.fabric) for node in gang.nodes}
     here = found[first.public_id]
     if here is None or None in found.values():
         return None
     return Rendezvous(
         attempt=attempt,
         node=first,
-        port=ports.take(first),
+        port=ports.allocate(first),
         address=here.address,
         node_network=True,
         devices=gang.pool.fabric_devices,
         adapters=gang.pool.fabric_adapters,
-        interfaces={node: each.name for node, each in found.items() if each is not None},
-        tried=all(REACHES in node.hello.get("takes", ()) for node in gang.nodes),
+        interfaces={node: each.interface for node, each in found.items() if each is not None},
+        connectivity_check=all(CAN_CHECK_RENDEZVOUS in node.agent_info.get("takes", ()) for node in gang.nodes),
     )
 
 
-def _in_a_network(attempt: Attempt, gang: Gathering, ports: _Ports) -> Rendezvous | None:
+def _plan_in_engine_network(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -> Rendezvous | None:
     """In a network of the engine rank 0 has an address of its own, which is chosen for it.
 
     Nobody listens there before it runs, so other nodes cannot try to reach it.
     """
     first, name = gang.nodes[0], gang.pool.fabric_network
-    told = (first.hello.get("networks") or {}).get(first.runtime) or ()
+    told = (first.agent_info.get("networks") or {}).get(first.runtime) or ()
     network = next((each for each in told if each["name"] == name), None)
     if network is None:
         return None
     return Rendezvous(
         attempt=attempt,
         node=first,
-        port=ports.take(first),
-        address=_free_address(name, addresses_from_above(network)),
+        port=ports.allocate(first),
+        address=_next_free_address(name, allocatable_addresses(network)),
         network=name,
         devices=gang.pool.fabric_devices,
         adapters=gang.pool.fabric_adapters,
-        interfaces={node.public_id: INSIDE for node in gang.nodes},
+        interfaces={node.public_id: CONTAINER_INTERFACE for node in gang.nodes},
     )
 
 
-def _free_address(network: str, addresses: Sequence[str]) -> str:
+def _next_free_address(network: str, addresses: Sequence[str]) -> str:
     """The next in turn at which no live attempt meets; Conflict when there is none."""
     rows = Rendezvous.objects.filter(network=network, address__in=addresses)
     taken = set(rows.filter(live=True).values_list("address", flat=True))
@@ -144,7 +144,7 @@ def _free_address(network: str, addresses: Sequence[str]) -> str:
     return free
 
 
-class _Ports:
+class _FreePorts:
     """Ports of nodes at which no live attempt meets: the next in turn, so that one that fails is not tried again."""
 
     def __init__(self, nodes: Iterable[int]) -> None:
@@ -153,9 +153,9 @@ class _Ports:
         newest = rows.order_by().values("node_id").annotate(last=Max("pk")).values("last")
         self._last = dict(Rendezvous.objects.filter(pk__in=newest).values_list("node_id", "port"))
 
-    def take(self, node: Node) -> int:
+    def allocate(self, node: Node) -> int:
         """A port of the node, from now on taken; Conflict when there is none left."""
-        first, last = node.hello.get("gang_ports") or PORTS
+        first, last = node.agent_info.get("gang_ports") or PORT_RANGE
         begin = self._last.get(node.pk, last) + 1
         span = last - first + 1
         for step in range(span):

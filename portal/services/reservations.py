@@ -17,35 +17,35 @@ from django.db.models import Count, Q
 from django.utils import timezone
 
 from portal.access import require_admin
-from portal.errors import Conflict, Invalid, Stale
-from portal.events import announce
-from portal.models import Node, NodePool, Project, Reservation, ReservedNode, Task, User
+from portal.errors import Conflict, InvalidRequest, PreconditionFailed
+from portal.events import publish_on_commit
+from portal.models import Node, NodePool, Project, Reservation, ReservationNode, Task, User
 from portal.services import elastic
-from portal.services.audit import record_act
-from portal.wake import wake
+from portal.services.audit import record_action
+from portal.wake import trigger_cycle
 from portal.words.reasons import EndReason
-from portal.words.states import ATTEMPT_LIVE, NodeState
+from portal.words.states import LIVE_ATTEMPT_STATES, NodeState
 
-LONGEST = dt.timedelta(days=400)
-FARTHEST = dt.timedelta(days=2 * 366)
+MAX_DURATION = dt.timedelta(days=400)
+MAX_LEAD_TIME = dt.timedelta(days=2 * 366)
 
 
 @dataclass(frozen=True)
-class ReservationWords:
+class ReservationInput:
     """What an administrator asks for. ``nodes`` by row; ``projects`` empty keeps everybody off."""
 
     name: str
     pool: NodePool
     nodes: Sequence[Node]
     projects: Sequence[Project]
-    begin: dt.datetime
-    end: dt.datetime
+    starts_at: dt.datetime
+    ends_at: dt.datetime
     reason: str = ""
-    clears: bool = False
+    drain_at_start: bool = False
 
 
 def do_save_reservation(
-    actor: User, words: ReservationWords, row: Reservation | None = None, *, version: int | None = None
+    actor: User, spec: ReservationInput, row: Reservation | None = None, *, version: int | None = None
 ) -> Reservation:
     """Makes a reservation, or changes ``row`` if it is still as the editor saw it (``version``).
 
@@ -54,27 +54,27 @@ def do_save_reservation(
     """
     require_admin(actor, "reserve nodes")
     now = timezone.now()
-    begin = max(words.begin, now) if row is None else words.begin
-    if row is not None and row.begin <= now:
-        begin = row.begin  # what has begun has begun
-    wrong = _wrong(words, begin, now)
+    begin = max(spec.starts_at, now) if row is None else spec.starts_at
+    if row is not None and row.starts_at <= now:
+        begin = row.starts_at  # what has begun has begun
+    wrong = _validation_errors(spec, begin, now)
     if wrong:
-        raise Invalid(fields=wrong)
-    during = DateTimeTZRange(begin, words.end, "[)")
+        raise InvalidRequest(fields=wrong)
+    during = DateTimeTZRange(begin, spec.ends_at, "[)")
     with transaction.atomic():
         saved, before = (
-            _locked(row, version, now) if row is not None else (Reservation(created_by=actor), None)
+            _lock_reservation(row, version, now) if row is not None else (Reservation(created_by=actor), None)
         )
-        saved.name, saved.pool, saved.reason = words.name.strip(), words.pool, words.reason.strip()[:500]
-        saved.during, saved.clears = during, words.clears
+        saved.name, saved.pool, saved.reason = spec.name.strip(), spec.pool, spec.reason.strip()[:500]
+        saved.period, saved.drain_at_start = during, spec.drain_at_start
         if row is not None:
             saved.version += 1
         saved.save()
-        saved.projects.set(words.projects)
-        _keep(saved, words.nodes)
+        saved.projects.set(spec.projects)
+        _set_nodes(saved, spec.nodes)
         act = "reservation.create" if row is None else "reservation.change"
-        record_act(actor, act, saved, before=before, after=_shown(saved), reason=saved.reason)
-        _tell(saved)
+        record_action(actor, act, saved, before=before, after=_audit_values(saved), reason=saved.reason)
+        _publish(saved)
     return saved
 
 
@@ -85,14 +85,14 @@ def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") ->
         saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
         if saved.cancelled_at is not None:
             return saved
-        if saved.end <= timezone.now():
+        if saved.ends_at <= timezone.now():
             raise Conflict("It is over already.", code="reservation_over")
         saved.cancelled_at = timezone.now()
         saved.version += 1
         saved.save(update_fields=["cancelled_at", "version"])
         saved.reserved.update(live=False)
-        record_act(actor, "reservation.cancel", saved, before=_shown(saved), reason=reason)
-        _tell(saved)
+        record_action(actor, "reservation.cancel", saved, before=_audit_values(saved), reason=reason)
+        _publish(saved)
     return saved
 
 
@@ -103,82 +103,82 @@ def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
         saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
         if saved.cancelled_at is None:
             return saved
-        if saved.end <= timezone.now():
+        if saved.ends_at <= timezone.now():
             raise Conflict("It would be over already.", code="reservation_over")
         saved.cancelled_at = None
         saved.version += 1
         saved.save(update_fields=["cancelled_at", "version"])
-        _keep(saved, [one.node for one in saved.reserved.select_related("node")])
-        record_act(actor, "reservation.restore", saved, after=_shown(saved))
-        _tell(saved)
+        _set_nodes(saved, [one.node for one in saved.reserved.select_related("node")])
+        record_action(actor, "reservation.restore", saved, after=_audit_values(saved))
+        _publish(saved)
     return saved
 
 
-def clear_begun() -> int:
+def drain_started_reservations() -> int:
     """Asks who still stands on nodes whose maintenance has begun to leave, once; gives how many windows that were."""
     begun = Reservation.objects.filter(
-        clears=True, cleared_at__isnull=True, cancelled_at__isnull=True, during__contains=timezone.now()
+        drain_at_start=True, drained_at__isnull=True, cancelled_at__isnull=True, period__contains=timezone.now()
     )
     rows = list(begun.order_by("pk").values_list("pk", flat=True))
     for pk in rows:
         with transaction.atomic():
             row = Reservation.objects.select_for_update(no_key=True).get(pk=pk)
-            if row.cleared_at is not None or row.cancelled_at is not None or not row.clears:
+            if row.cleared_at is not None or row.cancelled_at is not None or not row.drain_at_start:
                 continue
             row.cleared_at = timezone.now()
-            row.save(update_fields=["cleared_at"])
+            row.save(update_fields=["drained_at"])
             tasks = Task.objects.filter(
-                node__in=row.reserved.values("node"), gone=False, attempt__state__in=ATTEMPT_LIVE
+                node__in=row.reserved.values("node"), container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES
             )
             ids = list(tasks.values_list("pk", flat=True))
             sentence = (
-                f"Its node is in maintenance until {row.end.astimezone(dt.UTC):%d %b %H:%M} UTC ({row.name})."
+                f"Its node is in maintenance until {row.ends_at.astimezone(dt.UTC):%d %b %H:%M} UTC ({row.name})."
             )
-            elastic.end_tasks(ids, EndReason.PREEMPTED, sentence=sentence, actor="fairway")
-            record_act(None, "reservation.clear", row, after={"tasks": len(ids)}, reason=row.reason)
-            _tell(row)
+            elastic.end_tasks(ids, EndReason.PREEMPTED, message=sentence, actor="fairway")
+            record_action(None, "reservation.clear", row, after={"tasks": len(ids)}, reason=row.reason)
+            _publish(row)
     return len(rows)
 
 
 def choose_nodes(
-    pool: NodePool, count: int, begin: dt.datetime, end: dt.datetime, but: Reservation | None = None
+    pool: NodePool, count: int, starts_at: dt.datetime, ends_at: dt.datetime, exclude: Reservation | None = None
 ) -> list[Node]:
     """So many nodes of a pool that nothing else reserves then, those with least on them first. Raises Invalid."""
     free = (
-        nodes_of(pool)
-        .exclude(pk__in=_clashes(begin, end, but).values("node_id"))
-        .annotate(held=Count("task_rows", filter=Q(task_rows__gone=False)))
+        reservable_nodes(pool)
+        .exclude(pk__in=_conflicting_reservations(starts_at, ends_at, exclude).values("node_id"))
+        .annotate(held=Count("task_rows", filter=Q(task_rows__container_removed=False)))
         .order_by("held", "name")
     )
     found = list(free[: max(count, 0)])
     if count < 1 or len(found) < count:
         there = free.count()
-        raise Invalid(
+        raise InvalidRequest(
             fields={"nodes": f"Of {pool.name}, {there} are not reserved then; ask for 1 to {there}."}
         )
     return found
 
 
-def named_nodes(pool: NodePool, names: Sequence[str]) -> list[Node]:
+def get_nodes(pool: NodePool, names: Sequence[str]) -> list[Node]:
     """Nodes of a pool by name or public id, each once. Raises Invalid naming one that is not there."""
-    known = {key: node for node in nodes_of(pool) for key in (node.public_id, node.name)}
+    known = {key: node for node in reservable_nodes(pool) for key in (node.public_id, node.name)}
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
-        raise Invalid(fields={"nodes": f"{pool.name} has no node called {unknown[:63]}."})
+        raise InvalidRequest(fields={"nodes": f"{pool.name} has no node called {unknown[:63]}."})
     return list({known[name].pk: known[name] for name in names}.values())
 
 
-def named_projects(names: Sequence[str]) -> list[Project]:
+def get_projects(names: Sequence[str]) -> list[Project]:
     """Projects by name or public id, each once. Raises Invalid naming one that is not there."""
     rows = Project.objects.filter(Q(name__in=names) | Q(public_id__in=names), archived_at__isnull=True)
     known = {key: project for project in rows for key in (project.public_id, project.name)}
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
-        raise Invalid(fields={"projects": f"There is no project called {unknown[:63]}."})
+        raise InvalidRequest(fields={"projects": f"There is no project called {unknown[:63]}."})
     return list({known[name].pk: known[name] for name in names}.values())
 
 
-def nodes_of(pool: NodePool) -> Any:
+def reservable_nodes(pool: NodePool) -> Any:
     """The nodes of a pool that can be reserved: all but the retired."""
     return Node.objects.filter(pool=pool).exclude(state=NodeState.RETIRED.value).order_by("name")
 
@@ -186,53 +186,53 @@ def nodes_of(pool: NodePool) -> Any:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _wrong(words: ReservationWords, begin: dt.datetime, now: dt.datetime) -> dict[str, str]:
+def _validation_errors(spec: ReservationInput, starts_at: dt.datetime, now: dt.datetime) -> dict[str, str]:
     wrong: dict[str, str] = {}
-    if not 1 <= len(words.name.strip()) <= 100 or not words.name.isprintable():
+    if not 1 <= len(spec.name.strip()) <= 100 or not spec.name.isprintable():
         wrong["name"] = "Give it a name of 1 to 100 characters."
-    if len(words.reason) > 500:
+    if len(spec.reason) > 500:
         wrong["reason"] = "At most 500 characters."
-    if not words.nodes:
+    if not spec.nodes:
         wrong["nodes"] = "Name at least one node."
-    elif any(node.pool_id != words.pool.pk for node in words.nodes):
-        wrong["nodes"] = f"All nodes must be of the pool {words.pool.name}."
-    if words.clears and words.projects:
+    elif any(node.pool_id != spec.pool.pk for node in spec.nodes):
+        wrong["nodes"] = f"All nodes must be of the pool {spec.pool.name}."
+    if spec.drain_at_start and spec.projects:
         wrong["clears"] = "Only a reservation for nobody, for maintenance, asks who stands there to leave."
-    if words.end <= begin:
+    if spec.ends_at <= starts_at:
         wrong["end"] = "The end must come after the begin."
-    elif words.end <= now:
+    elif spec.ends_at <= now:
         wrong["end"] = "The end lies in the past."
-    elif words.end - begin > LONGEST:
-        wrong["end"] = f"At most {LONGEST.days} days."
-    if begin - now > FARTHEST:
+    elif spec.ends_at - starts_at > MAX_DURATION:
+        wrong["end"] = f"At most {MAX_DURATION.days} days."
+    if starts_at - now > MAX_LEAD_TIME:
         wrong["begin"] = "At most two years ahead."
     return wrong
 
 
-def _locked(row: Reservation, version: int | None, now: dt.datetime) -> tuple[Reservation, dict[str, Any]]:
+def _lock_reservation(row: Reservation, version: int | None, now: dt.datetime) -> tuple[Reservation, dict[str, Any]]:
     """The row as it stands, locked, with what the audit trail says of it."""
     saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
-    before = _shown(saved)
+    before = _audit_values(saved)
     if version is not None and version != saved.version:
-        raise Stale(
+        raise PreconditionFailed(
             "Somebody else changed this reservation while you were editing it.",
-            facts={"current": before, "version": saved.version},
+            details={"current": before, "version": saved.version},
         )
-    if saved.cancelled_at is not None or saved.end <= now:
+    if saved.cancelled_at is not None or saved.ends_at <= now:
         raise Conflict("It is cancelled, or over already.", code="reservation_over")
     return saved, before
 
 
-def _keep(row: Reservation, nodes: Sequence[Node]) -> None:
+def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
     """Makes the nodes of a reservation exactly these; Conflict naming what keeps one of them then."""
-    taken = _clashes(row.begin, row.end, row).filter(node__in=nodes).select_related("node", "reservation")
+    taken = _conflicting_reservations(row.starts_at, row.ends_at, row).filter(node__in=nodes).select_related("node", "reservation")
     clash = taken.order_by("node__name").first()
     if clash is None:
         row.reserved.all().delete()
         try:
             with transaction.atomic():
-                ReservedNode.objects.bulk_create(
-                    ReservedNode(reservation=row, node=node, during=row.during) for node in nodes
+                ReservationNode.objects.bulk_create(
+                    ReservationNode(reservation=row, node=node, period=row.period) for node in nodes
                 )
         except IntegrityError:  # somebody else was faster
             clash = taken.order_by("node__name").first()
@@ -242,28 +242,28 @@ def _keep(row: Reservation, nodes: Sequence[Node]) -> None:
         raise Conflict(
             f"{clash.node.name} is reserved at that time already ({clash.reservation.name}).",
             code="reserved_already",
-            facts={"node": clash.node.name, "reservation": clash.reservation.public_id},
+            details={"node": clash.node.name, "reservation": clash.reservation.public_id},
         )
 
 
-def _clashes(begin: dt.datetime, end: dt.datetime, but: Reservation | None) -> Any:
-    rows = ReservedNode.objects.filter(live=True, during__overlap=DateTimeTZRange(begin, end, "[)"))
-    return rows if but is None or but.pk is None else rows.exclude(reservation=but)
+def _conflicting_reservations(starts_at: dt.datetime, ends_at: dt.datetime, exclude: Reservation | None) -> Any:
+    rows = ReservationNode.objects.filter(live=True, period__overlap=DateTimeTZRange(starts_at, ends_at, "[)"))
+    return rows if exclude is None or exclude.pk is None else rows.exclude(reservation=exclude)
 
 
-def _shown(row: Reservation) -> dict[str, Any]:
+def _audit_values(row: Reservation) -> dict[str, Any]:
     """For the audit trail."""
     return {
         "name": row.name,
         "pool": row.pool.name,
         "nodes": list(row.reserved.order_by("node__name").values_list("node__name", flat=True)),
         "projects": list(row.projects.order_by("name").values_list("name", flat=True)),
-        "begin": row.begin.astimezone(dt.UTC).isoformat(),
-        "end": row.end.astimezone(dt.UTC).isoformat(),
-        "clears": row.clears,
+        "begin": row.starts_at.astimezone(dt.UTC).isoformat(),
+        "end": row.ends_at.astimezone(dt.UTC).isoformat(),
+        "clears": row.drain_at_start,
     }
 
 
-def _tell(row: Reservation) -> None:
-    announce("cluster", {"kind": "reservation", "reservation": row.public_id})
-    wake("reservation")
+def _publish(row: Reservation) -> None:
+    publish_on_commit("cluster", {"kind": "reservation", "reservation": row.public_id})
+    trigger_cycle("reservation")

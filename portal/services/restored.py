@@ -17,30 +17,30 @@ from django.db.models.functions import Concat, Substr
 from django.utils import timezone
 
 from agents.engines.contract import Container
-from portal.access import Verb, require
+from portal.access import Permission, require_permission
 from portal.errors import Conflict
-from portal.events import announce
-from portal.models import ClusterSettings, Environment, Gpu, Job, Lease, Node, Project, UnknownContainer, User
-from portal.models.public_id import LONGEST_ID
-from portal.selectors.restored import nodes_to_compare
-from portal.services.adoption import Found, adopt_attempt, skip_attempts
-from portal.services.audit import record_act
-from portal.services.lifecycle import Seat
-from portal.wake import hint_node, wake
-from portal.words.states import FENCED, JobKind, RuntimeKind
-from portal.words.trust import Phase, Trouble
+from portal.events import publish_on_commit
+from portal.models import ClusterSettings, Environment, Gpu, Job, Lease, Node, Project, OrphanContainer, User
+from portal.models.public_id import MAX_ID_LENGTH
+from portal.selectors.restored import nodes_to_reconcile
+from portal.services.adoption import FoundTask, adopt_attempt, advance_attempt_number
+from portal.services.audit import record_action
+from portal.services.lifecycle import RankPlacement
+from portal.wake import notify_node, trigger_cycle
+from portal.words.states import FENCED_REASON, JobKind, RuntimeKind
+from portal.words.trust import BreakerState, IncidentKind
 
 log = logging.getLogger(__name__)
 
-KEPT_PROJECT = "kept-after-restore"
+ADOPTED_PROJECT = "kept-after-restore"
 """Where jobs are kept of whose project the record knows nothing."""
-COMPARE = "compare"
+RECONCILE = "compare"
 """The hint that record and node are to be compared now."""
 
-MOST_UNKNOWN = 1000
+MAX_ORPHANS = 1000
 """So many containers of one node are written down; while there are more, it counts as not compared."""
 
-EPOCH_FLOOR = "restored"
+RESTORED_EPOCH_LEASE = "restored"
 """The name of the row of leases below whose epoch none is given any more."""
 EPOCHS_PER_SECOND = 2**20
 EPOCHS_SKIPPED = 2**32
@@ -49,18 +49,18 @@ EPOCHS_SKIPPED = 2**32
 # -- the beginning and the end ---------------------------------------------------------------------
 
 
-def begin_looking() -> None:
+def begin_recovery() -> None:
     """A record that has just been restored: what it says of nodes is of yesterday. Call in a transaction."""
     _raise_epochs()
-    ClusterSettings.objects.update_or_create(id=1, defaults={"adopt_only": True})
-    UnknownContainer.objects.all().delete()
-    Node.objects.filter(state_reason__startswith=FENCED).update(
+    ClusterSettings.objects.update_or_create(id=1, defaults={"recovery_mode": True})
+    OrphanContainer.objects.all().delete()
+    Node.objects.filter(state_reason__startswith=FENCED_REASON).update(
         state_reason=Substr(Concat(Value("Before the restore: "), "state_reason"), 1, 500)
     )
     Node.objects.update(reconciled_at=None, reachable=False)
     # they told the truth, if only before the database knew
-    Node.objects.filter(trust_cause=Trouble.EPOCH_AHEAD.value).update(
-        trust=Phase.TRUSTED.value, trust_cause="", trust_sentence="", trust_since=timezone.now(), try_at=None
+    Node.objects.filter(breaker_cause=IncidentKind.EPOCH_AHEAD.value).update(
+        breaker_state=BreakerState.HEALTHY.value, breaker_cause="", breaker_message="", breaker_since=timezone.now(), probe_at=None
     )
 
 
@@ -72,27 +72,27 @@ def _raise_epochs() -> None:
     Should the clock be wrong, they continue far above those of the backup.
     """
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.TURN])
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.EPOCH_LOCK])
     highest: int = Lease.objects.aggregate(highest=Max("epoch"))["highest"] or 0
     now = timezone.now()
     epoch = max(highest + EPOCHS_SKIPPED, int(now.timestamp()) * EPOCHS_PER_SECOND)
     Lease.objects.all().delete()
-    Lease.objects.create(name=EPOCH_FLOOR, holder=EPOCH_FLOOR, epoch=epoch, expires_at=now)
+    Lease.objects.create(name=RESTORED_EPOCH_LEASE, holder=RESTORED_EPOCH_LEASE, epoch=epoch, expires_at=now)
 
 
-def end_looking() -> bool:
+def end_recovery_if_complete() -> bool:
     """Lets jobs start again once every node was compared or is fenced; True when that was now."""
-    if not ClusterSettings.objects.filter(adopt_only=True).exists():
+    if not ClusterSettings.objects.filter(recovery_mode=True).exists():
         return False
     with transaction.atomic():
         cluster = ClusterSettings.objects.select_for_update(no_key=True).get(id=1)
-        if not cluster.adopt_only or nodes_to_compare().exists():
+        if not cluster.adopt_only or nodes_to_reconcile().exists():
             return False
         cluster.adopt_only = False
-        cluster.save(update_fields=["adopt_only"])
-        record_act(None, "cluster.compared", cluster, after={"adopt_only": False})
-        announce("cluster", {"kind": "restored", "adopting": False})
-        wake("adopted")
+        cluster.save(update_fields=["recovery_mode"])
+        record_action(None, "cluster.compared", cluster, after={"adopt_only": False})
+        publish_on_commit("cluster", {"kind": "restored", "adopting": False})
+        trigger_cycle("adopted")
     log.info("every node was compared with the restored record; starting jobs again")
     return True
 
@@ -100,7 +100,7 @@ def end_looking() -> bool:
 # -- what nodes tell -------------------------------------------------------------------------------
 
 
-def record_unknown(node: Node, live: Sequence[Container]) -> set[tuple[str, int]]:
+def record_orphans(node: Node, live: Sequence[Container]) -> set[tuple[str, int]]:
     """Writes down which live containers of a node the record does not know; those it wrote before are gone.
 
     Gives the (job, attempt) pairs among them that an administrator wants stopped.
@@ -108,32 +108,32 @@ def record_unknown(node: Node, live: Sequence[Container]) -> set[tuple[str, int]
     with transaction.atomic():
         rows = {
             row.name: row
-            for row in UnknownContainer.objects.select_for_update(no_key=True)
+            for row in OrphanContainer.objects.select_for_update(no_key=True)
             .filter(node=node)
             .order_by("pk")
         }
         for container in live:
-            if container.name not in rows and len(rows) < MOST_UNKNOWN:
-                rows[container.name] = _noted(node, container)
+            if container.name not in rows and len(rows) < MAX_ORPHANS:
+                rows[container.name] = _upsert_orphan(node, container)
         names = {container.name for container in live}
         for row in rows.values():
-            if row.gone_at is None and row.wanted != "keep" and row.name not in names:
+            if row.gone_at is None and row.decision != "keep" and row.name not in names:
                 row.gone_at = timezone.now()
-                row.save(update_fields=["gone_at"])
+                row.save(update_fields=["removed_at"])
                 after = {
                     "node": node.name,
                     "job": row.job,
                     "attempt": row.attempt,
-                    "stopped": bool(row.wanted),
+                    "stopped": bool(row.decision),
                 }
-                record_act(None, "container.gone", row, after=after)
-                _tell(row)
-        return {(row.job, row.attempt) for row in rows.values() if row.wanted == "stop" and row.name in names}
+                record_action(None, "container.gone", row, after=after)
+                _publish(row)
+        return {(row.job, row.attempt) for row in rows.values() if row.decision == "stop" and row.name in names}
 
 
-def _noted(node: Node, container: Container) -> UnknownContainer:
+def _upsert_orphan(node: Node, container: Container) -> OrphanContainer:
     started_s = container.started_s
-    row = UnknownContainer.objects.create(
+    row = OrphanContainer.objects.create(
         node=node,
         name=container.name,
         job=container.key.job,
@@ -145,70 +145,70 @@ def _noted(node: Node, container: Container) -> UnknownContainer:
         ports=container.ports,
         started_at=None if started_s is None else dt.datetime.fromtimestamp(started_s, dt.UTC),
     )
-    record_act(
+    record_action(
         None, "container.unknown", row, after={"node": node.name, "job": row.job, "attempt": row.attempt}
     )
-    _tell(row)
+    _publish(row)
     return row
 
 
 # -- what administrators decide --------------------------------------------------------------------
 
 
-def do_stop_unknown(actor: User, row: UnknownContainer) -> UnknownContainer:
+def do_stop_orphan(actor: User, row: OrphanContainer) -> OrphanContainer:
     """Has an unknown container stopped, and with it every rank of its attempt: for ever, by a tombstone.
 
     It counts as gone when its node says so. Repeatable.
     """
-    require(actor, Verb.CHANGE, row)
+    require_permission(actor, Permission.CHANGE, row)
     with transaction.atomic():
-        rows = _decide(actor, row, "stop")
-        skip_attempts(row.job, row.attempt)
+        rows = _mark_decided(actor, row, "stop")
+        advance_attempt_number(row.job, row.attempt)
         for each in rows:
-            record_act(actor, "container.stop", each, after=_facts(each))
-            hint_node(each.node.public_id, COMPARE)
-            _tell(each)
-    return _again(row)
+            record_action(actor, "container.stop", each, after=_audit_values(each))
+            notify_node(each.node.public_id, RECONCILE)
+            _publish(each)
+    return _lock_orphan(row)
 
 
-def do_keep_unknown(actor: User, row: UnknownContainer) -> Job:
+def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
     """Takes an unknown container into the record, and with it every rank of its attempt that was seen.
 
     Into the job it belongs to when the record knows that; else into a stub job of the owner and the project
     on its labels, or of the administrator. From then on it is a job like others: its GPUs count, its end is
     written down, its owner can stop it. Raises Conflict where that cannot be. Repeatable.
     """
-    require(actor, Verb.CHANGE, row)
+    require_permission(actor, Permission.CHANGE, row)
     with transaction.atomic():
-        rows = _decide(actor, row, "keep")
+        rows = _mark_decided(actor, row, "keep")
         job = Job.objects.select_for_update(of=("self",), no_key=True).filter(public_id=row.job).first()
         if not rows:
             if job is None:
                 raise Conflict("It is gone.", code="container_gone")
             return job
         if job is None:
-            job = _stub(actor, rows)
-        elif job.stub:  # ranks of it on other nodes were kept before
+            job = _create_placeholder_job(actor, rows)
+        elif job.is_placeholder:  # ranks of it on other nodes were kept before
             Job.objects.filter(pk=job.pk).update(tasks=job.tasks + len(rows))
         nodes = ", ".join(sorted({each.node.name for each in rows}))
         sentence = f"Found running on {nodes} after a restore, and kept by {actor.username}."
         if job.kind == JobKind.WORKSPACE.value:
             sentence += " What opens it was in the record that is lost: it can only be stopped."
-        found = [_found(each) for each in rows]
-        adopt_attempt(job, row.attempt, found, actor=actor.username, sentence=sentence)
+        found = [_found_task(each) for each in rows]
+        adopt_attempt(job, row.attempt, found, actor=actor.username, message=sentence)
         for each in rows:
-            after = _facts(each) | {
+            after = _audit_values(each) | {
                 "owner": job.owner.username,
                 "project": job.project.name,
-                "stub": job.stub,
+                "stub": job.is_placeholder,
             }
-            record_act(actor, "container.keep", each, after=after)
-            hint_node(each.node.public_id, COMPARE)
-            _tell(each)
+            record_action(actor, "container.keep", each, after=after)
+            notify_node(each.node.public_id, RECONCILE)
+            _publish(each)
         return job
 
 
-def _decide(actor: User, row: UnknownContainer, wanted: str) -> list[UnknownContainer]:
+def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[OrphanContainer]:
     """The open rows of the attempt, locked and marked; none when that was decided before.
 
     Raises Conflict when it was decided otherwise, is gone, or the record is not being compared any more.
@@ -216,24 +216,24 @@ def _decide(actor: User, row: UnknownContainer, wanted: str) -> list[UnknownCont
     if not ClusterSettings.objects.select_for_update(no_key=True).get(id=1).adopt_only:
         raise Conflict("Every node has been compared with the record; nothing is open.", code="not_restoring")
     rows = list(
-        UnknownContainer.objects.select_for_update(of=("self",), no_key=True)
-        .filter(job=row.job, attempt=row.attempt, gone_at__isnull=True)
+        OrphanContainer.objects.select_for_update(of=("self",), no_key=True)
+        .filter(job=row.job, attempt=row.attempt, removed_at__isnull=True)
         .select_related("node__pool")
         .order_by("pk")
     )
     if not any(each.pk == row.pk for each in rows):
         raise Conflict("It has ended by itself.", code="container_gone")
-    if any(each.wanted not in ("", wanted) for each in rows):
-        other = "stopped" if wanted == "keep" else "kept as a job"
+    if any(each.decision not in ("", decision) for each in rows):
+        other = "stopped" if decision == "keep" else "kept as a job"
         raise Conflict(f"It is being {other} already.", code="decided_otherwise")
-    fresh = [each for each in rows if each.wanted == ""]
+    fresh = [each for each in rows if each.decision == ""]
     for each in fresh:
-        each.wanted, each.decided_by, each.decided_at = wanted, actor, timezone.now()
-        each.save(update_fields=["wanted", "decided_by", "decided_at"])
+        each.decision, each.decided_by, each.decided_at = decision, actor, timezone.now()
+        each.save(update_fields=["decision", "decided_by", "decided_at"])
     return fresh
 
 
-def _found(row: UnknownContainer) -> Found:
+def _found_task(row: OrphanContainer) -> FoundTask:
     """A row with its GPUs as rows of the record; Conflict when its node does not name one of them."""
     rows = dict(Gpu.objects.filter(node=row.node).values_list("uuid", "pk"))
     missing = [share["uuid"] for share in row.gpus if share["uuid"] not in rows]
@@ -242,21 +242,21 @@ def _found(row: UnknownContainer) -> Found:
             f"{row.node.name} names no GPU {missing[0]}; it can only be stopped.", code="no_such_gpu"
         )
     gpus = [(rows[share["uuid"]], int(share["milli"])) for share in row.gpus]
-    return Found(
-        row.rank, Seat(row.node, gpus), row.name, dict(row.ports), row.started_at or row.first_seen_at
+    return FoundTask(
+        row.rank, RankPlacement(row.node, gpus), row.name, dict(row.ports), row.started_at or row.first_seen_at
     )
 
 
-def _stub(actor: User, rows: Sequence[UnknownContainer]) -> Job:
+def _create_placeholder_job(actor: User, rows: Sequence[OrphanContainer]) -> Job:
     """A job row for an attempt of which only the containers are known."""
     first = rows[0]
-    if len(first.job) > LONGEST_ID:
+    if len(first.job) > MAX_ID_LENGTH:
         raise Conflict("Its label bears no id of ours; it can only be stopped.", code="not_ours")
     owner = User.objects.filter(public_id=first.owner).first() if first.owner else None
     project = Project.objects.filter(public_id=first.project).first() if first.project else None
     if project is None:
         title = "Kept after a restore"
-        project, _ = Project.objects.get_or_create(name=KEPT_PROJECT, defaults={"title": title})
+        project, _ = Project.objects.get_or_create(name=ADOPTED_PROJECT, defaults={"title": title})
     shares = max((each.gpus for each in rows), key=len)
     return Job.objects.create(
         public_id=first.job,
@@ -265,8 +265,8 @@ def _stub(actor: User, rows: Sequence[UnknownContainer]) -> Job:
         project=project,
         owner=owner or actor,
         pool=first.node.pool,
-        environment=_unknown_environment(first.node.runtime),
-        stub=True,
+        environment=_placeholder_environment(first.node.runtime),
+        is_placeholder=True,
         preemptible=False,
         tasks=len(rows),
         gpus_per_task=len(shares),
@@ -276,7 +276,7 @@ def _stub(actor: User, rows: Sequence[UnknownContainer]) -> Job:
     )
 
 
-def _unknown_environment(runtime: str) -> Environment:
+def _placeholder_environment(runtime: str) -> Environment:
     title = f"Unknown ({RuntimeKind(runtime).value})"
     defaults = {
         "title": title,
@@ -287,14 +287,14 @@ def _unknown_environment(runtime: str) -> Environment:
     return Environment.objects.get_or_create(name=f"unknown-{runtime}", defaults=defaults)[0]
 
 
-def _again(row: UnknownContainer) -> UnknownContainer:
-    rows: QuerySet[UnknownContainer] = UnknownContainer.objects.select_related("node")
+def _lock_orphan(row: OrphanContainer) -> OrphanContainer:
+    rows: QuerySet[OrphanContainer] = OrphanContainer.objects.select_related("node")
     return rows.get(pk=row.pk)
 
 
-def _facts(row: UnknownContainer) -> dict[str, object]:
+def _audit_values(row: OrphanContainer) -> dict[str, object]:
     return {"node": row.node.name, "job": row.job, "attempt": row.attempt, "rank": row.rank}
 
 
-def _tell(row: UnknownContainer) -> None:
-    announce("cluster", {"kind": "restored", "node": row.node.public_id, "wanted": row.wanted})
+def _publish(row: OrphanContainer) -> None:
+    publish_on_commit("cluster", {"kind": "restored", "node": row.node.public_id, "wanted": row.decision})

@@ -12,11 +12,11 @@ from django.db.models import QuerySet
 from portal.errors import Conflict
 from portal.models import Attempt, Job, User
 from portal.services import lifecycle
-from portal.services.audit import record_act
-from portal.services.lifecycle import Stop
-from portal.services.rights import RUN_COLUMNS, Denial, denials_of, run_of
-from portal.words.reasons import EndReason, end_sentence
-from portal.words.states import ATTEMPT_LIVE, Desired, JobState
+from portal.services.audit import record_action
+from portal.services.lifecycle import StopRequest
+from portal.services.rights import USAGE_COLUMNS, Denial, denials_by_key, usage_from_columns
+from portal.words.reasons import EndReason, end_message
+from portal.words.states import LIVE_ATTEMPT_STATES, DesiredState, JobState
 
 
 class QueuedJobs(StrEnum):
@@ -43,71 +43,71 @@ class JobChoice(NamedTuple):
 DEFAULT_CHOICE = JobChoice()
 
 
-class ChoiceNeeded(Conflict):
+class ChoiceRequired(Conflict):
     """Jobs would lose their owner's rights, and nobody has said what becomes of them; nothing was changed."""
 
     def __init__(self, queued: int, running: int) -> None:
         super().__init__(
             f"{queued} queued and {running} running jobs would lose the rights they need.",
             code="jobs_lose_rights",
-            facts={"queued": queued, "running": running},
+            details={"queued": queued, "running": running},
         )
         self.queued, self.running = queued, running
 
 
 @contextmanager
-def settling_jobs(
-    actor: User | None, thing: Any, jobs: QuerySet[Job], choice: JobChoice | None
+def applying_choice(
+    actor: User | None, obj: Any, jobs: QuerySet[Job], choice: JobChoice | None
 ) -> Iterator[None]:
     """Treat those of ``jobs`` as chosen that may not run any more once the block has changed rights.
 
     ``thing`` is what the audit row is about. Call inside the transaction of the change. Raise ``ChoiceNeeded``, which
     undoes the change, where a choice is needed and ``choice`` is None. Suspended jobs stay: they cannot be resumed.
     """
-    before = _denied(jobs)
+    before = _denied_jobs(jobs)
     yield
-    lost = {job: denial for job, denial in _denied(jobs).items() if job not in before}
+    lost = {job: denial for job, denial in _denied_jobs(jobs).items() if job not in before}
     if lost:
-        _settle(actor, thing, lost, choice)
+        _apply_choice(actor, obj, lost, choice)
 
 
-def _denied(jobs: QuerySet[Job]) -> dict[int, Denial]:
-    live = jobs.filter(state__in=(JobState.PENDING.value, JobState.RUNNING.value), desired=Desired.RUN.value)
-    return denials_of({row["pk"]: run_of(row) for row in live.values("pk", *RUN_COLUMNS)})
+def _denied_jobs(jobs: QuerySet[Job]) -> dict[int, Denial]:
+    live = jobs.filter(state__in=(JobState.PENDING.value, JobState.RUNNING.value), desired_state=DesiredState.RUN.value)
+    return denials_by_key({row["pk"]: usage_from_columns(row) for row in live.values("pk", *USAGE_COLUMNS)})
 
 
-def _settle(actor: User | None, thing: Any, lost: Mapping[int, Denial], choice: JobChoice | None) -> None:
+def _apply_choice(actor: User | None, obj: Any, denied: Mapping[int, Denial], choice: JobChoice | None) -> None:
     """Lock the jobs and their attempts: a start that was marked before counts as running, none is marked after."""
-    rows = Job.objects.select_for_update(no_key=True).filter(pk__in=lost, desired=Desired.RUN.value)
+    rows = Job.objects.select_for_update(no_key=True).filter(pk__in=denied, desired_state=DesiredState.RUN.value)
     jobs = {job.pk: job for job in rows.order_by("pk")}
     attempts = {
         attempt.job_id: attempt
         for attempt in Attempt.objects.select_for_update(no_key=True)
-        .filter(job__in=jobs, state__in=[state.value for state in ATTEMPT_LIVE])
+        .filter(job__in=jobs, state__in=[state.value for state in LIVE_ATTEMPT_STATES])
         .order_by("job_id")
     }
     live = [job for job in jobs.values() if job.state == JobState.PENDING or job.pk in attempts]
-    running = [job for job in live if job.pk in attempts and attempts[job.pk].sent_at is not None]
+    running = [job for job in live if job.pk in attempts and attempts[job.pk].start_sent_at is not None]
     queued = [job for job in live if job not in running]
     if choice is None and live:
-        raise ChoiceNeeded(len(queued), len(running))
+        raise ChoiceRequired(len(queued), len(running))
     if choice is None or not live:
         return
     name = actor.username if actor else "fairway"
     reason = EndReason.OWNER_NOT_PERMITTED
-    why = {job.pk: end_sentence(reason, detail=lost[job.pk].message) for job in live}
+    why = {job.pk: end_message(reason, detail=denied[job.pk].message) for job in live}
     if choice.queued is QueuedJobs.HOLD:
-        unsent = [Stop(attempts[job.pk].pk, reason, why[job.pk]) for job in queued if job.pk in attempts]
-        lifecycle.want_stops(unsent, actor=name)
-        lifecycle.hold_jobs({job.pk: f"Held by {name}. {lost[job.pk]}" for job in queued}, actor=name)
+        unsent = [StopRequest(attempts[job.pk].pk, reason, why[job.pk]) for job in queued if job.pk in attempts]
+        lifecycle.request_stops(unsent, actor=name)
+        lifecycle.hold_jobs({job.pk: f"Held by {name}. {denied[job.pk]}" for job in queued}, actor=name)
     ended = queued if choice.queued is QueuedJobs.CANCEL else []
     ended = [*ended, *(running if choice.running is RunningJobs.STOP else [])]
     for job in ended:
-        lifecycle.cancel(job.pk, reason, actor=name, sentence=why[job.pk])
-    record_act(
+        lifecycle.cancel_job(job.pk, reason, actor=name, message=why[job.pk])
+    record_action(
         actor,
         "rights.jobs",
-        thing,
+        obj,
         after={
             "queued": choice.queued.value,
             "queued_jobs": [job.public_id for job in queued],

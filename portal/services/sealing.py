@@ -19,24 +19,24 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from django.conf import settings
 
 _NONCE_BYTES = 12
-_FORM = "v1"
+_FORMAT = "v1"
 
 
-class CannotOpen(Exception):
+class DecryptionError(Exception):
     """The value was not sealed here: wrong key, wrong place, or changed since."""
 
 
 @dataclass(frozen=True)
-class Place:
+class EncryptionContext:
     """Where a sealed value stands; it opens nowhere else."""
 
     table: str
     row: str
     field: str
 
-    def bound(self, key_id: str) -> bytes:
+    def associated_data(self, key_id: str) -> bytes:
         """The associated data; parts are length-prefixed, so no two places read the same."""
-        parts = [_FORM, key_id, self.table, self.row, self.field]
+        parts = [_FORMAT, key_id, self.table, self.row, self.field]
         return b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
 
 
@@ -48,27 +48,27 @@ def _key(secret: str) -> tuple[str, AESGCM]:
     return hashlib.sha256(b"id" + derived).hexdigest()[:8], AESGCM(derived)
 
 
-def seal(plain: str, place: Place) -> str:
+def encrypt(plaintext: str, context: EncryptionContext) -> str:
     """The sealed text ``v1.<key id>.<base64>`` of ``plain``, to be kept at ``place``."""
     key_id, cipher = _key(settings.SECRET_KEY)
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    sealed = cipher.encrypt(nonce, plain.encode(), place.bound(key_id))
-    return f"{_FORM}.{key_id}.{base64.urlsafe_b64encode(nonce + sealed).decode()}"
+    sealed = cipher.encrypt(nonce, plaintext.encode(), context.associated_data(key_id))
+    return f"{_FORMAT}.{key_id}.{base64.urlsafe_b64encode(nonce + sealed).decode()}"
 
 
-def unseal(sealed: str, place: Place) -> str:
+def decrypt(ciphertext: str, context: EncryptionContext) -> str:
     """What was sealed for this place, or CannotOpen."""
-    form, _, rest = sealed.partition(".")
+    form, _, rest = ciphertext.partition(".")
     named, _, text = rest.partition(".")
-    if form != _FORM:
-        raise CannotOpen("unknown form")
+    if form != _FORMAT:
+        raise DecryptionError("unknown form")
     for secret in [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]:
         key_id, cipher = _key(secret)
         if key_id != named:
             continue
         try:
             raw = base64.urlsafe_b64decode(text)
-            return cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], place.bound(key_id)).decode()
+            return cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], context.associated_data(key_id)).decode()
         except (InvalidTag, ValueError) as problem:
-            raise CannotOpen("it was changed, or moved here from another place") from problem
-    raise CannotOpen("its key is not among ours")
+            raise DecryptionError("it was changed, or moved here from another place") from problem
+    raise DecryptionError("its key is not among ours")

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from portal.models import BrowserSession
 
-_KEY = re.compile(r"[a-z0-9]{32}")
+_KEY_PATTERN = re.compile(r"[a-z0-9]{32}")
 
 
 def session_id(key: str | None) -> str:
@@ -35,7 +35,7 @@ class SessionStore(DatabaseStore):
         return BrowserSession
 
     def _validate_session_key(self, key: str | None) -> bool:
-        return bool(key) and _KEY.fullmatch(str(key)) is not None
+        return bool(key) and _KEY_PATTERN.fullmatch(str(key)) is not None
 
     def _get_session_from_db(self) -> BrowserSession | None:
         row = BrowserSession.objects.filter(

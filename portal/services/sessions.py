@@ -18,33 +18,33 @@ from django.utils.dateparse import parse_datetime
 
 from portal.models import BrowserSession, User
 
-KEPT_EVERY_S = 300
+RENEW_INTERVAL_S = 300
 """A session in use is written at most this often."""
 
 
-def begin_session(session: SessionBase, *, address: str, agent: str) -> None:
+def start_session(session: SessionBase, *, address: str, user_agent: str) -> None:
     """Notes when and from where somebody came in."""
     session["since"] = timezone.now().isoformat()
-    session["address"], session["agent"] = address, agent[:300]
+    session["address"], session["agent"] = address, user_agent[:300]
     session["seen"] = int(time.time())
 
 
-def keep_session(session: SessionBase) -> None:
+def renew_session(session: SessionBase) -> None:
     """The person asked for a page: the session lasts on, but never longer than its longest life."""
-    since = _since(session.get("since"))
-    if since is None or time.time() - session.get("seen", 0) < KEPT_EVERY_S:
+    since = _started_at(session.get("since"))
+    if since is None or time.time() - session.get("seen", 0) < RENEW_INTERVAL_S:
         return
     session["seen"] = int(time.time())
-    session.set_expiry(max(1, round((_end(since) - timezone.now()).total_seconds())))
+    session.set_expiry(max(1, round((_expiry(since) - timezone.now()).total_seconds())))
 
 
-def keep_session_of_workspace(session_id: str) -> None:
+def renew_workspace_session(session_id: str) -> None:
     """The person works in a workspace, whose traffic never reaches the portal's pages: it lasts on likewise."""
     row = live_sessions().filter(session_key=session_id).first()
-    since = _since(row.get_decoded().get("since")) if row else None
-    if row is not None and since is not None and _end(since) > row.expire_date:
+    since = _started_at(row.get_decoded().get("since")) if row else None
+    if row is not None and since is not None and _expiry(since) > row.expire_date:
         # only this column: what a page writes into the session meanwhile must not be undone
-        BrowserSession.objects.filter(session_key=session_id).update(expire_date=_end(since))
+        BrowserSession.objects.filter(session_key=session_id).update(expire_date=_expiry(since))
 
 
 def live_sessions() -> QuerySet[BrowserSession]:
@@ -68,15 +68,15 @@ def session_user(session_id: str) -> User | None:
     return user if any(constant_time_compare(given, known) for known in hashes) else None
 
 
-def longest_end() -> dt.datetime:
+def latest_expiry() -> dt.datetime:
     """When a session that begins now ends at the latest."""
     return timezone.now() + dt.timedelta(seconds=settings.SESSION_LONGEST_S)
 
 
-def _since(noted: object) -> dt.datetime | None:
+def _started_at(noted: object) -> dt.datetime | None:
     return parse_datetime(str(noted)) if noted else None
 
 
-def _end(since: dt.datetime) -> dt.datetime:
+def _expiry(since: dt.datetime) -> dt.datetime:
     idle = timezone.now() + dt.timedelta(seconds=settings.SESSION_COOKIE_AGE)
     return min(idle, since + dt.timedelta(seconds=settings.SESSION_LONGEST_S))

@@ -9,18 +9,18 @@ from __future__ import annotations
 from django.db import transaction
 
 from portal.errors import Conflict
-from portal.models import Attempt, Job, JobEvent, Standing
-from portal.services.lifecycle import want_stop
-from portal.services.steps import move_job, tell_job
-from portal.wake import wake
-from portal.words.ends import GIVEN_BACK, OWN_FAILURES, RETRIED
+from portal.models import Attempt, Job, JobEvent, JobVerdict
+from portal.services.lifecycle import request_stop
+from portal.services.steps import transition_job, publish_job_state
+from portal.wake import trigger_cycle
+from portal.words.ends import PREEMPTION_REASONS, APPLICATION_FAILURES, RETRYABLE_REASONS
 from portal.words.reasons import EndReason
-from portal.words.states import ATTEMPT_LIVE, JOB_ENDS, Desired, JobState
+from portal.words.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, DesiredState, JobState
 
-RESUMED = "resumed"
+RESUMED_REASON = "resumed"
 
 
-def suspend(job_id: int, *, actor: str, sentence: str = "", only_attempt: int | None = None) -> Job:
+def suspend_job(job_id: int, *, actor: str, message: str = "", only_attempt: int | None = None) -> Job:
     """Suspends a job: at once when it holds nothing, else once its nodes let go. Repeatable.
 
     ``only_attempt`` (row number): nothing happens unless this attempt is the live one and nobody asked it to stop;
@@ -30,57 +30,57 @@ def suspend(job_id: int, *, actor: str, sentence: str = "", only_attempt: int | 
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
         attempt = (
-            Attempt.objects.select_for_update(no_key=True).filter(job=job, state__in=ATTEMPT_LIVE).first()
+            Attempt.objects.select_for_update(no_key=True).filter(job=job, state__in=LIVE_ATTEMPT_STATES).first()
         )
         if only_attempt is not None and (
             attempt is None or attempt.pk != only_attempt or attempt.stop_wanted_at is not None
         ):
             return job
-        if job.desired == Desired.SUSPENDED:
+        if job.desired_state == DesiredState.SUSPENDED:
             return job
-        if job.state in JOB_ENDS or job.desired == Desired.CANCELLED:
+        if job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
             raise Conflict("It has ended, or is about to.", code="job_ended")
-        if attempt is not None and attempt.stop_reason and not _goes_on_after(job, attempt.stop_reason):
+        if attempt is not None and attempt.stop_reason and not _job_survives_stop(job, attempt.stop_reason):
             raise Conflict("It is about to end.", code="job_ended")
-        if job.stub:
+        if job.is_placeholder:
             raise Conflict("Only its container is known: it could not be resumed.", code="job_unknown")
-        sentence = sentence or f"Suspended by {actor}; its files are kept."
-        job.desired = Desired.SUSPENDED.value
+        message = message or f"Suspended by {actor}; its files are kept."
+        job.desired_state = DesiredState.SUSPENDED.value
         job.version += 1
-        job.save(update_fields=["desired", "version"])
+        job.save(update_fields=["desired_state", "version"])
         if attempt is None:
-            Standing.objects.filter(job=job).delete()
-            move_job(job, JobState.SUSPENDED, reason=EndReason.SUSPENDED, sentence=sentence, actor=actor)
+            JobVerdict.objects.filter(job=job).delete()
+            transition_job(job, JobState.SUSPENDED, reason=EndReason.SUSPENDED, message=message, actor=actor)
         else:
-            want_stop(attempt.pk, EndReason.SUSPENDED, actor=actor, sentence=sentence)
+            request_stop(attempt.pk, EndReason.SUSPENDED, actor=actor, message=message)
             job.refresh_from_db()
-            tell_job(job)
+            publish_job_state(job)
         return job
 
 
-def resume(job_id: int, *, actor: str) -> Job:
+def resume_job(job_id: int, *, actor: str) -> Job:
     """Puts a suspended job back into the queue with the age that it has.
 
     One that still lets go waits as soon as it has. Raises Conflict for a job that is not suspended.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
-        if job.desired != Desired.SUSPENDED or job.state in JOB_ENDS:
+        if job.desired_state != DesiredState.SUSPENDED or job.state in TERMINAL_JOB_STATES:
             raise Conflict(f"It is {job.state.lower()}, not suspended.", code="job_not_suspended")
-        job.desired = Desired.RUN.value
+        job.desired_state = DesiredState.RUN.value
         sentence = f"Resumed by {actor}."
         if job.state == JobState.SUSPENDED:
-            move_job(job, JobState.PENDING, reason=RESUMED, sentence=sentence, actor=actor)
+            transition_job(job, JobState.PENDING, reason=RESUMED_REASON, message=sentence, actor=actor)
         else:
             job.version += 1
-            job.save(update_fields=["desired", "version"])
-            JobEvent.objects.create(job=job, kind=RESUMED, actor=actor, sentence=sentence)
-            tell_job(job)
-            wake("requeue")
+            job.save(update_fields=["desired_state", "version"])
+            JobEvent.objects.create(job=job, kind=RESUMED_REASON, actor=actor, message=sentence)
+            publish_job_state(job)
+            trigger_cycle("requeue")
         return job
 
 
-def _goes_on_after(job: Job, reason: str) -> bool:
+def _job_survives_stop(job: Job, reason: str) -> bool:
     """True when the job would wait again after its attempt was asked to stop for this."""
-    again = GIVEN_BACK | RETRIED | {EndReason.SUSPENDED} | (OWN_FAILURES if job.retry_failures else set())
+    again = PREEMPTION_REASONS | RETRYABLE_REASONS | {EndReason.SUSPENDED} | (APPLICATION_FAILURES if job.retry_failures else set())
     return reason in again

@@ -15,23 +15,23 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from portal.access import signed_in
-from portal.errors import Conflict, Invalid, NotAllowed, NotThere, SignInNeeded
-from portal.events import announce
+from portal.access import require_user
+from portal.errors import Conflict, InvalidRequest, Forbidden, NotFound, Unauthenticated
+from portal.events import publish_on_commit
 from portal.models import ApiToken, User
 from portal.models.public_id import new_public_id
-from portal.services.audit import record_act
+from portal.services.audit import record_action
 
 DEFAULT_DAYS = 90
 MAX_DAYS = 365
 MAX_LIVE_TOKENS = 50
-LAST_USE_EVERY_S = 60
+LAST_USE_INTERVAL_S = 60
 """``last_used_at`` is written at most this often, so that reading costs no write."""
 
-SHAPE = re.compile(r"fw_([a-z][a-z0-9]{9})_([0-9a-f]{64})_([0-9a-f]{8})")
+TOKEN_PATTERN = re.compile(r"fw_([a-z][a-z0-9]{9})_([0-9a-f]{64})_([0-9a-f]{8})")
 """What a token looks like, for secret scanners too."""
 
-UNKNOWN = "This token is not valid. Make a new one under your account's tokens."
+INVALID_TOKEN_MESSAGE = "This token is not valid. Make a new one under your account's tokens."
 
 
 class Scope(StrEnum):
@@ -47,7 +47,7 @@ class Scope(StrEnum):
     ADMIN = "admin"  # everything its owner may do
 
 
-SCOPE_SENTENCES: dict[Scope, str] = {
+SCOPE_DESCRIPTIONS: dict[Scope, str] = {
     Scope.READ: "See everything its owner may see, logs included.",
     Scope.JOBS: "Submit jobs and act on them; workspaces excepted.",
     Scope.WORKSPACES: "Submit and open workspaces and act on them.",
@@ -76,8 +76,8 @@ def do_create_token(
 
     ``by`` is the token that asks: what it makes has no scope it lacks and does not outlive it.
     """
-    signed_in(owner)
-    _check(name, scopes, days)
+    require_user(owner)
+    _validate(name, scopes, days)
     expires_at = timezone.now() + dt.timedelta(days=days)
     if by is not None:
         _require_within(by, scopes, "make")
@@ -97,13 +97,13 @@ def do_create_token(
             scopes=sorted({scope.value for scope in scopes}),
             expires_at=expires_at,
         )
-        record_act(
+        record_action(
             owner,
             "token.create",
             token,
             after={"name": name, "scopes": token.scopes, "expires_at": expires_at.isoformat()},
         )
-    return token, text_of(token.public_id, secret)
+    return token, token_text(token.public_id, secret)
 
 
 def do_revoke_token(actor: User, public_id: str, *, by: ApiToken | None = None) -> None:
@@ -114,17 +114,17 @@ def do_revoke_token(actor: User, public_id: str, *, by: ApiToken | None = None) 
     with transaction.atomic():
         token = ApiToken.objects.select_for_update().filter(owner=actor, public_id=public_id).first()
         if token is None:
-            raise NotThere("There is no such token.")
+            raise NotFound("There is no such token.")
         if by is not None:
             _require_within(by, [Scope(word) for word in token.scopes], "revoke")
         if token.revoked_at is None:
             token.revoked_at = timezone.now()
             token.save(update_fields=["revoked_at"])
-            record_act(actor, "token.revoke", token, before={"name": token.name, "scopes": token.scopes})
-            announce(f"user.{actor.public_id}", {"kind": "rights"})
+            record_action(actor, "token.revoke", token, before={"name": token.name, "scopes": token.scopes})
+            publish_on_commit(f"user.{actor.public_id}", {"kind": "rights"})
 
 
-def tokens_for(owner: User, by: ApiToken | None) -> QuerySet[ApiToken]:
+def visible_tokens(owner: User, by: ApiToken | None) -> QuerySet[ApiToken]:
     """The person's tokens, the revoked and expired too; asked by a token, those that have no scope it lacks."""
     rows = ApiToken.objects.filter(owner=owner)
     return rows if by is None or has_scope(by, Scope.ADMIN) else rows.filter(scopes__contained_by=by.scopes)
@@ -137,18 +137,18 @@ def live_tokens(owner: User) -> QuerySet[ApiToken]:
 
 def get_token(text: str) -> ApiToken:
     """The live token behind a text, with its owner; SignInNeeded otherwise. One query."""
-    token = _found(text)
+    token = _find_token(text)
     if token.revoked_at is not None:
-        raise SignInNeeded("This token was revoked.", code="token_revoked")
+        raise Unauthenticated("This token was revoked.", code="token_revoked")
     if token.expires_at <= timezone.now():
-        raise SignInNeeded("This token has run out. Make a new one.", code="token_expired")
+        raise Unauthenticated("This token has run out. Make a new one.", code="token_expired")
     if not token.owner.is_active:
-        raise SignInNeeded("The account of this token is closed.", code="account_closed")
-    _note_use(token)
+        raise Unauthenticated("The account of this token is closed.", code="account_closed")
+    _record_use(token)
     return token
 
 
-def text_of(public_id: str, secret: str) -> str:
+def token_text(public_id: str, secret: str) -> str:
     """The token's text; the last part finds typing errors without a look at the database."""
     head = f"fw_{public_id}_{secret}"
     return f"{head}_{zlib.crc32(head.encode()):08x}"
@@ -157,24 +157,24 @@ def text_of(public_id: str, secret: str) -> str:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _found(text: str) -> ApiToken:
-    shaped = SHAPE.fullmatch(text)
-    if shaped is None or text_of(shaped[1], shaped[2]) != text:
-        raise SignInNeeded(UNKNOWN, code="bad_token")
+def _find_token(text: str) -> ApiToken:
+    shaped = TOKEN_PATTERN.fullmatch(text)
+    if shaped is None or token_text(shaped[1], shaped[2]) != text:
+        raise Unauthenticated(INVALID_TOKEN_MESSAGE, code="bad_token")
     token = ApiToken.objects.select_related("owner").filter(public_id=shaped[1]).first()
     known = token.secret_sha256 if token else "0" * 64
     if not hmac.compare_digest(known, _hash(shaped[2])) or token is None:
-        raise SignInNeeded(UNKNOWN, code="bad_token")
+        raise Unauthenticated(INVALID_TOKEN_MESSAGE, code="bad_token")
     return token
 
 
-def _require_within(by: ApiToken, scopes: Collection[Scope], act: str) -> None:
+def _require_within(by: ApiToken, scopes: Collection[Scope], action: str) -> None:
     missing = sorted(scope.value for scope in scopes if not has_scope(by, scope))
     if missing:
-        raise NotAllowed(
-            f"A token cannot {act} a token with scopes it lacks: {', '.join(missing)}.",
+        raise Forbidden(
+            f"A token cannot {action} a token with scopes it lacks: {', '.join(missing)}.",
             code="scope_too_strong",
-            facts={"scopes": missing},
+            details={"scopes": missing},
         )
 
 
@@ -182,15 +182,15 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _note_use(token: ApiToken) -> None:
+def _record_use(token: ApiToken) -> None:
     now = timezone.now()
-    before = now - dt.timedelta(seconds=LAST_USE_EVERY_S)
+    before = now - dt.timedelta(seconds=LAST_USE_INTERVAL_S)
     if token.last_used_at is None or token.last_used_at <= before:
         unused = Q(last_used_at__isnull=True) | Q(last_used_at__lte=before)
         ApiToken.objects.filter(unused, pk=token.pk).update(last_used_at=now)
 
 
-def _check(name: str, scopes: Collection[Scope], days: int) -> None:
+def _validate(name: str, scopes: Collection[Scope], days: int) -> None:
     wrong: dict[str, str] = {}
     if not name.strip() or len(name) > 100:
         wrong["name"] = "Give it a name of up to 100 letters."
@@ -199,4 +199,4 @@ def _check(name: str, scopes: Collection[Scope], days: int) -> None:
     if not 1 <= days <= MAX_DAYS:
         wrong["days"] = f"Must be between 1 and {MAX_DAYS} days."
     if wrong:
-        raise Invalid(fields=wrong)
+        raise InvalidRequest(fields=wrong)

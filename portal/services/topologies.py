@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 
 from django.db import IntegrityError, transaction
 
-from portal.access import Verb, require, require_admin
-from portal.errors import Conflict, Invalid
-from portal.events import announce
+from portal.access import Permission, require_permission, require_admin
+from portal.errors import Conflict, InvalidRequest
+from portal.events import publish_on_commit
 from portal.models import Job, Node, Topology, User
-from portal.models.public_id import fault_of_name
-from portal.services.audit import record_act, record_moved
-from portal.wake import wake
-from portal.words.labels import fault_of_labels, fault_of_levels
+from portal.models.public_id import name_error
+from portal.services.audit import record_action, record_change
+from portal.wake import trigger_cycle
+from portal.words.labels import labels_error, levels_error
 from portal.words.states import JobState
 
-Near = Mapping[str, str | None]
+TopologyConstraint = Mapping[str, str | None]
 """``topology`` by name; ``required`` and ``preferred`` are levels of it, or None."""
 
 
 def do_set_labels(actor: User, node: Node, labels: Mapping[str, str], *, reason: str = "") -> Node:
     """Gives a node exactly these labels. Nothing that runs is moved; the next cycle places by them."""
-    require(actor, Verb.CHANGE, node)
-    if fault := fault_of_labels(labels):
-        raise Invalid(fields={"labels": fault})
+    require_permission(actor, Permission.CHANGE, node)
+    if fault := labels_error(labels):
+        raise InvalidRequest(fields={"labels": fault})
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
         before, after = dict(row.labels), dict(sorted(labels.items()))
@@ -32,9 +32,9 @@ def do_set_labels(actor: User, node: Node, labels: Mapping[str, str], *, reason:
             return row
         row.labels = after
         row.save(update_fields=["labels"])
-        record_moved(actor, "node.labels", row, before, after, reason=reason)
-        announce("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
-        wake("node")
+        record_change(actor, "node.labels", row, before, after, reason=reason)
+        publish_on_commit("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
+        trigger_cycle("node")
     return row
 
 
@@ -44,12 +44,12 @@ def do_save_topology(
     """Adds a topology, or gives ``row`` other levels; its name stays, since jobs ask by it."""
     require_admin(actor, "change topologies")
     wrong: dict[str, str] = {}
-    if row is None and (fault := fault_of_name(name)):
+    if row is None and (fault := name_error(name)):
         wrong["name"] = fault
-    if fault := fault_of_levels(levels):
+    if fault := levels_error(levels):
         wrong["levels"] = fault
     if wrong:
-        raise Invalid(fields=wrong)
+        raise InvalidRequest(fields=wrong)
     try:
         with transaction.atomic():
             if row is None:
@@ -62,42 +62,42 @@ def do_save_topology(
             saved.levels = list(levels)
             saved.save()
             act = "topology.create" if row is None else "topology.change"
-            record_act(actor, act, saved, before=before, after={"levels": saved.levels}, reason=reason)
-            _tell(saved)
+            record_action(actor, act, saved, before=before, after={"levels": saved.levels}, reason=reason)
+            _publish(saved)
     except IntegrityError as clash:
-        raise Invalid(
+        raise InvalidRequest(
             fields={"name": f"There is already a topology called {name}."}, code="name_taken"
         ) from clash
     return saved
 
 
-def do_remove_topology(actor: User, row: Topology, *, reason: str = "") -> None:
+def do_delete_topology(actor: User, row: Topology, *, reason: str = "") -> None:
     """Forgets a topology. Refused with ``topology_in_use`` while waiting jobs must stand near by it."""
     require_admin(actor, "change topologies")
     with transaction.atomic():
         locked = Topology.objects.select_for_update().get(pk=row.pk)
-        waiting = Job.objects.filter(state=JobState.PENDING.value, near__topology=locked.name).count()
+        waiting = Job.objects.filter(state=JobState.PENDING.value, topology_constraint__topology=locked.name).count()
         if waiting:
             raise Conflict(
                 f"{waiting} waiting {'job asks' if waiting == 1 else 'jobs ask'} to stand near by it.",
                 code="topology_in_use",
-                facts={"waiting": waiting},
+                details={"waiting": waiting},
             )
-        record_act(actor, "topology.remove", locked, before={"levels": locked.levels}, reason=reason)
-        _tell(locked)
+        record_action(actor, "topology.remove", locked, before={"levels": locked.levels}, reason=reason)
+        _publish(locked)
         locked.delete()
 
 
-def fault_of_near(near: Near) -> str | None:
+def topology_constraint_error(constraint: TopologyConstraint) -> str | None:
     """What is wrong with a wish to stand near, as a sentence; None if nothing is."""
-    name = near.get("topology")
+    name = constraint.get("topology")
     row = Topology.objects.filter(name=name).first() if name else None
     if row is None:
         known = ", ".join(Topology.objects.order_by("name").values_list("name", flat=True))
         return f"There is no topology called {name}; " + (
             f"there is {known}." if known else "there is none here."
         )
-    levels = [level for level in (near.get("required"), near.get("preferred")) if level is not None]
+    levels = [level for level in (constraint.get("required"), constraint.get("preferred")) if level is not None]
     if not levels:
         return "Name a level that is required, or one that is preferred."
     unknown = next((level for level in levels if level not in row.levels), None)
@@ -106,6 +106,6 @@ def fault_of_near(near: Near) -> str | None:
     return None
 
 
-def _tell(row: Topology) -> None:
-    announce("cluster", {"kind": "topology", "topology": row.name})
-    wake("topology")
+def _publish(row: Topology) -> None:
+    publish_on_commit("cluster", {"kind": "topology", "topology": row.name})
+    trigger_cycle("topology")

@@ -10,16 +10,16 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from portal.access import Verb, can, require
+from portal.access import Permission, can, require_permission
 from portal.errors import Conflict
 from portal.models import Attempt, Job, User, WorkspaceSession, WorkspaceTicket
-from portal.services.audit import record_act
-from portal.services.sealing import Place, seal, unseal
+from portal.services.audit import record_action
+from portal.services.sealing import EncryptionContext, encrypt, decrypt
 from portal.services.session_store import session_id
-from portal.services.sessions import longest_end, session_user
-from portal.words.states import AttemptState, Desired, JobKind
+from portal.services.sessions import latest_expiry, session_user
+from portal.words.states import AttemptState, DesiredState, JobKind
 
-TICKET_LIFE = dt.timedelta(seconds=30)
+TICKET_TTL = dt.timedelta(seconds=30)
 ENTER_PATH = "/.fairway/enter"
 HANDOVER_REFERRER_POLICY = "strict-origin"
 """Referrer-Policy of the page that posts a ticket: under ``same-origin`` browsers would send Origin: null."""
@@ -28,18 +28,18 @@ HANDOVER_REFERRER_POLICY = "strict-origin"
 # -- the secret of an attempt ----------------------------------------------------------------------
 
 
-def _place(job: Job, number: int) -> Place:
-    return Place("portal_attempt", f"{job.public_id}/{number}", "secret")
+def _encryption_context(job: Job, number: int) -> EncryptionContext:
+    return EncryptionContext("portal_attempt", f"{job.public_id}/{number}", "secret")
 
 
-def new_attempt_secret(job: Job) -> str:
+def create_attempt_secret(job: Job) -> str:
     """A sealed random secret for the attempt that begins next (``Attempt.secret``)."""
-    return seal(secrets.token_urlsafe(32), _place(job, job.attempts_made + 1))
+    return encrypt(secrets.token_urlsafe(32), _encryption_context(job, job.attempts_made + 1))
 
 
-def attempt_secret(attempt: Attempt) -> str:
+def decrypt_attempt_secret(attempt: Attempt) -> str:
     """The secret of an attempt in the clear: for its node's secret file and for the gateway, nobody else."""
-    return unseal(attempt.secret, _place(attempt.job, attempt.number))
+    return decrypt(attempt.secret, _encryption_context(attempt.job, attempt.number))
 
 
 # -- where it is -----------------------------------------------------------------------------------
@@ -57,10 +57,10 @@ def open_attempt(job: Job) -> Attempt | None:
         Attempt.objects.filter(
             job=job,
             job__kind=JobKind.WORKSPACE.value,
-            job__desired=Desired.RUN.value,
+            job__desired_state=DesiredState.RUN.value,
             state=AttemptState.RUNNING.value,
             ready_at__isnull=False,
-            stop_wanted_at__isnull=True,
+            stop_requested_at__isnull=True,
         )
         .select_related("job")
         .first()
@@ -76,7 +76,7 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
     The page posts it as the form field ``ticket``; ``session_key`` is that of its cookie. Raises NotThere or
     NotAllowed for others, Conflict while there is nothing to open.
     """
-    require(user, Verb.ENTER, job)
+    require_permission(user, Permission.ENTER, job)
     attempt = open_attempt(job)
     if attempt is None:
         raise Conflict("Its server does not answer yet, or has stopped.", code="workspace_not_ready")
@@ -91,16 +91,16 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
     now = timezone.now()
     ticket = secrets.token_urlsafe(32)
     with transaction.atomic():
-        WorkspaceTicket.objects.filter(user=user, expires_at__lt=now - TICKET_LIFE).delete()
+        WorkspaceTicket.objects.filter(user=user, expires_at__lt=now - TICKET_TTL).delete()
         WorkspaceSession.objects.filter(user=user, expires_at__lt=now).delete()
         WorkspaceTicket.objects.create(
             code_sha256=digest(ticket),
             user=user,
             attempt=attempt,
             session_key=session,
-            expires_at=now + TICKET_LIFE,
+            expires_at=now + TICKET_TTL,
         )
-        record_act(user, "workspace.open", job, after={"attempt": attempt.number})
+        record_action(user, "workspace.open", job, after={"attempt": attempt.number})
     return f"{workspace_origin(job)}{ENTER_PATH}", ticket
 
 
@@ -125,7 +125,7 @@ def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
             return None
         if session_user(row.session_key) != row.user:
             return None
-        if not can(row.user, Verb.ENTER, row.attempt.job):
+        if not can(row.user, Permission.ENTER, row.attempt.job):
             return None
         cookie = secrets.token_urlsafe(32)
         WorkspaceSession.objects.create(
@@ -133,7 +133,7 @@ def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
             user=row.user,
             attempt=row.attempt,
             session_key=row.session_key,
-            expires_at=longest_end(),  # it lives as long as the portal session, and no longer
+            expires_at=latest_expiry(),  # it lives as long as the portal session, and no longer
         )
         return cookie
 

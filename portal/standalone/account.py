@@ -20,11 +20,11 @@ def service_account() -> str | None:
     try:
         pwd.getpwnam(ACCOUNT)
     except KeyError:
-        _make()
+        _create_account()
     return ACCOUNT
 
 
-def give(path: Path, account: str | None, mode: int) -> None:
+def set_owner(path: Path, account: str | None, mode: int) -> None:
     """Hands one file or folder to the account and sets its mode."""
     if account is not None:
         entry = pwd.getpwnam(account)
@@ -32,7 +32,7 @@ def give(path: Path, account: str | None, mode: int) -> None:
     path.chmod(mode)
 
 
-def check_reachable(path: Path, account: str | None) -> None:
+def check_traversable(path: Path, account: str | None) -> None:
     """Refuses a data folder below a folder that the account may not pass through."""
     if account is None:
         return
@@ -47,7 +47,7 @@ def check_reachable(path: Path, account: str | None) -> None:
             )
 
 
-def _make() -> None:
+def _create_account() -> None:
     tool = shutil.which("useradd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if tool is None:
         raise StartError(

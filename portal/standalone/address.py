@@ -8,20 +8,20 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from portal.standalone.errors import StartError
-from portal.standalone.processes import Listening
+from portal.standalone.processes import ListenOptions
 
 
-def check_listening(listening: Listening) -> None:
+def check_bind_options(listening: ListenOptions) -> None:
     """Refuses what cannot be listened on, in words, before anything else is started."""
     if not listening.is_loopback and not listening.tls_cert:
         raise StartError(
             f"Listening on {listening.bind} sends passwords over the network, so it needs --tls-cert and --tls-key. "
-            f"Without them, leave --bind away and come in through: {ssh_line(listening.port)}"
+            f"Without them, leave --bind away and come in through: {ssh_forward_command(listening.port)}"
         )
     if bool(listening.tls_cert) != bool(listening.tls_key):
         raise StartError("--tls-cert and --tls-key belong together.")
     for file in (listening.tls_cert, listening.tls_key):
-        if file is not None and not _readable(file):
+        if file is not None and not _check_readable(file):
             raise StartError(f"{file} cannot be read.")
     family = socket.AF_INET6 if ":" in listening.bind else socket.AF_INET
     try:
@@ -35,10 +35,10 @@ def check_listening(listening: Listening) -> None:
         ) from taken
 
 
-def portal_url(listening: Listening, named: str | None) -> str:
+def portal_url(listening: ListenOptions, configured: str | None) -> str:
     """FAIRWAY_PORTAL_URL where it is set, else what a browser on this machine types."""
-    if named:
-        return named.rstrip("/")
+    if configured:
+        return configured.rstrip("/")
     host = "localhost" if listening.is_loopback or listening.bind in {"0.0.0.0", "::"} else listening.bind  # noqa: S104
     if not listening.is_loopback and host == "localhost":
         host = socket.getfqdn()
@@ -56,12 +56,12 @@ def sign_in_link(url: str, code: str) -> str:
     return f"{url}/sign-in/link/#{code}"
 
 
-def ssh_line(port: int) -> str:
+def ssh_forward_command(port: int) -> str:
     """What to type on one's own machine to reach a portal that listens on loopback elsewhere."""
     return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"
 
 
-def _readable(file: Path) -> bool:
+def _check_readable(file: Path) -> bool:
     try:
         with file.open("rb"):
             return True

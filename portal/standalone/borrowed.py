@@ -8,37 +8,37 @@ import sys
 from collections.abc import Iterator
 
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
-from portal.standalone.leftovers import end_leftovers
-from portal.standalone.lines import LineWriter
+from portal.standalone.folder import DataDir
+from portal.standalone.leftovers import terminate_orphans
+from portal.standalone.lines import PrefixedWriter
 from portal.standalone.postgres import prepare_postgres
 from portal.standalone.processes import server_processes
-from portal.standalone.running import OnlyOne
-from portal.standalone.supervisor import supervising
+from portal.standalone.running import InstanceLock
+from portal.standalone.supervisor import running_supervisor
 
 
 @contextlib.contextmanager
-def borrowed_database(folder: DataFolder, *, alone: bool) -> Iterator[None]:
+def command_database(folder: DataDir, *, exclusive: bool) -> Iterator[None]:
     """A database that answers inside the block. `alone` refuses while an `up` runs on the data folder."""
     named = bool(os.environ.get("DATABASE_URL"))
     if named:  # our servers have no part in it, and the folder may be somebody else's, as in a container
-        folder.prepare_light()
+        folder.prepare_unowned()
     else:
         folder.prepare()
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(OnlyOne(folder.run))
+            held.enter_context(InstanceLock(folder.run))
         except StartError:
-            if alone:
+            if exclusive:
                 raise
             yield  # that one's server is there
             return
         if not named:
             records = folder.run / "children.json"
-            end_leftovers(records, str(folder.root))
-            supervisor = held.enter_context(supervising(records, LineWriter(sys.stderr, quiet=True)))
+            terminate_orphans(records, str(folder.root))
+            supervisor = held.enter_context(running_supervisor(records, PrefixedWriter(sys.stderr, quiet=True)))
             postgres = prepare_postgres(folder)
             for process in server_processes(folder, postgres, None):
                 supervisor.start(process)
-            postgres.wait_ready(lambda: supervisor.runs("postgres"))
+            postgres.wait_ready(lambda: supervisor.is_running("postgres"))
         yield

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from portal.config import places
-from portal.standalone.account import check_reachable, give
+from portal.standalone.account import check_traversable, set_owner
 from portal.standalone.errors import StartError
 
 
 @dataclass(frozen=True)
-class DataFolder:
+class DataDir:
     """Paths below the data folder. `account` runs the servers when root starts them; None is yourself."""
 
     root: Path
@@ -62,16 +62,16 @@ class DataFolder:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.root.chmod(0o711 if self.account else 0o700)
-            check_reachable(self.root, self.account)
+            check_traversable(self.root, self.account)
             for private in (self.keys, self.run, self.root / "logs"):
                 private.mkdir(mode=0o700, exist_ok=True)
                 private.chmod(0o711 if private == self.run and self.account else 0o700)
             for given in (self.valkey, self.sockets):
-                self._private_to_account(given)
+                self._make_private(given)
         except (PermissionError, NotADirectoryError, FileExistsError) as trouble:
             raise StartError(f"The data folder {self.root} cannot be used: {trouble.strerror}.") from trouble
 
-    def prepare_light(self) -> None:
+    def prepare_unowned(self) -> None:
         """Makes what is missing in a data folder that somebody else owns, as in a container of any uid."""
         try:
             for private in (self.keys, self.run, self.root / "logs"):
@@ -87,12 +87,12 @@ class DataFolder:
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_urlsafe(64) + "\n")
 
-    def _private_to_account(self, folder: Path) -> None:
+    def _make_private(self, folder: Path) -> None:
         """A folder of mode 700 that belongs to the servers' account and is nobody's trap."""
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid not in {os.geteuid(), _uid(self.account)}:
             raise StartError(f"{folder} belongs to somebody else; remove it or choose another --data-dir.")
-        give(folder, self.account, 0o700)
+        set_owner(folder, self.account, 0o700)
 
 
 def _uid(account: str | None) -> int:

@@ -22,8 +22,8 @@ def main(arguments: list[str]) -> None:
     if "--nice" in options:
         os.nice(int(options["--nice"]))
     if "--account" in options:
-        _become(options["--account"])
-    _die_with(int(options["--parent"]), int(options.get("--death-signal", signal.SIGTERM)))
+        _switch_account(options["--account"])
+    _set_parent_death_signal(int(options["--parent"]), int(options.get("--death-signal", signal.SIGTERM)))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)  # a shell that starts us in the background ignores SIGINT
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"{program[0]} cannot be run: {failure.strerror}")
 
 
-def _become(account: str) -> None:
+def _switch_account(account: str) -> None:
     entry = pwd.getpwnam(account)
     os.initgroups(account, entry.pw_gid)
     os.setgid(entry.pw_gid)
@@ -41,7 +41,7 @@ def _become(account: str) -> None:
     os.environ.update(HOME=entry.pw_dir, USER=account, LOGNAME=account)
 
 
-def _die_with(parent: int, death_signal: int) -> None:
+def _set_parent_death_signal(parent: int, death_signal: int) -> None:
     """Asks the kernel for a signal when the parent dies; a change of account would undo the wish."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0):

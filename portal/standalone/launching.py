@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-LAUNCHER = Path(__file__).with_name("launch.py")
+EXEC_SCRIPT = Path(__file__).with_name("launch.py")
 
 
-def launched(
+def exec_command(
     command: Sequence[str],
     *,
     account: str | None = None,
@@ -24,4 +24,4 @@ def launched(
         options += ["--account", account]
     if niceness:
         options += ["--nice", str(niceness)]
-    return [sys.executable, "-S", "-E", str(LAUNCHER), *options, "--", *command]
+    return [sys.executable, "-S", "-E", str(EXEC_SCRIPT), *options, "--", *command]

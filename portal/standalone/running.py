@@ -11,24 +11,24 @@ from types import TracebackType
 from portal.standalone.errors import StartError
 
 
-class OnlyOne:
+class InstanceLock:
     """Holds a data folder for this process; the kernel lets go when it dies, however it dies."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / "up.lock"
 
-    def __enter__(self) -> OnlyOne:
+    def __enter__(self) -> InstanceLock:
         self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             said = os.pread(self._handle, 4096, 0)
             os.close(self._handle)
-            raise StartError(_sentence(said, self._path.parent.parent)) from None
-        self.tell(url="")
+            raise StartError(_already_running_message(said, self._path.parent.parent)) from None
+        self.write_info(url="")
         return self
 
-    def tell(self, *, url: str) -> None:
+    def write_info(self, *, url: str) -> None:
         """Writes down who we are, for the sentence that a second `up` prints."""
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
@@ -40,7 +40,7 @@ class OnlyOne:
         os.close(self._handle)
 
 
-def _sentence(said: bytes, data: Path) -> str:
+def _already_running_message(said: bytes, data: Path) -> str:
     try:
         known = json.loads(said)
         who = f"process {known['pid']}" + (f", {known['url']}" if known["url"] else "")

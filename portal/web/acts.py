@@ -8,19 +8,19 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
 from portal.errors import FairwayError
-from portal.services.rights_changes import ChoiceNeeded
+from portal.services.rights_changes import ChoiceRequired
 
 
-def act_and_return(request: HttpRequest, act: Callable[[], str], back: str) -> HttpResponse:
+def run_and_redirect(request: HttpRequest, action: Callable[[], str], back: str) -> HttpResponse:
     """Does ``act``, which gives what it did as a sentence, and sends the reader ``back`` to an address.
 
     A refusal is told there too; ``ChoiceNeeded`` goes on to the caller, who asks. Look rows up before, so that one
     that is not there answers 404.
     """
     try:
-        messages.success(request, act())
-    except ChoiceNeeded:
+        messages.success(request, action())
+    except ChoiceRequired:
         raise
     except FairwayError as refusal:
-        messages.error(request, refusal.sentence)
+        messages.error(request, refusal.message)
     return HttpResponseRedirect(back)

@@ -9,11 +9,11 @@ from portal.web.words import memory
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
 
-SIGNALS = {
+SIGNAL_NAMES = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
     11: "SIGSEGV", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ",
 }  # fmt: skip
-CODES = {
+EXIT_CODE_MEANINGS = {
     1: "a general error of the program",
     2: "wrong use of a command",
     126: "the command is not executable",
@@ -22,58 +22,58 @@ CODES = {
 
 
 @dataclass(frozen=True)
-class Fix:
+class SuggestedFix:
     """One thing to do: words, a note, and the address of the page that does it (empty: words only)."""
 
     title: str
-    note: str
-    action: str = ""
-    view: str = ""
+    description: str
+    action_label: str = ""
+    action_view: str = ""
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailureSummary:
     """What broke."""
 
     title: str
     cause: str
     exit_name: str
-    fixes: list[Fix]
+    fixes: list[SuggestedFix]
 
 
 def exit_name(code: int | None) -> str:
     """exit 137 (SIGKILL), exit 127 (the command was not found); empty without a code."""
     if code is None:
         return ""
-    if code > 128 and code - 128 in SIGNALS:
-        return f"exit {code} ({SIGNALS[code - 128]})"
-    return f"exit {code} ({CODES[code]})" if code in CODES else f"exit {code}"
+    if code > 128 and code - 128 in SIGNAL_NAMES:
+        return f"exit {code} ({SIGNAL_NAMES[code - 128]})"
+    return f"exit {code} ({EXIT_CODE_MEANINGS[code]})" if code in EXIT_CODE_MEANINGS else f"exit {code}"
 
 
-def failure_of(job: Job, last: Attempt | None) -> Failure | None:
+def build_failure_summary(job: Job, last: Attempt | None) -> FailureSummary | None:
     """The box of a job that failed or ran out of time; None for others."""
     if job.state not in (JobState.FAILED, JobState.TIMEOUT):
         return None
     reason = EndReason(job.reason) if job.reason in set(EndReason) else EndReason.EXIT_CODE
     code = job.exit_code if job.exit_code is not None else (last.exit_code if last else None)
-    title, fixes = _advice(job, last, reason, code)
-    return Failure(title, job.sentence, exit_name(code), fixes)
+    title, fixes = _title_and_fixes(job, last, reason, code)
+    return FailureSummary(title, job.message, exit_name(code), fixes)
 
 
-def _advice(job: Job, last: Attempt | None, reason: EndReason, code: int | None) -> tuple[str, list[Fix]]:
-    logs = Fix(
+def _title_and_fixes(job: Job, last: Attempt | None, reason: EndReason, code: int | None) -> tuple[str, list[SuggestedFix]]:
+    logs = SuggestedFix(
         "Read the last lines of its log",
         "The program's own words usually name the cause.",
         "Open the log",
         "job-logs",
     )
-    edit = Fix(
+    edit = SuggestedFix(
         "Change the request and launch it",
         "The form opens filled with this job's values.",
         "Change and launch",
         "launch",
     )
-    same = Fix("Start the same request again", "It joins the queue as a new job.", "", "again")
+    same = SuggestedFix("Start the same request again", "It joins the queue as a new job.", "", "again")
     peak = max((task.peak_memory_mib or 0 for task in last.task_rows.all()), default=0) if last else 0
     if reason is EndReason.OUT_OF_MEMORY:
         more = job.memory_mib * 2
@@ -82,12 +82,12 @@ def _advice(job: Job, last: Attempt | None, reason: EndReason, code: int | None)
             if peak
             else f"it had {memory(job.memory_mib)}"
         )
-        raised = Fix(
+        raised = SuggestedFix(
             f"Ask for more memory, such as {memory(more)}", f"Per task {used}.", "Change and launch", "launch"
         )
         return "It ran out of memory", [raised, logs]
-    if reason is EndReason.GPU_SHARE_EXCEEDED:
-        larger = Fix(
+    if reason is EndReason.GPU_MEMORY_LIMIT_EXCEEDED:
+        larger = SuggestedFix(
             "Ask for a larger share, or the whole GPU",
             "Or let the program keep to its share: frameworks have a setting for it.",
             "Change and launch",
@@ -95,7 +95,7 @@ def _advice(job: Job, last: Attempt | None, reason: EndReason, code: int | None)
         )
         return "It used more than its share of a GPU", [larger, logs]
     if reason is EndReason.DISK_LIMIT_EXCEEDED:
-        elsewhere = Fix(
+        elsewhere = SuggestedFix(
             "Write large files to a volume",
             "Its home, a project's volume or a scratch folder; the limit counts /tmp and the image's own folders.",
             "Change and launch",
@@ -103,31 +103,31 @@ def _advice(job: Job, last: Attempt | None, reason: EndReason, code: int | None)
         )
         return "It wrote too much to the node's disk", [elsewhere, logs]
     if reason is EndReason.TIME_LIMIT:
-        longer = Fix(
+        longer = SuggestedFix(
             "Ask for a longer time limit",
             "Or save checkpoints and go on from the last one.",
             "Change and launch",
             "launch",
         )
         return "Its time was up", [longer, same]
-    if reason is EndReason.NEVER_READY:
+    if reason is EndReason.READINESS_TIMEOUT:
         return "Its server never answered", [logs, same]
     if reason in {EndReason.IMAGE_MISSING, EndReason.START_REFUSED, EndReason.DISK_FULL}:
-        told = Fix("Tell an administrator", "This is the cluster's fault, not your program's.")
+        told = SuggestedFix("Tell an administrator", "This is the cluster's fault, not your program's.")
         return "It could not be started", [told, same]
-    if reason is EndReason.NODES_APART:
-        told = Fix("Tell an administrator", "This is the cluster's fault, not your program's.")
+    if reason is EndReason.RENDEZVOUS_UNREACHABLE:
+        told = SuggestedFix("Tell an administrator", "This is the cluster's fault, not your program's.")
         return "Its nodes could not reach each other", [told, same]
     if reason in {
         EndReason.NODE_REBOOTED,
         EndReason.NODE_FENCED,
-        EndReason.CONTAINER_VANISHED,
+        EndReason.CONTAINER_LOST,
         EndReason.GPU_LOST,
-        EndReason.GPU_SHARING_LOST,
+        EndReason.MPS_DAEMON_LOST,
     }:
         return "The node failed it", [same]
     if code == 127:
-        spelled = Fix(
+        spelled = SuggestedFix(
             "Check the command's spelling",
             f"“{_first_word(job)}” is not in the environment {job.environment.name}.",
             "Change and launch",
@@ -135,7 +135,7 @@ def _advice(job: Job, last: Attempt | None, reason: EndReason, code: int | None)
         )
         return "The command was not found", [spelled, logs]
     if code == 137:
-        killed = Fix(
+        killed = SuggestedFix(
             "Look for a kill",
             "Something ended it with SIGKILL; often that is memory.",
             "Open the log",

@@ -12,25 +12,25 @@ from django.utils.functional import SimpleLazyObject
 
 from portal.access import visible_jobs
 from portal.models import Gpu, Job, User
-from portal.selectors.alarms import open_alarms
-from portal.selectors.cluster import TAKES_WORK
-from portal.selectors.restored import restored
-from portal.selectors.scheduler import alarm
-from portal.words.states import JOB_LIVE, Desired, JobState, NodeState
+from portal.selectors.alarms import open_alert_count
+from portal.selectors.cluster import ACCEPTS_WORK
+from portal.selectors.restored import recovery_status
+from portal.selectors.scheduler import scheduler_alert
+from portal.words.states import LIVE_JOB_STATES, DesiredState, JobState, NodeState
 
 
 @dataclass(frozen=True)
-class Place:
+class NavItem:
     """One entry of the side bar. ``key`` follows ``g``; ``count`` names a figure of ``Figures``."""
 
     name: str
     view: str
     icon: str
     key: str
-    count: str = ""
-    here: tuple[str, ...] = ()
-    admin: bool = False
-    tab: bool = False
+    counter: str = ""
+    active_views: tuple[str, ...] = ()
+    admin_only: bool = False
+    in_tab_bar: bool = False
 
     @property
     def url(self) -> str:
@@ -38,28 +38,28 @@ class Place:
         return reverse(self.view)
 
 
-PLACES: dict[str, tuple[Place, ...]] = {
+NAVIGATION: dict[str, tuple[NavItem, ...]] = {
     "Work": (
-        Place("Home", "home", "home", "h", tab=True),
-        Place("Launch", "launch", "launch", "l", tab=True),
-        Place(
+        NavItem("Home", "home", "home", "h", in_tab_bar=True),
+        NavItem("Launch", "launch", "launch", "l", in_tab_bar=True),
+        NavItem(
             "Jobs",
             "jobs",
             "jobs",
             "j",
-            count="jobs",
-            here=("job", "job-logs", "job-metrics", "job-run"),
-            tab=True,
+            counter="jobs",
+            active_views=("job", "job-logs", "job-metrics", "job-run"),
+            in_tab_bar=True,
         ),
     ),
     "Cluster": (
-        Place(
+        NavItem(
             "Cluster",
             "cluster",
             "cluster",
             "c",
-            count="free",
-            here=(
+            counter="free",
+            active_views=(
                 "node",
                 "add-node",
                 "node-check",
@@ -72,76 +72,76 @@ PLACES: dict[str, tuple[Place, ...]] = {
                 "restored-keep",
                 "restored-stop",
             ),
-            tab=True,
+            in_tab_bar=True,
         ),
-        Place("Queue", "queue", "queue", "q", count="waiting"),
-        Place("Calendar", "calendar", "calendar", "r", here=("save-reservation",)),
-        Place("Scheduler", "scheduler", "flask", "d", admin=True),
-        Place("Alarms", "alarms", "s-warning", "w", count="alarms", admin=True),
-        Place(
-            "Environments", "environments", "model", "e", here=("environment", "registries", "save-registry")
+        NavItem("Queue", "queue", "queue", "q", counter="waiting"),
+        NavItem("Calendar", "calendar", "calendar", "r", active_views=("save-reservation",)),
+        NavItem("Scheduler", "scheduler", "flask", "d", admin_only=True),
+        NavItem("Alarms", "alarms", "s-warning", "w", counter="alarms", admin_only=True),
+        NavItem(
+            "Environments", "environments", "model", "e", active_views=("environment", "registries", "save-registry")
         ),
-        Place("Volumes", "volumes", "data", "v", here=("save-volume",)),
+        NavItem("Volumes", "volumes", "data", "v", active_views=("save-volume",)),
     ),
     "Sharing": (
-        Place("Quotas", "quotas", "quota", "s", here=("save-quotas",), tab=True),
-        Place(
+        NavItem("Quotas", "quotas", "quota", "s", active_views=("save-quotas",), in_tab_bar=True),
+        NavItem(
             "Projects",
             "projects",
             "project",
             "p",
-            here=("project", "add-project", "set-member", "invite-into"),
+            active_views=("project", "add-project", "set-member", "invite-into"),
         ),
-        Place("Requests", "requests", "inbox", "x", here=("decide-extension", "cut-excuse")),
-        Place("Policy", "policy", "gear", "k", here=("save-policy",)),
-        Place("People", "people", "people", "u", here=("invite", "change-person"), admin=True),
-        Place("Audit", "audit", "report", "a", admin=True),
+        NavItem("Requests", "requests", "inbox", "x", active_views=("decide-extension", "cut-excuse")),
+        NavItem("Policy", "policy", "gear", "k", active_views=("save-policy",)),
+        NavItem("People", "people", "people", "u", active_views=("invite", "change-person"), admin_only=True),
+        NavItem("Audit", "audit", "report", "a", admin_only=True),
     ),
 }
 """The side bar, group by group. A page adds itself here (docs/recipes.md, "Add a page")."""
 
 
 @dataclass(frozen=True)
-class Figures:
+class NavCounters:
     """Figures beside the entries, read only when a whole page is drawn."""
 
     gpus: int
     free: int
     simulated: int
-    my_live_jobs: int
+    my_active_jobs: int
     waiting: int
-    alarms: int = 0
+    alerts: int = 0
     """About GPUs, that nobody has acknowledged; administrators alone are told."""
 
-    def beside(self, name: str) -> str:
+    def counter_text(self, name: str) -> str:
         """The figure under this name as text, empty when it says nothing."""
         if name == "jobs":
-            return str(self.my_live_jobs) if self.my_live_jobs else ""
+            return str(self.my_active_jobs) if self.my_active_jobs else ""
         if name == "waiting":
             return str(self.waiting) if self.waiting else ""
         if name == "alarms":
-            return str(self.alarms) if self.alarms else ""
+            return str(self.alerts) if self.alerts else ""
         if name == "free":
             return f"{self.free} free" if self.gpus else ""
         return ""
 
 
-def frame(request: HttpRequest) -> dict[str, Any]:
+def navigation_context(request: HttpRequest) -> dict[str, Any]:
     """Context of every template; the queries run only where the frame is drawn."""
     person = getattr(request, "user", None)
     user = person if isinstance(person, User) else None
-    return {"frame": SimpleLazyObject(lambda: _frame(request, user))}
+    return {"frame": SimpleLazyObject(lambda: _build_navigation(request, user))}
 
 
-def _frame(request: HttpRequest, user: User | None) -> dict[str, Any]:
+def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]:
     if user is None:
         return {"groups": [], "tabs": [], "simulated": 0}
-    figures = get_figures(user)
+    figures = get_nav_counters(user)
     match = request.resolver_match
     here = (match.view_name if match else "") or ""
     groups = [
-        (title, [_shown(place, here, figures) for place in places if user.is_admin or not place.admin])
-        for title, places in PLACES.items()
+        (title, [_nav_row(place, here, figures) for place in places if user.is_admin or not place.admin_only])
+        for title, places in NAVIGATION.items()
     ]
     groups = [(title, rows) for title, rows in groups if rows]
     tabs = [row for _, rows in groups for row in rows if row["place"].tab]
@@ -150,31 +150,31 @@ def _frame(request: HttpRequest, user: User | None) -> dict[str, Any]:
         "tabs": tabs[:5],
         "simulated": figures.simulated,
         "gpus": figures.gpus,
-        "restored": restored() if user.is_admin else None,
-        "alarm": alarm() if user.is_admin else None,
+        "restored": recovery_status() if user.is_admin else None,
+        "alarm": scheduler_alert() if user.is_admin else None,
     }
 
 
-def _shown(place: Place, here: str, figures: Figures) -> dict[str, Any]:
+def _nav_row(item: NavItem, view_name: str, counters: NavCounters) -> dict[str, Any]:
     return {
-        "place": place,
-        "current": here == place.view or here in place.here,
-        "figure": figures.beside(place.count),
+        "place": item,
+        "current": view_name == item.view or view_name in item.active_views,
+        "figure": counters.counter_text(item.counter),
     }
 
 
-def get_figures(user: User) -> Figures:
+def get_nav_counters(user: User) -> NavCounters:
     """Three queries: the GPUs of the cluster, the person's own live jobs, all that wait; for admins alarms, too."""
     gpus = (
         Gpu.objects.filter(present=True)
         .exclude(node__state=NodeState.RETIRED.value)
         .aggregate(
             all=Count("pk"),
-            free=Count("pk", filter=TAKES_WORK & Q(used_milli=0)),
+            free=Count("pk", filter=ACCEPTS_WORK & Q(used_milli=0)),
             simulated=Count("pk", filter=Q(simulated=True)),
         )
     )
-    live = visible_jobs(user).filter(owner=user, state__in=[state.value for state in JOB_LIVE]).count()
-    waiting = Job.objects.filter(state=JobState.PENDING.value, desired=Desired.RUN.value).count()
-    alarms = open_alarms() if user.is_admin else 0
-    return Figures(gpus["all"], gpus["free"], gpus["simulated"], live, waiting, alarms)
+    live = visible_jobs(user).filter(owner=user, state__in=[state.value for state in LIVE_JOB_STATES]).count()
+    waiting = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value).count()
+    alarms = open_alert_count() if user.is_admin else 0
+    return NavCounters(gpus["all"], gpus["free"], gpus["simulated"], live, waiting, alarms)

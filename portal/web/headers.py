@@ -8,19 +8,19 @@ from collections.abc import Callable
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 
-from portal.plain_page import PERMISSIONS
+from portal.plain_page import PERMISSIONS_POLICY
 
-SAME_EVERYWHERE = {
+STATIC_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": PERMISSIONS,
+    "Permissions-Policy": PERMISSIONS_POLICY,
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
 
 
-class SecurityHeaders:
+class SecurityHeadersMiddleware:
     """The outermost middleware: also what others answer by themselves, such as a wrong host, passes here.
 
     A view may set its own ``Content-Security-Policy`` or ``Referrer-Policy``.
@@ -32,15 +32,15 @@ class SecurityHeaders:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         request.csp_nonce = secrets.token_urlsafe(18)  # type: ignore[attr-defined]
         response = self.get_response(request)
-        response.headers.setdefault("Content-Security-Policy", content_policy(request))
-        for name, value in SAME_EVERYWHERE.items():
+        response.headers.setdefault("Content-Security-Policy", content_security_policy(request))
+        for name, value in STATIC_HEADERS.items():
             response.headers.setdefault(name, value)
         if response.status_code >= 400 or not request.path.startswith(settings.STATIC_URL):
             response.headers.setdefault("Cache-Control", "no-store")
         return response
 
 
-def content_policy(request: HttpRequest) -> str:
+def content_security_policy(request: HttpRequest) -> str:
     """The policy of a page: our own files only, scripts by nonce, forms to us and to workspace origins."""
     nonce = f"'nonce-{request.csp_nonce}'"  # type: ignore[attr-defined]
     scheme = "https" if settings.SECURE else "http"

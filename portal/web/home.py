@@ -8,37 +8,37 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from portal.access import Policy, policy, signed_in
+from portal.access import AccessPolicy, access_policy, require_user
 from portal.models import Environment, User
 from portal.selectors import cluster
-from portal.selectors.jobs import JobFilter, jobs_for
-from portal.selectors.shares import shares_of
-from portal.web.job_row import JobRow, rows_of
-from portal.web.quota_bars import Bar
+from portal.selectors.jobs import JobFilter, list_jobs
+from portal.selectors.shares import user_quota_usage
+from portal.web.job_row import JobRow, job_rows
+from portal.web.quota_bars import QuotaBar
 from portal.words.states import JobKind
 
-RECENT = 8
+RECENT_JOBS = 8
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
     """The page, or its live part for htmx."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     template = "home/live.html" if request.htmx else "home/page.html"  # type: ignore[attr-defined]
     return render(request, template, _context(user))
 
 
 def _context(user: User) -> dict[str, Any]:
-    living = list(jobs_for(user, JobFilter(live=True)).filter(owner=user).order_by("-id")[:40])
-    past = list(jobs_for(user, JobFilter(live=False)).filter(owner=user).order_by("-id")[:RECENT])
-    rows = rows_of(user, living + past)
+    living = list(list_jobs(user, JobFilter(live=True)).filter(owner=user).order_by("-id")[:40])
+    past = list(list_jobs(user, JobFilter(live=False)).filter(owner=user).order_by("-id")[:RECENT_JOBS])
+    rows = job_rows(user, living + past)
     live, ended = rows[: len(living)], rows[len(living) :]
     workspaces = [row for row in live if row.is_workspace]
     live_jobs = [row for row in live if not row.is_workspace]
-    jobs = (live_jobs + ended)[: max(RECENT, len(live_jobs))]
-    strips = cluster.free_now(user)
-    shares = shares_of(user)
+    jobs = (live_jobs + ended)[: max(RECENT_JOBS, len(live_jobs))]
+    strips = cluster.free_capacity(user)
+    shares = user_quota_usage(user)
     return {
         "workspaces": workspaces,
         "jobs": jobs,
@@ -46,16 +46,16 @@ def _context(user: User) -> dict[str, Any]:
         "free": sum(strip.free for strip in strips),
         "total": sum(strip.total for strip in strips),
         "quotas": _by_project(shares),
-        "away_mine": [row for row in live if row.away],
+        "away_mine": [row for row in live if row.is_unreachable],
         "steps": first_steps(live + ended, user),
         "has_project": bool(shares) or user.is_admin or user.memberships.exists(),
     }
 
 
-def _by_project(shares: list[Any]) -> list[tuple[str, list[Bar]]]:
-    found: dict[str, list[Bar]] = {}
+def _by_project(shares: list[Any]) -> list[tuple[str, list[QuotaBar]]]:
+    found: dict[str, list[QuotaBar]] = {}
     for share in shares:
-        found.setdefault(share.project.name, []).append(Bar(share, share.pool.name))
+        found.setdefault(share.project.name, []).append(QuotaBar(share, share.pool.name))
     return list(found.items())
 
 

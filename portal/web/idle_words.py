@@ -6,22 +6,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from portal.models import NodePool, Project
-from portal.selectors.project_policy import Rules, rules_for
+from portal.selectors.project_policy import PoolRules, effective_rules
 from portal.web.words import duration
 
 
 @dataclass(frozen=True)
-class IdleRule:
+class IdleRuleText:
     """What becomes of an idle workspace; ``pools`` where: blank for all that are meant."""
 
-    sentence: str
-    said_by: str
+    message: str
+    set_by: str
     pools: str = ""
 
 
-def idle_rule(rules: Rules) -> IdleRule:
+def idle_rule_text(rules: PoolRules) -> IdleRuleText:
     """The rule of one pool for one project."""
-    knobs = rules.knobs
+    knobs = rules.values
     action, after = str(knobs["idle_action"]), duration(float(knobs["idle_after_s"]))
     told = ["idle_action", "idle_after_s"]
     if action == "suspend":
@@ -35,17 +35,17 @@ def idle_rule(rules: Rules) -> IdleRule:
         sentence = f"After {after} without use of its GPUs and its tool you are told; nothing ends."
     else:
         sentence, told = "Nothing becomes of it while nobody uses it.", ["idle_action"]
-    said_by = " and ".join(dict.fromkeys(rules.rules[name].said_by for name in told))
-    return IdleRule(sentence, said_by)
+    said_by = " and ".join(dict.fromkeys(rules.rules[name].source_text for name in told))
+    return IdleRuleText(sentence, said_by)
 
 
-def idle_rules_in(project: Project, pools: Iterable[NodePool]) -> list[IdleRule]:
+def idle_rule_texts(project: Project, pools: Iterable[NodePool]) -> list[IdleRuleText]:
     """The rules for a project in these pools, pools under the same rule together: two queries more than theirs."""
-    found = rules_for((pool, project.pk) for pool in pools)
+    found = effective_rules((pool, project.pk) for pool in pools)
     names: dict[tuple[str, str], list[str]] = {}
     for rules in found.values():
-        rule = idle_rule(rules)
+        rule = idle_rule_text(rules)
         pool = rules.rules["idle_action"].pool.name
-        names.setdefault((rule.sentence, rule.said_by), []).append(pool)
+        names.setdefault((rule.message, rule.set_by), []).append(pool)
     alone = len(names) == 1
-    return [IdleRule(*words, "" if alone else ", ".join(sorted(pools))) for words, pools in names.items()]
+    return [IdleRuleText(*words, "" if alone else ", ".join(sorted(pools))) for words, pools in names.items()]

@@ -13,136 +13,136 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, Verb, can, policy, signed_in
+from portal.access import AccessPolicy, Permission, can, access_policy, require_user
 from portal.models import Attempt, Job, JobEvent, Rendezvous, Task, User
-from portal.selectors.cluster import Square, square_of
-from portal.selectors.idle import idleness_of
+from portal.selectors.cluster import GpuSquare, build_square
+from portal.selectors.idle import idle_status
 from portal.selectors.jobs import (
-    attempts_of,
-    chain_of,
-    events_of,
-    job_for,
-    jobs_for,
-    room_made_for,
-    seen_around,
+    list_attempts,
+    dependency_chain,
+    job_events,
+    get_job,
+    list_jobs,
+    attempts_preempted_for,
+    visible_related_jobs,
 )
-from portal.selectors.progress import layouts_compared, progress_of
-from portal.selectors.receipts import receipts_for
+from portal.selectors.progress import compare_job_layouts, attempt_progress
+from portal.selectors.receipts import list_breakdowns
 from portal.services import workspaces
-from portal.services.jobs import do_cancel_job, do_hold_job, do_resume_job, do_start_again, do_suspend_job
+from portal.services.jobs import do_cancel_job, do_hold_job, do_resume_job, do_resubmit_job, do_suspend_job
 from portal.visibility import private_fields
-from portal.web.failure import failure_of
-from portal.web.idle_words import idle_rule
-from portal.web.job_row import STATE_LOOKS, JobRow, numbers_of, rows_of, standing_of
-from portal.web.job_time import time_limit_of
-from portal.web.receipt import sums_of
-from portal.web.when import when_of
+from portal.web.failure import build_failure_summary
+from portal.web.idle_words import idle_rule_text
+from portal.web.job_row import STATE_DISPLAY, JobRow, verdict_details, job_rows, current_verdict
+from portal.web.job_time import job_time_limit
+from portal.web.receipt import fair_share_texts
+from portal.web.when import build_forecast_display
 from portal.web.words import duration
-from portal.words.fabric import place
+from portal.words.fabric import format_endpoint
 from portal.words.sent_signals import SIGNALS
-from portal.words.states import ATTEMPT_LIVE, AttemptState, JobState
+from portal.words.states import LIVE_ATTEMPT_STATES, AttemptState, JobState
 
-NEWEST_EVENTS = 60
+TIMELINE_EVENTS = 60
 
 
 @dataclass(frozen=True)
-class Phase:
+class JobPhase:
     """One stretch of the bar: its name, how long it took, and whether it is now, to come, or where it broke."""
 
     name: str
-    note: str
+    duration_text: str
     weight: float
-    now: bool = False
-    todo: bool = False
-    bad: bool = False
+    is_current: bool = False
+    is_upcoming: bool = False
+    is_failed: bool = False
     start: dt.datetime | None = None
 
 
 @dataclass(frozen=True)
-class OtherJob:
+class RelatedJob:
     """Another job that had to do with this one; ``job`` is None where the viewer may not see it."""
 
     job: Job | None
 
     @classmethod
-    def of(cls, job: Job, seen: set[str]) -> OtherJob:
+    def visible_to(cls, job: Job, visible_ids: set[str]) -> RelatedJob:
         """The job, if it is among those the viewer may see."""
-        return cls(job if job.public_id in seen else None)
+        return cls(job if job.public_id in visible_ids else None)
 
 
 @dataclass(frozen=True)
-class ChainedJob:
+class DependencyRow:
     """A job before or after this one: its name and where it stands, for those who may see it."""
 
     job: Job | None
-    look: str
-    word: str
+    icon: str
+    label: str
 
     @classmethod
-    def of(cls, job: Job, seen: set[str]) -> ChainedJob:
+    def visible_to(cls, job: Job, visible_ids: set[str]) -> DependencyRow:
         """With the shape and the word of its state."""
-        look, word = STATE_LOOKS[JobState(job.state)]
-        return cls(job if job.public_id in seen else None, look, word)
+        look, word = STATE_DISPLAY[JobState(job.state)]
+        return cls(job if job.public_id in visible_ids else None, look, word)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def job(request: HttpRequest, public_id: str) -> HttpResponse:
     """The overview, or its live parts for htmx; ``shown`` is the attempt whose charts and log stand there."""
-    user = signed_in(request.user)
-    row = job_for(user, public_id)
+    user = require_user(request.user)
+    row = get_job(user, public_id)
     template = "job/live.html" if request.htmx else "job/overview.html"  # type: ignore[attr-defined]
-    context = overview(user, row) | {"tab": "overview"}
+    context = overview_context(user, row) | {"tab": "overview"}
     shown = request.GET.get("shown", "")
     return render(request, template, context | {"other_attempt": shown != str(row.attempts_made)})
 
 
-def overview(user: User, found: Job) -> dict[str, Any]:
+def overview_context(user: User, found: Job) -> dict[str, Any]:
     """What the overview shows; a fixed number of queries."""
-    context = heading(user, found)
+    context = job_page_context(user, found)
     attempts: list[Attempt] = context["attempts"]
     last = attempts[0] if attempts else None
     row: JobRow = context["row"]
-    standing = standing_of(found)
-    room_made = room_made_for(found)
-    chain = chain_of(found)
-    seen = seen_around(user, attempts[:1], room_made, chain)
-    events = list(events_of(found).order_by("-id")[:NEWEST_EVENTS])
-    idle = idleness_of(found, last)
+    standing = current_verdict(found)
+    room_made = attempts_preempted_for(found)
+    chain = dependency_chain(found)
+    seen = visible_related_jobs(user, attempts[:1], room_made, chain)
+    events = list(job_events(found).order_by("-id")[:TIMELINE_EVENTS])
+    idle = idle_status(found, last)
     waits_for = standing if found.state == JobState.PENDING and not found.held else None
     return context | {
-        "phases": phases_of(row, last),
+        "phases": job_phases(row, last),
         "standing": waits_for,
-        "when": when_of(user, found, waits_for) if waits_for else None,
-        "sums": sums_of(receipts_for(user, found)) if waits_for else [],
-        "numbers": numbers_of(standing) if standing else [],
-        "ahead": _ahead(user, found),
-        "left_for": OtherJob.of(last.stop_for, seen) if last and last.stop_for else None,
-        "room_made": [(one, OtherJob.of(one.job, seen)) for one in room_made],
-        "before": [ChainedJob.of(one, seen) for one in chain.before],
-        "after": [ChainedJob.of(one, seen) for one in chain.after],
-        "failure": failure_of(found, last),
-        "limit": time_limit_of(user, row, last),
+        "when": build_forecast_display(user, found, waits_for) if waits_for else None,
+        "sums": fair_share_texts(list_breakdowns(user, found)) if waits_for else [],
+        "numbers": verdict_details(standing) if standing else [],
+        "ahead": _jobs_ahead(user, found),
+        "left_for": RelatedJob.visible_to(last.stop_for, seen) if last and last.stop_for else None,
+        "room_made": [(one, RelatedJob.visible_to(one.job, seen)) for one in room_made],
+        "before": [DependencyRow.visible_to(one, seen) for one in chain.dependencies],
+        "after": [DependencyRow.visible_to(one, seen) for one in chain.dependents],
+        "failure": build_failure_summary(found, last),
+        "limit": job_time_limit(user, row, last),
         "idle": idle,
-        "idle_rule": idle_rule(idle.ruled) if idle else None,
-        "may_cut": bool(idle and idle.excuse) and can(user, Verb.MANAGE, found.project),
-        "told": progress_of(last) if last else None,
-        "layouts": layouts_compared(found),
-        "places": places_of(last),
-        "events": without_echoes(events),
-        "last_task": _telling_task(last),
-        "meeting": meeting_words(last) if found.gang else "",
+        "idle_rule": idle_rule_text(idle.settings_sheet) if idle else None,
+        "may_cut": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
+        "told": attempt_progress(last) if last else None,
+        "layouts": compare_job_layouts(found),
+        "places": task_rows(last),
+        "events": dedupe_events(events),
+        "last_task": _default_log_task(last),
+        "meeting": rendezvous_text(last) if found.is_gang else "",
     }
 
 
-def meeting_words(attempt: Attempt | None) -> str:
+def rendezvous_text(attempt: Attempt | None) -> str:
     """Where the ranks of an attempt meet; blank while nothing is placed."""
     if attempt is None:
         return ""
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
     if row is None:
         return "its tasks cannot reach each other from node to node"
-    where = f"its tasks meet at {place(row.address, row.port)} ({row.node.name})"
+    where = f"its tasks meet at {format_endpoint(row.address, row.port)} ({row.node.name})"
     if row.network:
         return f"{row.network}, which its pool names; {where}"
     if not row.node_network:
@@ -150,12 +150,12 @@ def meeting_words(attempt: Attempt | None) -> str:
     return f"that of its nodes; {where}"
 
 
-def heading(user: User, found: Job) -> dict[str, Any]:
+def job_page_context(user: User, found: Job) -> dict[str, Any]:
     """What the head of every tab of a job shows."""
-    row = rows_of(user, [found])[0]
-    attempts = attempts_of(found)
-    may_read_logs = can(user, Verb.READ_LOGS, found)
-    enters = not row.ended and can(user, Verb.ENTER, found)
+    row = job_rows(user, [found])[0]
+    attempts = list_attempts(found)
+    may_read_logs = can(user, Permission.READ_LOGS, found)
+    enters = not row.ended and can(user, Permission.ENTER, found)
     return {
         "job": found,
         "row": row,
@@ -170,7 +170,7 @@ def heading(user: User, found: Job) -> dict[str, Any]:
     }
 
 
-def phases_of(row: JobRow, last: Attempt | None) -> list[Phase]:
+def job_phases(row: JobRow, last: Attempt | None) -> list[JobPhase]:
     """How long each stretch of the newest attempt took."""
     job, now = row.job, timezone.now()
     waits = row.job.state == JobState.PENDING
@@ -178,10 +178,10 @@ def phases_of(row: JobRow, last: Attempt | None) -> list[Phase]:
     queued_from = (
         job.queued_at if waits or last is None or job.queued_at <= last.created_at else job.submitted_at
     )
-    queued = _span("Waiting", queued_from, begun or (job.ended_at if row.ended else None), now)
+    queued = _phase("Waiting", queued_from, begun or (job.ended_at if row.ended else None), now)
     ahead = ["Starting", "Server", "Open"] if row.is_workspace else ["Starting", "Running"]
     if begun is None or last is None:
-        return [queued, *([] if row.ended else _to_come(ahead))]
+        return [queued, *([] if row.ended else _upcoming_phases(ahead))]
     ended = last.ended_at
     bad = AttemptState(last.state) in {
         AttemptState.FAILED,
@@ -189,77 +189,77 @@ def phases_of(row: JobRow, last: Attempt | None) -> list[Phase]:
         AttemptState.NODE_FAIL,
         AttemptState.TIMEOUT,
     }
-    starting = _span("Starting", begun, last.running_at or ended, now, bad=bad and last.running_at is None)
+    starting = _phase("Starting", begun, last.running_at or ended, now, bad=bad and last.running_at is None)
     if last.running_at is None:
-        return [queued, starting, *([] if ended else _to_come(ahead[1:]))]
+        return [queued, starting, *([] if ended else _upcoming_phases(ahead[1:]))]
     if not row.is_workspace:
-        return [queued, starting, _span("Running", last.running_at, ended, now, bad=bad)]
-    server = _span("Server", last.running_at, last.ready_at or ended, now, bad=bad and last.ready_at is None)
+        return [queued, starting, _phase("Running", last.running_at, ended, now, bad=bad)]
+    server = _phase("Server", last.running_at, last.ready_at or ended, now, bad=bad and last.ready_at is None)
     if last.ready_at is None:
-        return [queued, starting, server, *([] if ended else _to_come(ahead[2:]))]
-    return [queued, starting, server, _span("Open", last.ready_at, ended, now, bad=bad)]
+        return [queued, starting, server, *([] if ended else _upcoming_phases(ahead[2:]))]
+    return [queued, starting, server, _phase("Open", last.ready_at, ended, now, bad=bad)]
 
 
-def _span(
+def _phase(
     name: str, start: dt.datetime, end: dt.datetime | None, now: dt.datetime, *, bad: bool = False
-) -> Phase:
+) -> JobPhase:
     seconds = max(0.0, ((end or now) - start).total_seconds())
     weight = min(6.0, 1.0 + seconds**0.25 / 2)
-    return Phase(name, duration(seconds), round(weight, 2), now=end is None, bad=bad, start=start)
+    return JobPhase(name, duration(seconds), round(weight, 2), is_current=end is None, is_failed=bad, start=start)
 
 
-def _to_come(names: list[str]) -> list[Phase]:
+def _upcoming_phases(names: list[str]) -> list[JobPhase]:
     """Stretches that nobody knows the length of yet; the last is what the job is for."""
-    return [Phase(name, "to come", 3 if name == names[-1] else 1, todo=True) for name in names]
+    return [JobPhase(name, "to come", 3 if name == names[-1] else 1, is_upcoming=True) for name in names]
 
 
-def without_echoes(events: list[JobEvent]) -> list[JobEvent]:
+def dedupe_events(events: list[JobEvent]) -> list[JobEvent]:
     """Newest first, a sentence once: an end is told by the rank, the attempt and the job alike."""
     kept: list[JobEvent] = []
     for event in events:
-        if not kept or not event.sentence or kept[-1].sentence != event.sentence:
+        if not kept or not event.message or kept[-1].message != event.message:
             kept.append(event)
     return kept
 
 
 @dataclass(frozen=True)
-class Place:
+class TaskRow:
     """One rank: its node, its GPUs as squares, and what its container says."""
 
     task: Task
-    squares: list[Square]
+    squares: list[GpuSquare]
     label: str
 
 
-def places_of(attempt: Attempt | None) -> list[Place]:
+def task_rows(attempt: Attempt | None) -> list[TaskRow]:
     """Where the ranks of an attempt run or ran."""
     if attempt is None:
         return []
-    live = AttemptState(attempt.state) in ATTEMPT_LIVE
+    live = AttemptState(attempt.state) in LIVE_ATTEMPT_STATES
     starting = attempt.state == AttemptState.CONFIGURING
     places = []
     for task in attempt.task_rows.all():
         gpus = [allocation.gpu for allocation in task.allocations.all()]
         squares = [
-            square_of(gpu, task.node, starting=starting)
+            build_square(gpu, task.node, starting=starting)
             if live
-            else Square(gpu.uuid, "free", None, "", f"GPU {gpu.index}")
+            else GpuSquare(gpu.uuid, "free", None, "", f"GPU {gpu.index}")
             for gpu in gpus
         ]
         label = f"rank {task.rank}: {len(gpus)} of the GPUs of {task.node.name}"
-        places.append(Place(task, squares if live else [], label))
+        places.append(TaskRow(task, squares if live else [], label))
     return places
 
 
-def _ahead(user: User, found: Job) -> list[JobRow]:
-    standing = standing_of(found)
-    if standing is None or found.state != JobState.PENDING or not standing.ahead:
+def _jobs_ahead(user: User, found: Job) -> list[JobRow]:
+    standing = current_verdict(found)
+    if standing is None or found.state != JobState.PENDING or not standing.jobs_ahead:
         return []
-    visible = {row.public_id: row for row in jobs_for(user).filter(public_id__in=standing.ahead[:10])}
-    return rows_of(user, [visible[name] for name in standing.ahead[:10] if name in visible])
+    visible = {row.public_id: row for row in list_jobs(user).filter(public_id__in=standing.jobs_ahead[:10])}
+    return job_rows(user, [visible[name] for name in standing.jobs_ahead[:10] if name in visible])
 
 
-def _telling_task(attempt: Attempt | None) -> Task | None:
+def _default_log_task(attempt: Attempt | None) -> Task | None:
     """The rank whose log tells most: the one that failed first, else rank 0."""
     if attempt is None:
         return None
@@ -269,18 +269,18 @@ def _telling_task(attempt: Attempt | None) -> Task | None:
     return failed[0] if failed else (tasks[0] if tasks else None)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
-def run(request: HttpRequest, public_id: str) -> HttpResponse:
+def request_page(request: HttpRequest, public_id: str) -> HttpResponse:
     """Environment and configuration: everything the job was asked to be, and each attempt."""
-    user = signed_in(request.user)
-    found = job_for(user, public_id)
+    user = require_user(request.user)
+    found = get_job(user, public_id)
     shown = {
         "tab": "run",
         "request_rows": request_rows(found),
         **private_fields(user, found)._asdict(),
     }
-    return render(request, "job/run.html", heading(user, found) | shown)
+    return render(request, "job/run.html", job_page_context(user, found) | shown)
 
 
 def request_rows(found: Job) -> list[tuple[str, str]]:
@@ -294,16 +294,16 @@ def request_rows(found: Job) -> list[tuple[str, str]]:
         "min_gpu_memory_mib",
         "mig_profile",
         "min_compute_capability",
-        "near",
+        "topology_constraint",
         "cpu_milli",
         "memory_mib",
         "shm_mib",
         "priority",
         "preemptible",
         "time_limit_s",
-        "stop_grace_s",
+        "termination_grace_s",
         "max_attempts",
-        "retry_failures",
+        "retry_on_failure",
         "launcher",
     )
     return [
@@ -319,12 +319,12 @@ def request_rows(found: Job) -> list[tuple[str, str]]:
 # -- acts --------------------------------------------------------------------------------------------
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
     """Stops it."""
-    user = signed_in(request.user)
-    found = do_cancel_job(user, job_for(user, public_id))
+    user = require_user(request.user)
+    found = do_cancel_job(user, get_job(user, public_id))
     ended = found.state == JobState.CANCELLED
     messages.success(
         request,
@@ -335,22 +335,22 @@ def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
     return redirect("job", public_id=public_id)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def hold(request: HttpRequest, public_id: str) -> HttpResponse:
     """Holds a waiting job back, or lets it go."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     held = request.POST.get("held") == "1"
-    do_hold_job(user, job_for(user, public_id), held)
+    do_hold_job(user, get_job(user, public_id), held)
     return redirect("job", public_id=public_id)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
     """Gives its GPUs back and keeps the rest."""
-    user = signed_in(request.user)
-    found = do_suspend_job(user, job_for(user, public_id))
+    user = require_user(request.user)
+    found = do_suspend_job(user, get_job(user, public_id))
     gone = found.state == JobState.SUSPENDED
     messages.success(
         request,
@@ -361,32 +361,32 @@ def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
     return redirect("job", public_id=public_id)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def resume(request: HttpRequest, public_id: str) -> HttpResponse:
     """Puts it back into the queue."""
-    user = signed_in(request.user)
-    found = do_resume_job(user, job_for(user, public_id))
+    user = require_user(request.user)
+    found = do_resume_job(user, get_job(user, public_id))
     messages.success(request, f"{found.name} waits for its GPUs again.")
     return redirect("job", public_id=public_id)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
-def again(request: HttpRequest, public_id: str) -> HttpResponse:
+def resubmit(request: HttpRequest, public_id: str) -> HttpResponse:
     """Starts the same request anew."""
-    user = signed_in(request.user)
-    fresh = do_start_again(user, job_for(user, public_id))
+    user = require_user(request.user)
+    fresh = do_resubmit_job(user, get_job(user, public_id))
     messages.success(request, f"{fresh.name} is submitted again.")
     return redirect("job", public_id=fresh.public_id)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def open_workspace(request: HttpRequest, public_id: str) -> HttpResponse:
     """Answers with a page that posts a single-use ticket to the workspace's own origin."""
-    user = signed_in(request.user)
-    found = job_for(user, public_id)
+    user = require_user(request.user)
+    found = get_job(user, public_id)
     address, ticket = workspaces.do_open_workspace(user, found, request.session.session_key or "")
     response = render(request, "job/open.html", {"job": found, "address": address, "ticket": ticket})
     response.headers["Referrer-Policy"] = workspaces.HANDOVER_REFERRER_POLICY

@@ -9,26 +9,26 @@ from typing import Any
 
 from django.utils import timezone
 
-from portal.access import Verb, allowed
-from portal.models import Activity, Attempt, Gpu, Job, Standing, Task, User
-from portal.selectors.idle import activity_of
+from portal.access import Permission, permitted_job_ids
+from portal.models import WorkspaceActivity, Attempt, Gpu, Job, JobVerdict, Task, User
+from portal.selectors.idle import attempt_activity
 from portal.selectors.time_limits import ends_at
-from portal.web.words import NB, duration, gpu_amount, memory, plural, short_gpu
+from portal.web.words import NBSP, duration, gpu_amount, memory, plural, short_gpu_model
 from portal.words.reasons import VerdictCode
-from portal.words.states import ATTEMPT_LIVE, JOB_ENDS, AttemptState, Desired, JobKind, JobState
+from portal.words.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, AttemptState, DesiredState, JobKind, JobState
 
-WAIT_WORDS = {
-    VerdictCode.LIMIT: "At its limit",
-    VerdictCode.RELEASING: "Making room",
-    VerdictCode.DELAYED_UNTIL: "Scheduled",
-    VerdictCode.HELD_FOR_RESERVATION: "Reserved",
+VERDICT_LABELS = {
+    VerdictCode.PROJECT_LIMIT: "At its limit",
+    VerdictCode.WAITING_FOR_EVICTION: "Making room",
+    VerdictCode.BEGIN_TIME: "Scheduled",
+    VerdictCode.RESERVED_FOR_OTHER_JOB: "Reserved",
     VerdictCode.DEPENDENCY: "After others",
-    VerdictCode.QUOTA_OF_USER: "At a person's limit",
-    VerdictCode.NEVER: "Cannot start",
+    VerdictCode.USER_LIMIT: "At a person's limit",
+    VerdictCode.UNSATISFIABLE: "Cannot start",
     VerdictCode.OWNER_NOT_PERMITTED: "Not permitted",
     VerdictCode.INVALID_DATA: "Invalid data",
 }
-END_LOOKS = {
+END_STATE_DISPLAY = {
     JobState.COMPLETED: ("done", "Completed"),
     JobState.FAILED: ("failed", "Failed"),
     JobState.CANCELLED: ("stopped", "Stopped"),
@@ -36,7 +36,7 @@ END_LOOKS = {
 }
 
 
-STATE_LOOKS = END_LOOKS | {
+STATE_DISPLAY = END_STATE_DISPLAY | {
     JobState.PENDING: ("waiting", "Waiting"),
     JobState.RUNNING: ("running", "Running"),
     JobState.SUSPENDED: ("stopped", "Suspended"),
@@ -58,19 +58,19 @@ class JobRow:
     @property
     def ended(self) -> bool:
         """True once nothing more will happen."""
-        return JobState(self.job.state) in JOB_ENDS
+        return JobState(self.job.state) in TERMINAL_JOB_STATES
 
     @property
     def stopping(self) -> bool:
         """True when its end was asked for and it has not ended."""
-        asked = self.job.desired == Desired.CANCELLED
+        asked = self.job.desired_state == DesiredState.CANCELLED
         leaving = self.attempt is not None and self.attempt.state == AttemptState.COMPLETING
         return not self.ended and (asked or leaving)
 
     @property
     def suspended(self) -> bool:
         """True when somebody wants it suspended: it holds no GPU, or is letting go."""
-        return not self.ended and self.job.desired == Desired.SUSPENDED
+        return not self.ended and self.job.desired_state == DesiredState.SUSPENDED
 
     @property
     def may_resume(self) -> bool:
@@ -81,18 +81,18 @@ class JobRow:
     def may_suspend(self) -> bool:
         """True when its reader may have it give its GPUs back and keep the rest."""
         runs = self.job.state == JobState.RUNNING and not self.stopping
-        return self.may_control and runs and not self.suspended and not self.job.stub
+        return self.may_control and runs and not self.suspended and not self.job.is_placeholder
 
     @property
-    def idle(self) -> Activity | None:
+    def idle(self) -> WorkspaceActivity | None:
         """Its countdown, while its people are told that nobody uses it."""
-        found = activity_of(self.attempt) if self.attempt and not self.stopping else None
+        found = attempt_activity(self.attempt) if self.attempt and not self.stopping else None
         return found if found and found.countdown_at else None
 
     @property
-    def away(self) -> bool:
+    def is_unreachable(self) -> bool:
         """True when a node it runs on does not answer."""
-        return any(not task.node.reachable for task in self.tasks if not task.gone)
+        return any(not task.node.reachable for task in self.tasks if not task.container_removed)
 
     @property
     def is_workspace(self) -> bool:
@@ -116,11 +116,11 @@ class JobRow:
         return trains and self.attempt is not None and self.attempt.state == AttemptState.RUNNING
 
     @property
-    def look(self) -> tuple[str, str]:
+    def state_display(self) -> tuple[str, str]:
         """The state: the name of its shape, and its word."""
         job = self.job
         if self.ended:
-            return END_LOOKS[JobState(job.state)]
+            return END_STATE_DISPLAY[JobState(job.state)]
         if self.stopping:
             return "starting", "Suspending" if self.suspended else "Stopping"
         if job.state == JobState.SUSPENDED:
@@ -128,10 +128,10 @@ class JobRow:
         if job.state == JobState.PENDING:
             if job.held:
                 return "stopped", "Held"
-            standing = standing_of(job)
+            standing = current_verdict(job)
             code = VerdictCode(standing.code) if standing and standing.code in set(VerdictCode) else None
-            return "waiting", WAIT_WORDS.get(code, "Waiting") if code else "Waiting"
-        if self.away:
+            return "waiting", VERDICT_LABELS.get(code, "Waiting") if code else "Waiting"
+        if self.is_unreachable:
             return "unreachable", "Unreachable"
         if self.attempt is None or self.attempt.state == AttemptState.CONFIGURING:
             return "starting", "Starting"
@@ -140,100 +140,100 @@ class JobRow:
         return ("idle", "Idle, held") if self.idle else ("running", "Running")
 
     @property
-    def symbol(self) -> str:
+    def icon(self) -> str:
         """The shape."""
-        return self.look[0]
+        return self.state_display[0]
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """The word."""
-        return self.look[1]
+        return self.state_display[1]
 
     @property
-    def verdict(self) -> str:
+    def summary(self) -> str:
         """The one line under the name."""
         job = self.job
         if self.ended:
-            return job.sentence
-        problem = next((task.problem for task in self.tasks if task.problem and not task.gone), "")
+            return job.message
+        problem = next((task.status_message for task in self.tasks if task.status_message and not task.container_removed), "")
         if self.stopping:
-            return (self.attempt.sentence if self.attempt else "") or "It lets go of its GPUs."
+            return (self.attempt.message if self.attempt else "") or "It lets go of its GPUs."
         if job.state == JobState.PENDING:
-            standing = standing_of(job)
+            standing = current_verdict(job)
             if job.held:
                 return "Held back; release it and it waits its turn."
             if standing is not None:
-                return standing.sentence
-            return job.sentence or "Just submitted; the next cycle says why it waits."
-        if self.away:
+                return standing.message
+            return job.message or "Just submitted; the next cycle says why it waits."
+        if self.is_unreachable:
             names = sorted({task.node.name for task in self.tasks if not task.node.reachable})
             return f"{', '.join(names)} does not answer. It keeps running there and keeps its GPUs."
         if problem:
             return problem
         if self.attempt is not None and self.attempt.state == AttemptState.CONFIGURING:
-            return f"Its containers start on {self.where}."
+            return f"Its containers start on {self.node_names}."
         if self.is_workspace and self.attempt is not None and self.attempt.ready_at is None:
             return "Its container runs; the link opens when its server answers."
-        if not self.where:
-            return job.sentence
-        return f"{self.grown} on {self.where}." if self.grown else f"On {self.where}."
+        if not self.node_names:
+            return job.message
+        return f"{self.elastic_size} on {self.node_names}." if self.elastic_size else f"On {self.node_names}."
 
     @property
-    def cheapest(self) -> str:
+    def suggestion(self) -> str:
         """The cheapest change that would start it now, as a sentence; empty when there is none."""
-        standing = standing_of(self.job)
-        change = standing.cheapest if standing and self.job.state == JobState.PENDING else None
+        standing = current_verdict(self.job)
+        change = standing.suggestion if standing and self.job.state == JobState.PENDING else None
         return str(change.get("sentence", "")) if change else ""
 
     @property
-    def where(self) -> str:
+    def node_names(self) -> str:
         """The nodes it runs on."""
-        return ", ".join(sorted({task.node.name for task in self._placed}))
+        return ", ".join(sorted({task.node.name for task in self._running_tasks}))
 
     @property
-    def nodes(self) -> int:
+    def node_count(self) -> int:
         """How many nodes it runs on."""
-        return len({task.node_id for task in self._placed})
+        return len({task.node_id for task in self._running_tasks})
 
     @property
-    def _placed(self) -> list[Task]:
+    def _running_tasks(self) -> list[Task]:
         """Its tasks; of an elastic job those that hold places now."""
-        return [task for task in self.tasks if not (self.job.elastic and task.gone)]
+        return [task for task in self.tasks if not (self.job.is_elastic and task.container_removed)]
 
     @property
-    def grown(self) -> str:
+    def elastic_size(self) -> str:
         """2 of 4 tasks, while an elastic job runs; empty for all others."""
-        if not self.job.elastic or self.job.state != JobState.RUNNING:
+        if not self.job.is_elastic or self.job.state != JobState.RUNNING:
             return ""
-        return f"{len(self._placed)} of {self.job.tasks} tasks"
+        return f"{len(self._running_tasks)} of {self.job.tasks} tasks"
 
     @property
     def gpus(self) -> str:
         """16 × H200, 0.5 × A100, no GPU."""
         job = self.job
         if job.gpus_per_task == 0:
-            return f"no{NB}GPU"
+            return f"no{NBSP}GPU"
         waits = job.state == JobState.PENDING  # what an earlier attempt had says nothing about the next
-        models = [] if waits else sorted({short_gpu(model) for model in self.gpu_models})
-        model = ", ".join(models) or (short_gpu(job.gpu_model) if job.gpu_model else "GPU")
-        milli = len(self._placed) * job.task_milli if self.grown else job.total_milli
-        return f"{gpu_amount(milli)}{NB}×{NB}{model}"
+        models = [] if waits else sorted({short_gpu_model(model) for model in self.gpu_models})
+        model = ", ".join(models) or (short_gpu_model(job.gpu_model) if job.gpu_model else "GPU")
+        milli = len(self._running_tasks) * job.task_milli if self.elastic_size else job.total_milli
+        return f"{gpu_amount(milli)}{NBSP}×{NBSP}{model}"
 
     @property
-    def shape(self) -> str:
+    def size_text(self) -> str:
         """Under the GPUs: 2 nodes, or 2 tasks of 8."""
-        if self.grown:
-            return self.grown
-        if self.nodes > 1:
-            return plural(self.nodes, "node")
-        if self.job.elastic:
+        if self.elastic_size:
+            return self.elastic_size
+        if self.node_count > 1:
+            return plural(self.node_count, "node")
+        if self.job.is_elastic:
             return f"{self.job.least_tasks} to {self.job.tasks} tasks of {self.job.gpus_per_task}"
         if self.job.tasks > 1:
             return f"{self.job.tasks} tasks of {self.job.gpus_per_task}"
         return ""
 
     @property
-    def since(self) -> dt.datetime:
+    def timer_start(self) -> dt.datetime:
         """The time its clock counts from: its start, or when it came to wait."""
         if self.job.state == JobState.PENDING:
             return self.job.queued_at
@@ -241,7 +241,7 @@ class JobRow:
         return begun or self.job.started_at or self.job.submitted_at
 
     @property
-    def took(self) -> str:
+    def elapsed(self) -> str:
         """How long an ended job ran; not at all when it never started."""
         job = self.job
         if job.started_at is None or job.ended_at is None:
@@ -254,7 +254,7 @@ class JobRow:
         return None if self.ended else ends_at(self.job, self.attempt)
 
     @property
-    def spent_percent(self) -> int:
+    def time_used_percent(self) -> int:
         """How much of its time limit is used."""
         if self.deadline is None or not self.job.time_limit_s:
             return 0
@@ -262,22 +262,22 @@ class JobRow:
         return max(0, min(100, round(100 - 100 * left / self.job.time_limit_s)))
 
 
-def standing_of(job: Job) -> Standing | None:
+def current_verdict(job: Job) -> JobVerdict | None:
     """The job's newest verdict when it has one; joined by the selectors."""
     try:
         return job.standing
-    except Standing.DoesNotExist:
+    except JobVerdict.DoesNotExist:
         return None
 
 
-def rows_of(user: User, jobs: Iterable[Job]) -> list[JobRow]:
+def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
     """The jobs as rows: five queries more, whatever their number."""
     listed = list(jobs)
     live = [job.pk for job in listed if job.state == JobState.RUNNING]
     attempts: dict[int, Attempt] = {
         attempt.job_id: attempt
         for attempt in Attempt.objects.filter(
-            job_id__in=live, state__in=[state.value for state in ATTEMPT_LIVE]
+            job_id__in=live, state__in=[state.value for state in LIVE_ATTEMPT_STATES]
         ).select_related("activity")
     }
     tasks: dict[int, list[Task]] = {}
@@ -291,7 +291,7 @@ def rows_of(user: User, jobs: Iterable[Job]) -> list[JobRow]:
     )
     for job_id, model in pairs:
         models.setdefault(job_id, set()).add(model)
-    controlled = allowed(user, Verb.CONTROL, listed)
+    controlled = permitted_job_ids(user, Permission.CONTROL, listed)
     rows = []
     for job in listed:
         attempt = attempts.get(job.pk)
@@ -309,10 +309,10 @@ def rows_of(user: User, jobs: Iterable[Job]) -> list[JobRow]:
     return rows
 
 
-def numbers_of(standing: Standing) -> list[tuple[str, Any]]:
+def verdict_details(standing: JobVerdict) -> list[tuple[str, Any]]:
     """The numbers of a verdict with readable names, lists and tables left out."""
     plain = []
-    for name, value in standing.numbers.items():
+    for name, value in standing.details.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name == "pool":
             continue  # the sentence names the pool
         if name.endswith(("_from_s", "_until_s", "_before_s")):

@@ -10,17 +10,17 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, policy, signed_in, visible_jobs, visible_projects
+from portal.access import AccessPolicy, access_policy, require_user, visible_jobs, visible_projects
 from portal.errors import FairwayError
 from portal.models import Job, User
-from portal.selectors.jobs import JobFilter, job_for, jobs_for
+from portal.selectors.jobs import JobFilter, get_job, list_jobs
 from portal.services.jobs import do_cancel_job
-from portal.web.job_row import rows_of
+from portal.web.job_row import job_rows
 from portal.web.words import plural
 from portal.words.states import JobKind, JobState
 
-PAGE = 50
-BULK_MOST = 200
+PAGE_SIZE = 50
+MAX_BULK_CANCEL = 200
 
 VIEWS: dict[str, tuple[str, tuple[JobState, ...], bool | None]] = {
     "": ("All", (), None),
@@ -34,7 +34,7 @@ KINDS = {"workspace": "Workspaces", "training": "Training", "service": "Services
 
 
 @dataclass(frozen=True)
-class Filters:
+class JobListFilters:
     """What the URL asks for; unknown words are ignored."""
 
     state: str = ""
@@ -44,7 +44,7 @@ class Filters:
     search: str = ""
 
     @classmethod
-    def read(cls, query: QueryDict) -> Filters:
+    def read(cls, query: QueryDict) -> JobListFilters:
         """The filters of a query string."""
         state, kind = query.get("state", ""), query.get("kind", "")
         return cls(
@@ -55,7 +55,7 @@ class Filters:
             search=query.get("q", "").strip()[:100],
         )
 
-    def narrow(self) -> JobFilter:
+    def to_selector(self) -> JobFilter:
         """The same for the selector."""
         _, states, live = VIEWS[self.state]
         return JobFilter(
@@ -67,7 +67,7 @@ class Filters:
             live=live,
         )
 
-    def words(self) -> list[str]:
+    def descriptions(self) -> list[str]:
         """What is filtered, for the empty state: state is failed, project is nlp."""
         pairs = [
             ("state", VIEWS[self.state][0].lower() if self.state else ""),
@@ -79,15 +79,15 @@ class Filters:
         return found + ([f"name holds “{self.search}”"] if self.search else [])
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def jobs(request: HttpRequest) -> HttpResponse:
     """The page, or its table for htmx."""
-    user = signed_in(request.user)
-    filters = Filters.read(request.GET)
-    page, older, newer = _page(jobs_for(user, filters.narrow()), user, request.GET)
+    user = require_user(request.user)
+    filters = JobListFilters.read(request.GET)
+    page, older, newer = _page(list_jobs(user, filters.to_selector()), user, request.GET)
     context: dict[str, Any] = {
-        "rows": rows_of(user, page),
+        "rows": job_rows(user, page),
         "filters": filters,
         "views": [(key, name) for key, (name, _, _) in VIEWS.items()],
         "kinds": KINDS.items(),
@@ -110,13 +110,13 @@ def _page(rows: Any, user: User, query: QueryDict) -> tuple[list[Job], str, str]
         else None
     )
     if edge is not None and before:
-        found = list(rows.filter(pk__gt=edge).order_by("id")[: PAGE + 1])
-        more_newer, page = len(found) > PAGE, found[:PAGE][::-1]
+        found = list(rows.filter(pk__gt=edge).order_by("id")[: PAGE_SIZE + 1])
+        more_newer, page = len(found) > PAGE_SIZE, found[:PAGE_SIZE][::-1]
         more_older = True
     else:
         rows = rows.filter(pk__lt=edge) if edge is not None else rows
-        found = list(rows.order_by("-id")[: PAGE + 1])
-        more_older, page = len(found) > PAGE, found[:PAGE]
+        found = list(rows.order_by("-id")[: PAGE_SIZE + 1])
+        more_older, page = len(found) > PAGE_SIZE, found[:PAGE_SIZE]
         more_newer = edge is not None
     if not page:
         return [], "", ""
@@ -131,18 +131,18 @@ def _page(rows: Any, user: User, query: QueryDict) -> tuple[list[Job], str, str]
     return page, to("after", page[-1]) if more_older else "", to("before", page[0]) if more_newer else ""
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
-def cancel_many(request: HttpRequest) -> HttpResponse:
+def bulk_cancel(request: HttpRequest) -> HttpResponse:
     """Stops the chosen jobs, each under its own rights; says how many, and why not the others."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     stopped, refused = 0, []
-    for public_id in request.POST.getlist("job")[:BULK_MOST]:
+    for public_id in request.POST.getlist("job")[:MAX_BULK_CANCEL]:
         try:
-            do_cancel_job(user, job_for(user, public_id))
+            do_cancel_job(user, get_job(user, public_id))
             stopped += 1
         except FairwayError as refusal:
-            refused.append(f"{public_id}: {refusal.sentence}")
+            refused.append(f"{public_id}: {refusal.message}")
     if stopped:
         messages.success(request, f"Stopped {plural(stopped, 'job')}.")
     for sentence in refused[:5]:

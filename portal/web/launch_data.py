@@ -7,11 +7,11 @@ from typing import Any
 
 from django import forms
 
-from portal.words.secrets import MINE, PROJECTS
-from portal.words.volumes import place_of
+from portal.words.secrets import USER_SCOPE, PROJECT_SCOPE
+from portal.words.volumes import default_mount_path
 
 
-class DataFields(forms.Form):
+class DataForm(forms.Form):
     """Volumes and secrets, a line each."""
 
     volumes = forms.CharField(
@@ -37,7 +37,7 @@ class DataFields(forms.Form):
     def clean_volumes(self) -> list[dict[str, Any]]:
         """NAME [PLACE] [ro] lines as the API writes them."""
         try:
-            return volumes_in(self.cleaned_data["volumes"])
+            return parse_volumes(self.cleaned_data["volumes"])
         except ValueError as wrong:
             raise forms.ValidationError(str(wrong)) from wrong
 
@@ -51,7 +51,7 @@ class DataFields(forms.Form):
 
     def _secrets(self, field: str, way: str) -> list[dict[str, Any]]:
         try:
-            return secrets_in(self.cleaned_data[field], way)
+            return parse_secrets(self.cleaned_data[field], way)
         except ValueError as wrong:
             raise forms.ValidationError(str(wrong)) from wrong
 
@@ -60,7 +60,7 @@ class DataFields(forms.Form):
         return [*self.cleaned_data["secret_variables"], *self.cleaned_data["secret_files"]]
 
 
-def volumes_in(text: str) -> list[dict[str, Any]]:
+def parse_volumes(text: str) -> list[dict[str, Any]]:
     """Lines NAME [PLACE] [ro] as the API writes them. Raises ValueError with what is wrong."""
     found = []
     for line in text.splitlines():
@@ -76,18 +76,18 @@ def volumes_in(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def volume_lines(given: Iterable[Mapping[str, Any]]) -> str:
+def format_volumes(given: Iterable[Mapping[str, Any]]) -> str:
     """Volumes of a job, as they are typed."""
-    return "\n".join(map(_volume_line, given))
+    return "\n".join(map(_format_volume, given))
 
 
-def _volume_line(each: Mapping[str, Any]) -> str:
+def _format_volume(each: Mapping[str, Any]) -> str:
     name, target = str(each.get("volume", "")), each.get("target")
-    words = [name, *([str(target)] if target and target != place_of(name) else [])]
+    words = [name, *([str(target)] if target and target != default_mount_path(name) else [])]
     return " ".join([*words, *(["ro"] if each.get("read_only") else [])])
 
 
-def secrets_in(text: str, way: str) -> list[dict[str, Any]]:
+def parse_secrets(text: str, delivery: str) -> list[dict[str, Any]]:
     """Lines TARGET=SECRET, or TARGET=project/SECRET, as the API writes them; ``way`` is variable or file.
 
     Raises ValueError with what is wrong.
@@ -98,17 +98,17 @@ def secrets_in(text: str, way: str) -> list[dict[str, Any]]:
             continue
         target, sign, name = (part.strip() for part in line.partition("="))
         if not (target and sign and name):
-            raise ValueError(f"\u201c{line.strip()[:40]}\u201d is not {way.upper()}=SECRET.")
+            raise ValueError(f"\u201c{line.strip()[:40]}\u201d is not {delivery.upper()}=SECRET.")
         of, slash, rest = name.partition("/")
-        whose = PROJECTS if slash and of == PROJECTS else MINE
-        found.append({"secret": rest if whose == PROJECTS else name, "of": whose, way: target})
+        whose = PROJECT_SCOPE if slash and of == PROJECT_SCOPE else USER_SCOPE
+        found.append({"secret": rest if whose == PROJECT_SCOPE else name, "of": whose, delivery: target})
     return found
 
 
-def secret_lines(given: Iterable[Mapping[str, Any]], way: str) -> str:
+def format_secrets(given: Iterable[Mapping[str, Any]], delivery: str) -> str:
     """Secrets of a job that it gets in one way, as they are typed."""
     return "\n".join(
-        f"{each[way]}={'project/' if each.get('of') == PROJECTS else ''}{each.get('secret', '')}"
+        f"{each[delivery]}={'project/' if each.get('of') == PROJECT_SCOPE else ''}{each.get('secret', '')}"
         for each in given
-        if each.get(way)
+        if each.get(delivery)
     )

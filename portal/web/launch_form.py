@@ -13,31 +13,31 @@ from django.http import QueryDict
 from agents.launchers import LAUNCHERS
 from portal.access import project_ids, visible_environments, visible_jobs
 from portal.models import Environment, Gpu, Job, NodePool, Project, Template, Topology, User
-from portal.selectors.machines import templates_for
-from portal.services.dependencies import unknown
+from portal.selectors.machines import list_templates
+from portal.services.dependencies import unknown_job_message
 from portal.services.jobs import JobRequest
-from portal.web.launch_data import DataFields
+from portal.web.launch_data import DataForm
 from portal.web.words import MAX_DIGITS
-from portal.words.states import JOB_LIVE, JobKind, Role
+from portal.words.states import LIVE_JOB_STATES, JobKind, Role
 
 SHELL = ["/bin/sh", "-c"]
-_NEEDS_SHELL = re.compile(r"[|&;<>()$`\n*?~#]")
-_SPAN = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*$", re.IGNORECASE)
-_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_SHELL_SYNTAX = re.compile(r"[|&;<>()$`\n*?~#]")
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(s|sec|min|m|h|d)?\s*$", re.IGNORECASE)
+_UNIT_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 KINDS = [
     (JobKind.WORKSPACE.value, "Notebook"),
     (JobKind.TRAINING.value, "Job"),
     (JobKind.SERVICE.value, "Service"),
 ]
-RECENT = 8
-LAUNCHER_WORDS = {
+RECENT_JOBS = 8
+LAUNCHER_LABELS = {
     "none": "none: RANK, WORLD_SIZE and the like",
     "torchrun": "torchrun: a process for each GPU",
 }
-SHARES = [(1000, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
+GPU_FRACTIONS = [(1000, "whole GPUs"), (500, "half of one GPU"), (250, "a quarter of one GPU")]
 
 
-class SpanField(forms.CharField):
+class DurationField(forms.CharField):
     """A time such as 90 min, 12 h or 2 d; empty is no limit. Gives seconds or None."""
 
     def clean(self, value: Any) -> Any:
@@ -45,21 +45,21 @@ class SpanField(forms.CharField):
         text = super().clean(value)
         if not text or text.strip().lower() == "none":
             return None
-        found = _SPAN.match(text)
+        found = _DURATION.match(text)
         if found is None:
             raise forms.ValidationError(
                 "Write a time such as 90 min, 12 h or 2 d, or leave it empty for no limit."
             )
         if len(found[1]) > MAX_DIGITS:
             raise forms.ValidationError("That is longer than any job may run.")
-        return int(float(found[1]) * _SECONDS[(found[2] or "h").lower()])
+        return int(float(found[1]) * _UNIT_SECONDS[(found[2] or "h").lower()])
 
 
 def _text(**attrs: Any) -> forms.TextInput:
     return forms.TextInput({"class": "form-control", "autocomplete": "off", **attrs})
 
 
-OUTSIDE = {
+BOUNDS_MESSAGES = {
     "min_value": "Must be at least %(limit_value)s.",
     "max_value": "Must be at most %(limit_value)s.",
     "invalid": "Must be a number.",
@@ -82,7 +82,7 @@ else:
     _RowChoices = forms.ModelMultipleChoiceField
 
 
-class ByPublicId(_RowChoice):
+class PublicIdChoiceField(_RowChoice):
     """A choice whose values are public ids."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -93,7 +93,7 @@ class ByPublicId(_RowChoice):
         return str(getattr(thing, "title", "") or thing.name)
 
 
-class ManyByPublicId(_RowChoices):
+class PublicIdMultipleChoiceField(_RowChoices):
     """Any number of choices whose values are public ids."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -104,15 +104,15 @@ class ManyByPublicId(_RowChoices):
         return f"{thing.name} ({thing.public_id})"
 
 
-class LaunchForm(DataFields):
+class LaunchForm(DataForm):
     """One form for notebooks, jobs and services; fields that do not concern a kind are ignored for it."""
 
     kind = forms.ChoiceField(choices=KINDS, initial=JobKind.WORKSPACE.value, widget=forms.RadioSelect)
     name = forms.CharField(max_length=100, widget=_text())
-    project = ByPublicId(queryset=Project.objects.none(), widget=_select())
-    template = ByPublicId(queryset=Template.objects.none(), required=False, widget=forms.HiddenInput)
-    environment = ByPublicId(queryset=Environment.objects.none(), widget=_select())
-    pool = ByPublicId(
+    project = PublicIdChoiceField(queryset=Project.objects.none(), widget=_select())
+    template = PublicIdChoiceField(queryset=Template.objects.none(), required=False, widget=forms.HiddenInput)
+    environment = PublicIdChoiceField(queryset=Environment.objects.none(), widget=_select())
+    pool = PublicIdChoiceField(
         queryset=NodePool.objects.none(), required=False, empty_label="Any pool", widget=_select()
     )
     gpu_model = forms.CharField(max_length=100, required=False)
@@ -130,7 +130,7 @@ class LaunchForm(DataFields):
     )  # fmt: skip
     milli_per_gpu = forms.TypedChoiceField(
         label="Of each GPU",
-        choices=SHARES,
+        choices=GPU_FRACTIONS,
         coerce=int,
         initial=1000,
         widget=_select(),
@@ -177,7 +177,7 @@ class LaunchForm(DataFields):
         widget=forms.Textarea({"class": "form-control", "rows": 3, "placeholder": "NAME=value"}),
         help_text="One NAME=value a line.",
     )  # fmt: skip
-    time_limit_s = SpanField(
+    time_limit_s = DurationField(
         label="Time limit",
         required=False,
         widget=_text(placeholder="no limit"),
@@ -201,14 +201,14 @@ class LaunchForm(DataFields):
     )  # fmt: skip
     launcher = forms.ChoiceField(
         label="Launcher", required=False, widget=_select(), initial="none",
-        choices=[(name, LAUNCHER_WORDS.get(name, name)) for name in LAUNCHERS],
+        choices=[(name, LAUNCHER_LABELS.get(name, name)) for name in LAUNCHERS],
         help_text="How tasks are told of each other.",
     )  # fmt: skip
     stop_grace_s = forms.IntegerField(
         label="Time to save, seconds", min_value=1, max_value=600, initial=30, required=False,
         widget=_number(min=1, max=600), help_text="From the request to stop until it is killed.",
     )  # fmt: skip
-    after = ManyByPublicId(
+    after = PublicIdMultipleChoiceField(
         label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )  # fmt: skip
@@ -225,26 +225,26 @@ class LaunchForm(DataFields):
         super().__init__(data, initial=initial, label_suffix="")
         for field in self.fields.values():
             if isinstance(field, forms.IntegerField):  # FloatField is one too
-                field.error_messages |= OUTSIDE
+                field.error_messages |= BOUNDS_MESSAGES
         self.user = user
-        self._choices("project", submit_projects(user))
-        self._choices("environment", visible_environments(user).filter(enabled=True).order_by("title"))
-        self._choices("pool", NodePool.objects.order_by("name"))
-        self._choices("template", templates_for(user))
-        self.has_levels = self._levels()
+        self._set_queryset("project", launchable_projects(user))
+        self._set_queryset("environment", visible_environments(user).filter(enabled=True).order_by("title"))
+        self._set_queryset("pool", NodePool.objects.order_by("name"))
+        self._set_queryset("template", list_templates(user))
+        self.has_topology_levels = self._set_topology_levels()
         profiles = Gpu.objects.filter(present=True).exclude(mig_profile="").order_by("mig_profile")
         slices = list(profiles.values_list("mig_profile", flat=True).distinct())
-        self.has_slices = bool(slices)
-        self._offer("mig_profile", [("", "Whole GPUs"), *((name, name) for name in slices)])
+        self.has_mig_slices = bool(slices)
+        self._set_choices("mig_profile", [("", "Whole GPUs"), *((name, name) for name in slices)])
         chosen = data.getlist("after") if isinstance(data, QueryDict) else []
-        self._choices("after", jobs_offered(user, chosen))
+        self._set_queryset("after", dependency_candidates(user, chosen))
 
-    def _choices(self, name: str, rows: QuerySet[Any]) -> None:
+    def _set_queryset(self, name: str, rows: QuerySet[Any]) -> None:
         field = self.fields[name]
-        assert isinstance(field, ByPublicId | ManyByPublicId)  # noqa: S101
+        assert isinstance(field, PublicIdChoiceField | PublicIdMultipleChoiceField)  # noqa: S101
         field.queryset = rows
 
-    def _levels(self) -> bool:
+    def _set_topology_levels(self) -> bool:
         """Offers the levels of all topologies; False when there are none."""
         rows = list(Topology.objects.order_by("name"))
         named = len(rows) > 1
@@ -254,10 +254,10 @@ class LaunchForm(DataFields):
             for key in row.levels
         ]
         for name, nothing in (("near_required", "Anywhere"), ("near_preferred", "No wish")):
-            self._offer(name, [("", nothing), *levels])
+            self._set_choices(name, [("", nothing), *levels])
         return bool(levels)
 
-    def _offer(self, name: str, choices: list[tuple[str, str]]) -> None:
+    def _set_choices(self, name: str, choices: list[tuple[str, str]]) -> None:
         field = self.fields[name]
         assert isinstance(field, forms.ChoiceField)  # noqa: S101
         field.choices = choices
@@ -293,10 +293,10 @@ class LaunchForm(DataFields):
         seen = {job.public_id: job for job in visible_jobs(self.user).filter(public_id__in=keys)}
         for key in keys:
             if key not in seen:
-                raise forms.ValidationError(unknown(key))
+                raise forms.ValidationError(unknown_job_message(key))
         return [seen[key] for key in keys]
 
-    def after_all(self) -> list[Job]:
+    def all_dependencies(self) -> list[Job]:
         """Those that were chosen and those that were named, each once."""
         data = self.cleaned_data
         return list(dict.fromkeys([*data["after"], *data["after_ids"]]))
@@ -306,14 +306,14 @@ class LaunchForm(DataFields):
         text = self.cleaned_data["command"].replace("\r\n", "\n").strip()
         if not text:
             return []
-        if _NEEDS_SHELL.search(text):
+        if _SHELL_SYNTAX.search(text):
             return [*SHELL, text]
         try:
             return shlex.split(text)
         except ValueError as problem:
             raise forms.ValidationError("A quotation mark is not closed.") from problem
 
-    def request(self) -> JobRequest:
+    def to_job_request(self) -> JobRequest:
         """The valid form as a request."""
         data = self.cleaned_data
         workspace = data["kind"] == JobKind.WORKSPACE.value
@@ -336,34 +336,34 @@ class LaunchForm(DataFields):
             min_gpu_memory_mib=round(data["min_gpu_memory_gib"] * 1024)
             if data["min_gpu_memory_gib"]
             else None,
-            near=None if workspace else data["near"],
+            topology_constraint=None if workspace else data["near"],
             cpu_milli=round(data["cores"] * 1000),
             memory_mib=round(data["memory_gib"] * 1024),
             command=[] if workspace else data["command"],
-            environ=data["environ"],
+            env=data["environ"],
             volumes=data["volumes"],
             secrets=self.secrets(),
             shm_mib=data["shm_mib"] or 64,
-            stop_grace_s=data["stop_grace_s"] or 30,
+            termination_grace_s=data["stop_grace_s"] or 30,
             priority=data["priority"] or 0,
             preemptible=data["preemptible"],
             time_limit_s=data["time_limit_s"],
             max_attempts=data["max_attempts"] or 3,
-            retry_failures=data["retry_failures"] and not workspace,
+            retry_on_failure=data["retry_failures"] and not workspace,
             launcher="none" if workspace else data["launcher"] or "none",
-            after=self.after_all(),
-            after_any=data["after_any"],
+            dependencies=self.all_dependencies(),
+            ignore_dependency_failure=data["after_any"],
         )
 
 
-def jobs_offered(user: User, chosen: list[str]) -> QuerySet[Job]:
+def dependency_candidates(user: User, chosen: list[str]) -> QuerySet[Job]:
     """A person's newest jobs that have not ended, and those of theirs that were ``chosen`` while they had not."""
     mine = visible_jobs(user).filter(owner=user).exclude(kind=JobKind.WORKSPACE.value)
-    newest = mine.filter(state__in=[state.value for state in JOB_LIVE]).order_by("-id").values("pk")[:RECENT]
+    newest = mine.filter(state__in=[state.value for state in LIVE_JOB_STATES]).order_by("-id").values("pk")[:RECENT_JOBS]
     return mine.filter(Q(pk__in=newest) | Q(public_id__in=chosen)).order_by("-id")
 
 
-def submit_projects(user: User) -> QuerySet[Project]:
+def launchable_projects(user: User) -> QuerySet[Project]:
     """The projects a person may launch into."""
     rows = Project.objects.filter(archived_at__isnull=True).order_by("name")
     return rows if user.is_admin else rows.filter(pk__in=project_ids(user, Role.MEMBER))

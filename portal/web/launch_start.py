@@ -7,15 +7,15 @@ from typing import Any
 
 from portal.models import Job, Template, User
 from portal.visibility import private_fields
-from portal.web.launch_data import secret_lines, volume_lines
+from portal.web.launch_data import format_secrets, format_volumes
 from portal.web.launch_form import SHELL
-from portal.web.words import duration, whole_number
+from portal.web.words import duration, parse_whole_number
 
 
-def initial_of(user: User, job: Job) -> dict[str, Any]:
+def initial_from_job(user: User, job: Job) -> dict[str, Any]:
     """A job written back into the form; variables and secrets only where the person may read them."""
     private = private_fields(user, job)
-    environ, secrets = private.environ or {}, private.secrets or []
+    environ, secrets = private.env or {}, private.secrets or []
     command = list(job.command)
     text = command[2] if len(command) == 3 and command[:2] == SHELL else shlex.join(command)
     return {
@@ -30,12 +30,12 @@ def initial_of(user: User, job: Job) -> dict[str, Any]:
         "min_tasks": job.min_tasks,
         "milli_per_gpu": job.milli_per_gpu,
         "cores": f"{job.cpu_milli / 1000:g}",
-        "memory_gib": gib(job.memory_mib),
+        "memory_gib": format_gib(job.memory_mib),
         "command": text,
         "environ": "\n".join(f"{name}={value}" for name, value in environ.items()),
-        "volumes": volume_lines(job.volumes),
-        "secret_variables": secret_lines(secrets, "variable"),
-        "secret_files": secret_lines(secrets, "file"),
+        "volumes": format_volumes(job.volumes),
+        "secret_variables": format_secrets(secrets, "variable"),
+        "secret_files": format_secrets(secrets, "file"),
         "time_limit_s": duration(job.time_limit_s).replace("\u00a0", " ") if job.time_limit_s else "",
         "preemptible": job.preemptible,
         "priority": job.priority,
@@ -44,34 +44,34 @@ def initial_of(user: User, job: Job) -> dict[str, Any]:
         "launcher": job.launcher,
         "mig_profile": job.mig_profile,
         "min_compute_capability": job.min_compute_capability,
-        "min_gpu_memory_gib": gib(job.min_gpu_memory_mib) if job.min_gpu_memory_mib else None,
+        "min_gpu_memory_gib": format_gib(job.min_gpu_memory_mib) if job.min_gpu_memory_mib else None,
         "shm_mib": job.shm_mib,
         "stop_grace_s": job.stop_grace_s,
-    } | _near_fields(job.near)
+    } | _topology_fields(job.topology_constraint)
 
 
-def gib(mib: int) -> str:
+def format_gib(mib: int) -> str:
     """MiB as the form shows them, so that they come back as they were."""
     return f"{mib / 1024:.10g}"
 
 
-def _near_fields(near: Any) -> dict[str, str]:
+def _topology_fields(near: Any) -> dict[str, str]:
     """A wish to stand near in the fields of the form; None is anywhere."""
     asked = near if isinstance(near, dict) else {}
     levels = {f"near_{which}": asked.get(which) for which in ("required", "preferred")}
     return {name: f"{asked.get('topology')}:{level}" if level else "" for name, level in levels.items()}
 
 
-def initial_of_template(template: Template) -> dict[str, Any]:
+def initial_from_template(template: Template) -> dict[str, Any]:
     """A template's fields (the API's names) written into the form."""
     fields = dict(template.fields)
     start: dict[str, Any] = {"kind": template.kind, "template": template.public_id, "name": template.name}
     if template.environment is not None:
         start["environment"] = template.environment.public_id
-    return start | initial_of_fields(fields)
+    return start | initial_from_api_fields(fields)
 
 
-def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
+def initial_from_api_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Request fields by the API's names, in the units of the form; unknown names are left out."""
     found: dict[str, Any] = {}
     for name in (
@@ -85,34 +85,34 @@ def initial_of_fields(fields: dict[str, Any]) -> dict[str, Any]:
         "preemptible",
         "priority",
         "max_attempts",
-        "retry_failures",
+        "retry_on_failure",
         "launcher",
         "shm_mib",
-        "stop_grace_s",
+        "termination_grace_s",
     ):
         if name in fields and fields[name] not in (None, ""):
             found[name] = fields[name]
-    if cpu_milli := whole_number(fields.get("cpu_milli")):
+    if cpu_milli := parse_whole_number(fields.get("cpu_milli")):
         found["cores"] = f"{cpu_milli / 1000:g}"
-    if memory_mib := whole_number(fields.get("memory_mib")):
-        found["memory_gib"] = gib(memory_mib)
-    if min_gpu_memory_mib := whole_number(fields.get("min_gpu_memory_mib")):
-        found["min_gpu_memory_gib"] = gib(min_gpu_memory_mib)
-    if time_limit_s := whole_number(fields.get("time_limit_s")):
+    if memory_mib := parse_whole_number(fields.get("memory_mib")):
+        found["memory_gib"] = format_gib(memory_mib)
+    if min_gpu_memory_mib := parse_whole_number(fields.get("min_gpu_memory_mib")):
+        found["min_gpu_memory_gib"] = format_gib(min_gpu_memory_mib)
+    if time_limit_s := parse_whole_number(fields.get("time_limit_s")):
         found["time_limit_s"] = duration(time_limit_s).replace("\u00a0", " ")
     if "near" in fields:
-        found |= _near_fields(fields["near"])
+        found |= _topology_fields(fields["near"])
     if isinstance(fields.get("command"), list):
         found["command"] = shlex.join(fields["command"])
     if isinstance(fields.get("environ"), dict):
         found["environ"] = "\n".join(f"{name}={value}" for name, value in fields["environ"].items())
     if isinstance(fields.get("volumes"), list):
-        found["volumes"] = volume_lines(each for each in fields["volumes"] if isinstance(each, dict))
+        found["volumes"] = format_volumes(each for each in fields["volumes"] if isinstance(each, dict))
     if isinstance(fields.get("secrets"), list):
         named = [each for each in fields["secrets"] if isinstance(each, dict)]
-        found["secret_variables"] = secret_lines(named, "variable")
-        found["secret_files"] = secret_lines(named, "file")
-    for name in ("preemptible", "retry_failures"):
+        found["secret_variables"] = format_secrets(named, "variable")
+        found["secret_files"] = format_secrets(named, "file")
+    for name in ("preemptible", "retry_on_failure"):
         if isinstance(found.get(name), str):
             found[name] = found[name].lower() in ("true", "1", "on")
     return found

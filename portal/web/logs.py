@@ -9,32 +9,32 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from portal.access import Policy, Verb, policy, require, signed_in
+from portal.access import AccessPolicy, Permission, access_policy, require_permission, require_user
 from portal.errors import FairwayError
-from portal.log_download import log_download
+from portal.log_download import log_download_response
 from portal.models import Attempt
 from portal.selectors import log_search
 from portal.selectors import logs as log_lines
-from portal.selectors.jobs import job_for
-from portal.selectors.log_search import Place, Sought
+from portal.selectors.jobs import get_job
+from portal.selectors.log_search import SearchCursor, LogSearchQuery
 from portal.selectors.logs import LogFile, LogLine
-from portal.web.job import heading
-from portal.web.words import whole_number
+from portal.web.job import job_page_context
+from portal.web.words import parse_whole_number
 
-FIRST_LINES = 1000
-SHOWN_CHARACTERS = 4000
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+MAX_LINES = 1000
+MAX_LINE_CHARACTERS = 4000
+_TERMINAL_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 """Escapes of terminals. None reaches past the next escape, so a line full of broken ones costs one pass."""
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def logs(request: HttpRequest, public_id: str) -> HttpResponse:
     """The page."""
-    user = signed_in(request.user)
-    found = job_for(user, public_id)
-    require(user, Verb.READ_LOGS, found)
-    context = heading(user, found)
+    user = require_user(request.user)
+    found = get_job(user, public_id)
+    require_permission(user, Permission.READ_LOGS, found)
+    context = job_page_context(user, found)
     rank = request.GET.get("rank", "")
     return render(
         request,
@@ -42,62 +42,62 @@ def logs(request: HttpRequest, public_id: str) -> HttpResponse:
         context
         | {
             "tab": "logs",
-            "last": _attempt(context["attempts"], request.GET.get("attempt", "")),
-            "rank": rank if whole_number(rank) is not None else "",
+            "last": _get_attempt(context["attempts"], request.GET.get("attempt", "")),
+            "rank": rank if parse_whole_number(rank) is not None else "",
         },
     )
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def lines(request: HttpRequest, public_id: str) -> JsonResponse:
     """Lines of one rank from a cursor on; without one the end of the log."""
-    log = _log(request, public_id)
-    cursor = whole_number(request.GET.get("cursor", ""))
+    log = _get_log(request, public_id)
+    cursor = parse_whole_number(request.GET.get("cursor", ""))
     page = (
-        log_lines.read_lines(log, cursor, FIRST_LINES)
+        log_lines.read_lines(log, cursor, MAX_LINES)
         if cursor is not None
-        else log_lines.tail(log, FIRST_LINES)
+        else log_lines.tail(log, MAX_LINES)
     )
     return JsonResponse(
         {
-            "lines": [[line.at or "", shown(line), line.stream == "stderr"] for line in page.lines],
+            "lines": [[line.at or "", displayed_text(line), line.stream == "stderr"] for line in page.lines],
             "from": page.start,
             "cursor": page.cursor,
             "size": page.size_bytes,
             "complete": page.complete,
-            "dropped": log.dropped_bytes,
-            "removed": log.removed,
-            "lost": log.lost.sentence if log.lost else "",
-            "since": log.lost.since.isoformat() if log.lost and log.lost.since else "",
+            "dropped": log.truncated_bytes,
+            "removed": log.is_expired,
+            "lost": log.connection_loss.message if log.connection_loss else "",
+            "since": log.connection_loss.since.isoformat() if log.connection_loss and log.connection_loss.since else "",
         }
     )
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
     """One rank's log as a text file, whole or a range of it, without the engine's stamps."""
-    return log_download(request, _log(request, public_id), job=public_id)
+    return log_download_response(request, _get_log(request, public_id), job=public_id)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def search(request: HttpRequest, public_id: str) -> JsonResponse:
     """Lines of all ranks, or of one, that match; ``next`` is where to go on, blank at the end."""
-    user = signed_in(request.user)
-    job, asked = job_for(user, public_id), request.GET
-    attempt, rank = whole_number(asked.get("attempt", "")), whole_number(asked.get("rank", ""))
-    logs = log_lines.logs_for(user, job, attempt)
-    after = [whole_number(part) for part in asked.get("after", "").split(":")]
-    start = Place(after[0] or 0, after[1] or 0) if len(after) == 2 else None
-    sought = Sought(asked.get("q", ""), asked.get("regex") == "1", stream=asked.get("stream", ""))
+    user = require_user(request.user)
+    job, asked = get_job(user, public_id), request.GET
+    attempt, rank = parse_whole_number(asked.get("attempt", "")), parse_whole_number(asked.get("rank", ""))
+    logs = log_lines.list_logs(user, job, attempt)
+    after = [parse_whole_number(part) for part in asked.get("after", "").split(":")]
+    start = SearchCursor(after[0] or 0, after[1] or 0) if len(after) == 2 else None
+    sought = LogSearchQuery(asked.get("q", ""), asked.get("regex") == "1", stream=asked.get("stream", ""))
     try:
         found = log_search.search([log for log in logs if rank in (None, log.rank)], sought, start)
     except FairwayError as refusal:
-        return JsonResponse({"refusal": refusal.sentence}, status=refusal.status)
+        return JsonResponse({"refusal": refusal.message}, status=refusal.status)
     matches = [
-        [match.rank, match.line.cursor, match.line.at or "", shown(match.line), match.line.stream == "stderr"]
+        [match.rank, match.line.cursor, match.line.at or "", displayed_text(match.line), match.line.stream == "stderr"]
         for match in found.matches
     ]
     return JsonResponse(
@@ -105,25 +105,25 @@ def search(request: HttpRequest, public_id: str) -> JsonResponse:
     )
 
 
-def shown(line: LogLine) -> str:
+def displayed_text(line: LogLine) -> str:
     """What a terminal would show of a line: after its last carriage return, without escapes."""
     text = line.text.rstrip("\r").rsplit("\r", 1)[-1]
-    return _ESCAPES.sub("", text)[:SHOWN_CHARACTERS]
+    return _TERMINAL_ESCAPES.sub("", text)[:MAX_LINE_CHARACTERS]
 
 
-def _log(request: HttpRequest, public_id: str) -> LogFile:
-    user = signed_in(request.user)
+def _get_log(request: HttpRequest, public_id: str) -> LogFile:
+    user = require_user(request.user)
     rank, attempt = request.GET.get("rank", ""), request.GET.get("attempt", "")
-    return log_lines.log_for(
+    return log_lines.get_log(
         user,
-        job_for(user, public_id),
-        whole_number(rank) or 0,
-        whole_number(attempt),
+        get_job(user, public_id),
+        parse_whole_number(rank) or 0,
+        parse_whole_number(attempt),
     )
 
 
-def _attempt(attempts: list[Attempt], wanted: str) -> Attempt | None:
-    number = whole_number(wanted)
+def _get_attempt(attempts: list[Attempt], wanted: str) -> Attempt | None:
+    number = parse_whole_number(wanted)
     if number is not None:
         return next((attempt for attempt in attempts if attempt.number == number), None)
     return attempts[0] if attempts else None

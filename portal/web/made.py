@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponseBase
 from portal.told import now_ms
 
 
-class Made:
+class RenderTimeMiddleware:
     """Sets ``request.made_ms``, milliseconds since 1970, before anything is read from the record."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

@@ -10,25 +10,25 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from portal.access import Policy, policy, signed_in, visible_nodes
-from portal.errors import NotThere
+from portal.access import AccessPolicy, access_policy, require_user, visible_nodes
+from portal.errors import NotFound
 from portal.models import Gpu, Job, Node
-from portal.selectors.jobs import job_for, joules_of
-from portal.selectors.minutes import Series, job_minutes, node_minutes
-from portal.web.job import heading
+from portal.selectors.jobs import get_job, attempt_energy_joules
+from portal.selectors.minutes import MetricSeries, read_job_series, read_node_series
+from portal.web.job import job_page_context
 
 SPANS = {"1h": 3600, "6h": 6 * 3600, "1d": 86400}
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def metrics(request: HttpRequest, public_id: str) -> HttpResponse:
     """The page."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     span = request.GET.get("span", "1h")
-    context = heading(user, job_for(user, public_id))
+    context = job_page_context(user, get_job(user, public_id))
     chosen = span if span in SPANS else "1h"
-    used = [joules for each in context["attempts"] if (joules := joules_of(each)) is not None]
+    used = [joules for each in context["attempts"] if (joules := attempt_energy_joules(each)) is not None]
     return render(
         request,
         "job/metrics.html",
@@ -36,32 +36,32 @@ def metrics(request: HttpRequest, public_id: str) -> HttpResponse:
     )
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def series(request: HttpRequest, public_id: str) -> JsonResponse:
     """The numbers behind the charts of the newest attempt: times, and a line for each GPU and rank."""
-    user = signed_in(request.user)
-    found = job_for(user, public_id)
+    user = require_user(request.user)
+    found = get_job(user, public_id)
     span_s = SPANS.get(request.GET.get("span", "1h"), 3600)
     until = found.ended_at or timezone.now()
-    return JsonResponse(as_lines(found, job_minutes(user, found, until - dt.timedelta(seconds=span_s))))
+    return JsonResponse(chart_data(found, read_job_series(user, found, until - dt.timedelta(seconds=span_s))))
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def node_series(request: HttpRequest, public_id: str) -> JsonResponse:
     """The numbers behind a node's chart: a line for each GPU over the last hour."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     found = visible_nodes(user).filter(public_id=public_id).first()
     if found is None:
-        raise NotThere
-    minutes = node_minutes(user, found)
+        raise NotFound
+    minutes = read_node_series(user, found)
     names = {gpu.uuid: f"GPU {gpu.index}" for gpu in minutes.gpus}
     lines = {"gpu": {names[gpu.uuid]: gpu.utilisation_percent for gpu in minutes.gpus}}
     return JsonResponse({"at": minutes.minutes_s, "gpus": names, "lines": lines})
 
 
-def as_lines(job: Job, minutes: Series) -> dict[str, Any]:
+def chart_data(job: Job, minutes: MetricSeries) -> dict[str, Any]:
     """The series as named lines for the charts; ``gpus`` names each GPU by UUID for the live samples."""
     nodes = dict(
         Node.objects.filter(public_id__in={gpu.node for gpu in minutes.gpus}).values_list("public_id", "name")

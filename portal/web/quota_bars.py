@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from portal.selectors.shares import Share
+from portal.selectors.shares import QuotaUsage
 from portal.web.words import gpu_amount
 
 
 @dataclass(frozen=True)
-class Bar:
+class QuotaBar:
     """One bar, in GPU milli. ``asked`` is what a launch would add."""
 
-    share: Share
+    share: QuotaUsage
     title: str
-    asked: int = 0
+    requested: int = 0
 
     @property
     def used(self) -> int:
@@ -27,7 +27,7 @@ class Bar:
         return self.share.guaranteed_milli
 
     @property
-    def within(self) -> int:
+    def within_guarantee(self) -> int:
         """Held within the guarantee."""
         return min(self.used, self.guaranteed)
 
@@ -37,16 +37,16 @@ class Bar:
         return self.share.borrowed_milli
 
     @property
-    def after(self) -> int:
+    def after_launch(self) -> int:
         """Held once what is asked for has started."""
-        return self.used + self.asked
+        return self.used + self.requested
 
     @property
     def scale(self) -> int:
         """The right end: the limit, or the pool where there is none."""
         ends = (
             self.share.limit_milli or self.share.pool_milli,
-            self.used + self.asked,
+            self.used + self.requested,
             self.guaranteed,
             1000,
         )
@@ -68,6 +68,6 @@ class Bar:
         return f"{guaranteed}, {limit}{pool}"
 
     @property
-    def sentence(self) -> str:
+    def message(self) -> str:
         """The bar for a screen reader."""
         return f"{self.title}: {gpu_amount(self.used)} used, {self.terms}"

@@ -17,12 +17,12 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from redis.exceptions import RedisError
 
-from portal.errors import FairwayError, NotThere, SignInNeeded, Unavailable
-from portal.plain_page import POLICY, plain_page
+from portal.errors import FairwayError, NotFound, Unauthenticated, ServiceUnavailable
+from portal.plain_page import CONTENT_SECURITY_POLICY, static_error_page
 
 log = logging.getLogger(__name__)
 
-TITLES = {
+STATUS_TITLES = {
     400: "This request could not be read",
     403: "This is not open to you",
     404: "Nothing is here",
@@ -37,7 +37,7 @@ TITLES = {
 }
 
 
-class Refusals:
+class ErrorPageMiddleware:
     """Middleware: a refusal becomes a page, also that of a wrong method; REST has its own shape for them."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -69,27 +69,27 @@ class Refusals:
         if request.path.startswith("/api/"):
             return None
         if isinstance(problem, FairwayError):
-            return show_refusal(request, problem)
+            return render_error(request, problem)
         if isinstance(problem, (DatabaseAway, InterfaceError, RedisError)):
             log.error("a dependency is away: %s", problem)
-            return show_refusal(
-                request, Unavailable("The database does not answer. Try again in a few seconds.")
+            return render_error(
+                request, ServiceUnavailable("The database does not answer. Try again in a few seconds.")
             )
         return None
 
 
-def show_refusal(request: HttpRequest, refusal: FairwayError) -> HttpResponseBase:
+def render_error(request: HttpRequest, error: FairwayError) -> HttpResponseBase:
     """The refusal as a page, as a fragment for htmx, or as the way to sign in."""
-    if isinstance(refusal, SignInNeeded):
-        return _to_sign_in(request)
-    response = error_page(request, refusal.status, refusal.sentence, code=refusal.code, facts=refusal.facts)
-    if refusal.retry_after_s is not None:
-        response.headers["Retry-After"] = str(refusal.retry_after_s)
+    if isinstance(error, Unauthenticated):
+        return _redirect_to_sign_in(request)
+    response = error_page(request, error.status, error.message, code=error.code, details=error.details)
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
     return response
 
 
 def error_page(
-    request: HttpRequest, status: int, sentence: str, *, code: str = "", facts: dict[str, Any] | None = None
+    request: HttpRequest, status: int, message: str, *, code: str = "", details: dict[str, Any] | None = None
 ) -> HttpResponse:
     """A page, or a fragment for htmx, with a title, one sentence and what to do next."""
     whole = not getattr(request, "htmx", False)
@@ -98,16 +98,16 @@ def error_page(
         "errors/page.html" if whole else "errors/fragment.html",
         {
             "status": status,
-            "title": TITLES.get(status, TITLES[500]),
-            "sentence": sentence,
+            "title": STATUS_TITLES.get(status, STATUS_TITLES[500]),
+            "sentence": message,
             "code": code or str(status),
-            "facts": facts or {},
+            "facts": details or {},
         },
         status=status,
     )
 
 
-def _to_sign_in(request: HttpRequest) -> HttpResponse:
+def _redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
     here = request.get_full_path() if request.method == "GET" else "/"
     where = settings.LOGIN_URL + ("" if here == "/" else "?" + urlencode({"next": here}))
     response = HttpResponse(status=302)
@@ -139,7 +139,7 @@ def permission_denied(request: HttpRequest, exception: Exception) -> HttpRespons
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """404: also for what one may not see."""
-    return error_page(request, 404, NotThere().sentence)
+    return error_page(request, 404, NotFound().message)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
@@ -148,7 +148,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
     What the middleware asked of it comes here. It may be back by now, so that a page that asks it succeeds.
     """
     if isinstance(sys.exc_info()[1], DatabaseAway | InterfaceError):
-        return _database_away()
+        return _database_unavailable()
     number = f"err {secrets.token_hex(2)}-{secrets.token_hex(2)}"
     log.error("%s answers %r", number, request.path)
     try:
@@ -159,16 +159,16 @@ def server_error(request: HttpRequest) -> HttpResponse:
             code=number,
         )
     except DatabaseError:
-        return _database_away()
+        return _database_unavailable()
 
 
-def _database_away() -> HttpResponse:
+def _database_unavailable() -> HttpResponse:
     """503 with a page that asks nobody anything."""
     sentence = (
         "The server could not finish: its database does not answer. Jobs keep running. Try again in a moment."
     )
-    page = plain_page("The portal cannot answer at the moment", sentence, link=("", "Try again"), wait=True)
-    return HttpResponse(page, status=503, headers={"Retry-After": "5", "Content-Security-Policy": POLICY})
+    page = static_error_page("The portal cannot answer at the moment", sentence, link=("", "Try again"), is_temporary=True)
+    return HttpResponse(page, status=503, headers={"Retry-After": "5", "Content-Security-Policy": CONTENT_SECURITY_POLICY})
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:

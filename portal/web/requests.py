@@ -9,47 +9,47 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, decidable, policy, project_ids, signed_in
-from portal.models import Extension, User
-from portal.selectors.idle import excuses_for
-from portal.selectors.jobs import seen_of
-from portal.selectors.time_limits import extension_for, extensions_for
+from portal.access import AccessPolicy, approvable_extensions, access_policy, project_ids, require_user
+from portal.models import TimeLimitExtension, User
+from portal.selectors.idle import active_exemptions
+from portal.selectors.jobs import visible_job_ids
+from portal.selectors.time_limits import get_extension, list_extensions
 from portal.services.time_limits import do_decide_extension
-from portal.web.acts import act_and_return
+from portal.web.acts import run_and_redirect
 from portal.words.states import Role
 
-DECIDED_SHOWN = 20
-WAITING_SHOWN = 200
+DECIDED_LIMIT = 20
+PENDING_LIMIT = 200
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExtensionRequestRow:
     """A request for more time as its reader may see it."""
 
-    row: Extension
+    row: TimeLimitExtension
     may_decide: bool
     delays: list[tuple[str, float | None]]
     """The delayed jobs that the reader may see, with seconds; None where nobody knows how long."""
 
     @property
-    def unseen(self) -> int:
+    def hidden_delay_count(self) -> int:
         """Delayed jobs that are not named."""
         return self.row.delayed_count - len(self.delays)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
-def requests(request: HttpRequest) -> HttpResponse:
+def approvals(request: HttpRequest) -> HttpResponse:
     """What waits for a decision, what was decided lately, and the reasons that hold."""
-    user = signed_in(request.user)
-    waiting = list(extensions_for(user, waiting=True)[:WAITING_SHOWN])
-    decided = list(extensions_for(user, waiting=False)[:DECIDED_SHOWN])
-    may, seen = decidable(user, waiting), seen_of(user, {one["job"] for row in waiting for one in row.delays})
+    user = require_user(request.user)
+    waiting = list(list_extensions(user, pending_only=True)[:PENDING_LIMIT])
+    decided = list(list_extensions(user, pending_only=False)[:DECIDED_LIMIT])
+    may, seen = approvable_extensions(user, waiting), visible_job_ids(user, {one["job"] for row in waiting for one in row.delays})
     asked = [
-        Asked(row, row.pk in may, [(one["job"], one["by_s"]) for one in row.delays if one["job"] in seen])
+        ExtensionRequestRow(row, row.pk in may, [(one["job"], one["by_s"]) for one in row.delays if one["job"] in seen])
         for row in waiting
     ]
-    excuses = list(excuses_for(user)[:WAITING_SHOWN])
+    excuses = list(active_exemptions(user)[:PENDING_LIMIT])
     managed = managed_projects(user)
     context = {
         "asked": asked,
@@ -59,19 +59,19 @@ def requests(request: HttpRequest) -> HttpResponse:
     return render(request, "requests/page.html", context)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def decide_extension(request: HttpRequest, public_id: str) -> HttpResponse:
     """Grants or refuses more time."""
-    user = signed_in(request.user)
-    asked = extension_for(user, public_id)
+    user = require_user(request.user)
+    asked = get_extension(user, public_id)
     grant = request.POST.get("grant") == "1"
 
     def act() -> str:
         do_decide_extension(user, asked, grant=grant, answer=request.POST.get("answer", "").strip())
         return f"More time for {asked.job.name} is {'granted' if grant else 'refused'}."
 
-    return act_and_return(request, act, reverse("requests"))
+    return run_and_redirect(request, act, reverse("requests"))
 
 
 def managed_projects(user: User) -> set[int] | None:

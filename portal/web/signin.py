@@ -18,23 +18,23 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
-from portal.access import Policy, policy
-from portal.errors import FairwayError, Invalid, NotThere, TooBusy
+from portal.access import AccessPolicy, access_policy
+from portal.errors import FairwayError, InvalidRequest, NotFound, TooManyRequests
 from portal.models import User
 from portal.models.public_id import slug_validator
 from portal.services import people
-from portal.services.audit import record_act
-from portal.services.password_hasher import hashing
+from portal.services.audit import record_action
+from portal.services.password_hasher import hashing_slot
 from portal.services.refused_acts import record_failed_sign_in
-from portal.services.sessions import begin_session
-from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, give_back, sender, take
+from portal.services.sessions import start_session
+from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, refund, rate_limit_address, consume
 from portal.web.words import duration
 
 log = logging.getLogger(__name__)
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
-KNOWN_COOKIE = settings.SESSION_COOKIE_NAME.replace("session", "known")
-KNOWN_FOR_S = 90 * 24 * 3600
+KNOWN_BROWSER_COOKIE = settings.SESSION_COOKIE_NAME.replace("session", "known")
+KNOWN_BROWSER_TTL_S = 90 * 24 * 3600
 
 
 class SignInForm(forms.Form):
@@ -51,7 +51,7 @@ class SignInForm(forms.Form):
     )
 
 
-@policy(Policy.PUBLIC)
+@access_policy(AccessPolicy.PUBLIC)
 @sensitive_post_parameters("password")
 @require_http_methods(["GET", "POST"])
 def sign_in(request: HttpRequest) -> HttpResponse:
@@ -65,13 +65,13 @@ def sign_in(request: HttpRequest) -> HttpResponse:
         name, password = form.cleaned_data["username"], form.cleaned_data["password"]
         wrong = "That name and password do not match."
         try:
-            user, wait_s = _try(request, name, password)
-        except TooBusy as busy:
-            user, wrong, retry_after_s = None, busy.sentence, busy.retry_after_s
+            user, wait_s = _authenticate(request, name, password)
+        except TooManyRequests as busy:
+            user, wrong, retry_after_s = None, busy.message, busy.retry_after_s
         if user is not None:
-            let_in(request, user, by="password")
+            start_session(request, user, by="password")
             answer: HttpResponse = redirect(target)
-            _remember(answer, name)
+            _remember_browser(answer, name)
             return answer
         if wait_s:
             wrong = f"Too many tries. Wait {duration(wait_s + 1)}, then try again."
@@ -87,7 +87,7 @@ def sign_in(request: HttpRequest) -> HttpResponse:
     return answer
 
 
-def _try(request: HttpRequest, username: str, password: str) -> tuple[User | None, float]:
+def _authenticate(request: HttpRequest, username: str, password: str) -> tuple[User | None, float]:
     """The person; or nobody, and the seconds to wait where there were too many wrong tries.
 
     Tries are counted before the password is looked at, so that many at once gain nothing, and a good one
@@ -95,67 +95,67 @@ def _try(request: HttpRequest, username: str, password: str) -> tuple[User | Non
     guessing, from elsewhere or from behind the same address, locks a person out of their own. Raises TooBusy.
     """
     name, address = username[:63].lower(), request.META.get("REMOTE_ADDR", "")
-    if _is_known(request, name):
+    if _is_known_browser(request, name):
         counts = [(SIGN_IN, f"known:{name}")]
     else:
-        whose = sender(address)
+        whose = rate_limit_address(address)
         counts = [(SIGN_IN, f"{whose}:{name}"), (SIGN_IN_ADDRESS, whose), (SIGN_IN_NAME, name)]
-    wait_s = max(take(rate, who) for rate, who in counts)
+    wait_s = max(consume(rate, who) for rate, who in counts)
     if wait_s:
         log.warning("sign-in paused for %s from %s", _loggable(name), address)
-        record_failed_sign_in(_known_form(name), by="password", paused=True)
+        record_failed_sign_in(_valid_username(name), by="password", locked_out=True)
         return None, wait_s
     try:
-        with hashing():
+        with hashing_slot():
             user = authenticate(request, username=username, password=password)
-    except TooBusy:
+    except TooManyRequests:
         for rate, who in counts:  # the password was not looked at
-            give_back(rate, who)
+            refund(rate, who)
         raise
     if not isinstance(user, User):
         log.warning("sign-in refused for %s from %s", _loggable(name), address)
-        record_failed_sign_in(_known_form(name), by="password")
+        record_failed_sign_in(_valid_username(name), by="password")
         return None, 0.0
     for rate, who in counts:
-        give_back(rate, who)
+        refund(rate, who)
     return user, 0.0
 
 
-def _known_form(name: str) -> str:
+def _valid_username(name: str) -> str:
     """A name that can be one, else an empty text: what people type there by mistake may be their password."""
     return name if re.fullmatch(slug_validator.regex, name) else ""
 
 
 def _loggable(name: str) -> str:
-    return _known_form(name) or "what is no name"
+    return _valid_username(name) or "what is no name"
 
 
-def _is_known(request: HttpRequest, name: str) -> bool:
+def _is_known_browser(request: HttpRequest, name: str) -> bool:
     """True for a browser that was let in under this name before."""
-    return request.get_signed_cookie(KNOWN_COOKIE, "", salt=KNOWN_COOKIE, max_age=KNOWN_FOR_S) == name
+    return request.get_signed_cookie(KNOWN_BROWSER_COOKIE, "", salt=KNOWN_BROWSER_COOKIE, max_age=KNOWN_BROWSER_TTL_S) == name
 
 
-def _remember(answer: HttpResponse, name: str) -> None:
+def _remember_browser(answer: HttpResponse, name: str) -> None:
     answer.set_signed_cookie(
-        KNOWN_COOKIE,
+        KNOWN_BROWSER_COOKIE,
         name[:63].lower(),
-        salt=KNOWN_COOKIE,
-        max_age=KNOWN_FOR_S,
+        salt=KNOWN_BROWSER_COOKIE,
+        max_age=KNOWN_BROWSER_TTL_S,
         secure=settings.SECURE,
         httponly=True,
         samesite="Lax",
     )
 
 
-def let_in(request: HttpRequest, user: User, *, by: str) -> None:
+def start_session(request: HttpRequest, user: User, *, by: str) -> None:
     """Signs in under a fresh session id, and notes where from for the list of sessions and in the audit trail."""
     with transaction.atomic():
         login(request, user, backend=BACKEND)
-        record_act(user, "person.sign_in", user, after={"by": by})
-    begin_session(
+        record_action(user, "person.sign_in", user, after={"by": by})
+    start_session(
         request.session,
         address=request.META.get("REMOTE_ADDR", ""),
-        agent=request.headers.get("User-Agent", ""),
+        user_agent=request.headers.get("User-Agent", ""),
     )
 
 
@@ -167,29 +167,29 @@ def safe_next(request: HttpRequest) -> str:
     return settings.LOGIN_REDIRECT_URL
 
 
-@policy(Policy.PUBLIC)
+@access_policy(AccessPolicy.PUBLIC)
 @require_POST
 def sign_out(request: HttpRequest) -> HttpResponse:
     """Ends the session; open sockets and workspaces follow within seconds."""
     with transaction.atomic():
         if isinstance(request.user, User):
-            record_act(request.user, "person.sign_out", request.user)
+            record_action(request.user, "person.sign_out", request.user)
         logout(request)
     return HttpResponseRedirect(f"{settings.LOGIN_URL}?{urlencode({'out': 1})}")
 
 
-@policy(Policy.PUBLIC)
+@access_policy(AccessPolicy.PUBLIC)
 @require_http_methods(["GET", "POST"])
-def link(request: HttpRequest) -> HttpResponse:
+def sign_in_link(request: HttpRequest) -> HttpResponse:
     """A one-time sign-in link: the page posts the code of its fragment."""
     if request.method == "GET":
         return render(request, "door/link.html")
     try:
-        user = people.do_use_sign_in_link(request.POST.get("code", ""))
-    except NotThere as closed:
+        user = people.do_use_magic_link(request.POST.get("code", ""))
+    except NotFound as closed:
         record_failed_sign_in("", by="link")
-        return render(request, "door/link.html", {"wrong": closed.sentence}, status=404)
-    let_in(request, user, by="link")
+        return render(request, "door/link.html", {"wrong": closed.message}, status=404)
+    start_session(request, user, by="link")
     return redirect("account" if not user.has_usable_password() else "home")
 
 
@@ -221,7 +221,7 @@ class InvitationForm(forms.Form):
     )
 
 
-@policy(Policy.PUBLIC)
+@access_policy(AccessPolicy.PUBLIC)
 @sensitive_post_parameters("password", "code")
 @require_http_methods(["GET", "POST"])
 def invitation(request: HttpRequest) -> HttpResponse:
@@ -231,9 +231,9 @@ def invitation(request: HttpRequest) -> HttpResponse:
     code = request.POST.get("code", "")
     try:
         found = people.get_invitation(code)
-    except NotThere as closed:
+    except NotFound as closed:
         record_failed_sign_in("", by="invitation")
-        return render(request, "door/invitation.html", {"wrong": closed.sentence}, status=404)
+        return render(request, "door/invitation.html", {"wrong": closed.message}, status=404)
     if "username" not in request.POST:
         form = InvitationForm(initial={"full_name": found.full_name})
         return render(request, "door/invitation.html", {"form": form, "code": code, "invitation": found})
@@ -248,23 +248,23 @@ def invitation(request: HttpRequest) -> HttpResponse:
                 password=data["password"],
                 time_zone=data["timezone"],
             )
-        except Invalid as wrong:
-            take_errors(form, wrong)
-        except TooBusy:
+        except InvalidRequest as wrong:
+            add_service_errors(form, wrong)
+        except TooManyRequests:
             raise  # a page of its own with Retry-After; the invitation stays open
         except FairwayError as refusal:
-            form.add_error(None, refusal.sentence)
+            form.add_error(None, refusal.message)
         else:
-            let_in(request, user, by="invitation")
+            start_session(request, user, by="invitation")
             return redirect("home")
     return render(
         request, "door/invitation.html", {"form": form, "code": code, "invitation": found}, status=400
     )
 
 
-def take_errors(form: forms.Form, wrong: Invalid) -> None:
+def add_service_errors(form: forms.Form, error: InvalidRequest) -> None:
     """Puts the sentences of a service beside the fields they belong to."""
-    for name, sentence in wrong.fields.items():
+    for name, sentence in error.fields.items():
         form.add_error(name if name in form.fields else None, sentence)
-    if not wrong.fields:
-        form.add_error(None, wrong.sentence)
+    if not error.fields:
+        form.add_error(None, error.message)

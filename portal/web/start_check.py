@@ -6,50 +6,50 @@ import datetime as dt
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from portal.ask import ask_would_start
-from portal.errors import FairwayError, Impossible, Invalid
+from portal.ask import query_would_start
+from portal.errors import FairwayError, Unsatisfiable, InvalidRequest
 from portal.models import NodePool, User
-from portal.selectors.cluster import ModelStrip
-from portal.selectors.leaving import Leaving, leaving_of, lost_gpu_s
-from portal.services.jobs import JobRequest, check_job, is_live, question_body
-from portal.web.launch_start import initial_of_fields
+from portal.selectors.cluster import GpuModelSummary
+from portal.selectors.leaving import PreemptionCandidate, preemption_candidates, total_lost_gpu_seconds
+from portal.services.jobs import JobRequest, validate_request, is_live, preview_query_body
+from portal.web.launch_start import initial_from_api_fields
 from portal.web.words import gpus as gpu_words
-from portal.web.words import short_gpu
+from portal.web.words import short_gpu_model
 
-WAIT_S = 0.8
+ENGINE_TIMEOUT_S = 0.8
 """How long a keystroke waits for the engine before the plain bounds answer."""
 
 
 @dataclass(frozen=True)
-class Way:
+class Suggestion:
     """A cheaper request, as a sentence and the form fields that make it."""
 
-    sentence: str
+    message: str
     fields: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class StartCheck:
+class LaunchPreview:
     """``kind``: now, waits, never, wrong (a field is not valid) or unknown (the engine did not answer)."""
 
     kind: str
     title: str
-    sentence: str = ""
-    ways: list[Way] = field(default_factory=list)
-    wrong: dict[str, str] = field(default_factory=dict)
+    message: str = ""
+    suggestions: list[Suggestion] = field(default_factory=list)
+    field_errors: dict[str, str] = field(default_factory=dict)
     low: dt.datetime | None = None
     high: dt.datetime | None = None
-    leaving: list[Leaving] = field(default_factory=list)
+    victims: list[PreemptionCandidate] = field(default_factory=list)
 
     @property
-    def lost_gpu_s(self) -> float:
+    def lost_gpu_seconds(self) -> float:
         """The work that those would lose who would leave for it, GPU-seconds."""
-        return lost_gpu_s(self.leaving)
+        return total_lost_gpu_seconds(self.victims)
 
     @property
-    def hidden(self) -> int:
+    def hidden_victims(self) -> int:
         """How many of those who would leave the reader may not see."""
-        return sum(one.job is None for one in self.leaving)
+        return sum(one.job is None for one in self.victims)
 
     @property
     def may_launch(self) -> bool:
@@ -57,65 +57,65 @@ class StartCheck:
         return self.kind not in ("never", "wrong")
 
 
-def check_start(user: User, request: JobRequest, strips: list[ModelStrip], *, ask: bool) -> StartCheck:
+def preview_launch(user: User, request: JobRequest, strips: list[GpuModelSummary], *, query_engine: bool) -> LaunchPreview:
     """What would become of the request if it were submitted now; ``ask`` waits for the engine's answer."""
     try:
-        check_job(user, request)
-    except Impossible as never:
-        return StartCheck(
-            "never", "This can never start here", never.sentence, ways=nearest_ways(never.facts)
+        validate_request(user, request)
+    except Unsatisfiable as never:
+        return LaunchPreview(
+            "never", "This can never start here", never.message, suggestions=nearest_suggestions(never.details)
         )
-    except Invalid as wrong:
-        return StartCheck("wrong", "Not ready yet", wrong.sentence, wrong=wrong.fields)
+    except InvalidRequest as wrong:
+        return LaunchPreview("wrong", "Not ready yet", wrong.message, field_errors=wrong.fields)
     except FairwayError as refusal:
-        return StartCheck("wrong", "Not allowed", refusal.sentence)
-    answer = ask_would_start(question_body(user, request), wait_s=WAIT_S) if ask else None
+        return LaunchPreview("wrong", "Not allowed", refusal.message)
+    answer = query_would_start(preview_query_body(user, request), wait_s=ENGINE_TIMEOUT_S) if query_engine else None
     if answer is None or "error" in answer:
-        return _by_counting(request, strips)
-    return replace(_from_answer(answer), leaving=leaving_of(user, answer.get("victims") or []))
+        return _preview_from_free_gpus(request, strips)
+    return replace(_preview_from_engine(answer), leaving=preemption_candidates(user, answer.get("victims") or []))
 
 
-def _from_answer(answer: dict[str, Any]) -> StartCheck:
+def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
     """The engine's answer in the words of the rail."""
     ways = [
-        Way(str(way["sentence"]), _form_fields(dict(way.get("fields") or {})))
+        Suggestion(str(way["sentence"]), _form_fields(dict(way.get("fields") or {})))
         for way in answer.get("alternatives", [])
     ]
     verdict = answer.get("verdict") or {}
     sentence = str(verdict.get("sentence", ""))
     if answer.get("starts_now"):
         where = ", ".join(answer.get("where", []))
-        return StartCheck("now", "It starts now", f"There is a place for it on {where}." if where else "")
+        return LaunchPreview("now", "It starts now", f"There is a place for it on {where}." if where else "")
     if answer.get("never"):
-        return StartCheck("never", "This can never start here", sentence, ways)
+        return LaunchPreview("never", "This can never start here", sentence, ways)
     interval = answer.get("interval")
-    low, high = (_at(interval["p10_s"]), _at(interval["p90_s"])) if interval else (None, None)
+    low, high = (_from_timestamp(interval["p10_s"]), _from_timestamp(interval["p90_s"])) if interval else (None, None)
     if answer.get("victims"):
-        return StartCheck("waits", "Others would make room", sentence, ways, low=low, high=high)
-    return StartCheck("waits", "It would wait", sentence, ways, low=low, high=high)
+        return LaunchPreview("waits", "Others would make room", sentence, ways, low=low, high=high)
+    return LaunchPreview("waits", "It would wait", sentence, ways, low=low, high=high)
 
 
 def _form_fields(changed: dict[str, Any]) -> dict[str, Any]:
     """The new values of a change by the form's own names."""
     if "near" not in changed:
         return changed
-    return {name: value for name, value in changed.items() if name != "near"} | initial_of_fields(
+    return {name: value for name, value in changed.items() if name != "near"} | initial_from_api_fields(
         {"near": changed["near"]}
     )
 
 
-def _at(seconds: float) -> dt.datetime:
+def _from_timestamp(seconds: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(seconds, dt.UTC)
 
 
-def nearest_ways(facts: dict[str, Any]) -> list[Way]:
+def nearest_suggestions(facts: dict[str, Any]) -> list[Suggestion]:
     """The nearest possible request of a refusal, with the form's own fields for it."""
     nearest = facts.get("nearest")
     if not isinstance(nearest, dict):
         return []
-    fields = initial_of_fields(nearest)
+    fields = initial_from_api_fields(nearest)
     parts = [
-        f"{fields[name]} {words if fields[name] != 1 else _ONE.get(name, words)}"
+        f"{fields[name]} {words if fields[name] != 1 else _SINGULAR_UNITS.get(name, words)}"
         for name, words in _UNITS.items()
         if name in fields
     ]
@@ -125,7 +125,7 @@ def nearest_ways(facts: dict[str, Any]) -> list[Way]:
         fields["pool"], parts = nearest["pool"], [*parts, f"the pool {pool.name}" if pool else "another pool"]
     if not fields:
         return []
-    return [Way("Nearest that could: " + ", ".join(parts), fields)]
+    return [Suggestion("Nearest that could: " + ", ".join(parts), fields)]
 
 
 _UNITS = {
@@ -138,7 +138,7 @@ _UNITS = {
     "min_gpu_memory_gib": "GiB of GPU memory",
     "memory_gib": "GiB of memory",
 }
-_ONE = {
+_SINGULAR_UNITS = {
     "tasks": "task",
     "min_tasks": "task at least",
     "gpus_per_task": "GPU each",
@@ -147,22 +147,22 @@ _ONE = {
 }
 
 
-def _by_counting(request: JobRequest, strips: list[ModelStrip]) -> StartCheck:
+def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) -> LaunchPreview:
     """From the free GPUs alone, without queue and quota: says "fits", not "starts"."""
     total = (request.min_tasks or request.tasks) * request.gpus_per_task * request.milli_per_gpu
-    if any(is_live(job) for job in request.after):
-        return StartCheck("waits", "It would wait", "It starts after the jobs that it names.")
+    if any(is_live(job) for job in request.dependencies):
+        return LaunchPreview("waits", "It would wait", "It starts after the jobs that it names.")
     if request.gpus_per_task == 0:
-        return StartCheck("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
+        return LaunchPreview("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
     fitting = [strip for strip in strips if request.gpu_model in ("", strip.model)]
     room = max((strip.largest_free for strip in fitting), default=0)
     free = sum(strip.free for strip in fitting)
     if room >= request.gpus_per_task and free >= (request.min_tasks or request.tasks) * request.gpus_per_task:
         fits = "fits" if total <= 1000 else "fit"
         sentence = f"{gpu_words(total)} {fits} on what is free; the next cycle decides."
-        return StartCheck("unknown", "There is room now", sentence)
-    model = f" {short_gpu(request.gpu_model)}" if request.gpu_model else ""
-    return StartCheck(
+        return LaunchPreview("unknown", "There is room now", sentence)
+    model = f" {short_gpu_model(request.gpu_model)}" if request.gpu_model else ""
+    return LaunchPreview(
         "waits",
         "It would wait",
         f"It needs {request.gpus_per_task}{model} on one node; the most that is free on one is {room}.",

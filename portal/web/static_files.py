@@ -11,12 +11,12 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from whitenoise.middleware import WhiteNoiseMiddleware
 
-from portal.selectors.log_files import awaited
+from portal.selectors.log_files import iterate_in_thread
 
-PIECE_BYTES = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 
 
-class StaticFiles(WhiteNoiseMiddleware):  # type: ignore[misc]
+class StaticFilesMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]
     """Middleware. Files are looked up once, at the start."""
 
     def add_files(self, root: str | Path, prefix: str | None = None) -> None:
@@ -31,15 +31,15 @@ class StaticFiles(WhiteNoiseMiddleware):  # type: ignore[misc]
             answered: HttpResponseBase = WhiteNoiseMiddleware.serve(static_file, request)
             return answered
         found = static_file.get_response(request.method, request.META)
-        answer = StreamingHttpResponse(awaited(_pieces(found.file)), status=int(found.status))
+        answer = StreamingHttpResponse(iterate_in_thread(_chunks(found.file)), status=int(found.status))
         del answer.headers["Content-Type"]
         for name, value in found.headers:
             answer.headers[name] = value
         return answer
 
 
-def _pieces(file: Any) -> Iterator[bytes]:
+def _chunks(file: Any) -> Iterator[bytes]:
     if file is not None:
         with file:
-            while piece := file.read(PIECE_BYTES):
+            while piece := file.read(CHUNK_BYTES):
                 yield piece

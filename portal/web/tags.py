@@ -19,10 +19,10 @@ from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 
-from portal.selectors.cluster import Square
-from portal.selectors.cluster_map import Hold
+from portal.selectors.cluster import GpuSquare
+from portal.selectors.cluster_map import HolderSpan
 from portal.web import words
-from portal.words.trust import BEFELL, Trouble
+from portal.words.trust import INCIDENT_TITLES, IncidentKind
 
 register = template.Library()
 
@@ -46,7 +46,7 @@ for _name in (
 
 
 @lru_cache(maxsize=64)
-def _kept_asset(name: str) -> str:
+def _asset_url(name: str) -> str:
     found = finders.find(name)
     version = hashlib.sha256(Path(str(found)).read_bytes()).hexdigest()[:10] if found else "0"
     return f"{staticfiles_storage.url(name)}?v={version}"
@@ -56,8 +56,8 @@ def _kept_asset(name: str) -> str:
 def asset(name: str) -> str:
     """The address of a built file, with its content in the query so that browsers may keep it."""
     if settings.DEBUG:
-        _kept_asset.cache_clear()
-    return _kept_asset(name)
+        _asset_url.cache_clear()
+    return _asset_url(name)
 
 
 @register.simple_tag
@@ -89,17 +89,17 @@ def _state(shape: SafeString, symbol: str, word: str, pill: bool) -> SafeString:
 
 
 @register.simple_tag
-def squares(gpus: Iterable[Square]) -> SafeString:
+def squares(gpus: Iterable[GpuSquare]) -> SafeString:
     """GPUs side by side, each the same small square. One string: a page may hold thousands of them."""
     return SafeString("".join(map(_square, gpus)))
 
 
-def _square(gpu: Square) -> str:
-    words = [f'data-g="{gpu.look}"' if gpu.ramp is None else f'data-u="{gpu.ramp}"']
+def _square(gpu: GpuSquare) -> str:
+    words = [f'data-g="{gpu.shape}"' if gpu.utilisation_level is None else f'data-u="{gpu.utilisation_level}"']
     if gpu.uuid:
         words.append(f'data-gpu="{escape(gpu.uuid)}"')
-    if gpu.at is not None:
-        words.append(f'data-at="{gpu.at}"')
+    if gpu.grid_index is not None:
+        words.append(f'data-at="{gpu.grid_index}"')
     if gpu.overlay:
         words.append(f'data-x="{gpu.overlay}"')
     if gpu.title:
@@ -108,29 +108,29 @@ def _square(gpu: Square) -> str:
 
 
 @register.simple_tag
-def holds(runs: Iterable[Hold]) -> SafeString:
+def gpu_owners(runs: Iterable[HolderSpan]) -> SafeString:
     """Under the squares of a node: who holds those above, as wide as what it holds."""
-    return SafeString("".join(map(_hold, runs)))
+    return SafeString("".join(map(_gpu_owner, runs)))
 
 
-def _hold(run: Hold) -> str:
+def _gpu_owner(run: HolderSpan) -> str:
     inside: str = escape(run.name)
     if run.job:
-        before, after = _around("job")
+        before, after = _url_parts("job")
         inside = f'<a href="{before}{run.job}{after}">{inside}</a>'
     return f'<span data-css="n:{run.count}">{inside}</span>'
 
 
 @lru_cache(maxsize=16)
-def _around(view: str) -> tuple[str, str]:
+def _url_parts(view: str) -> tuple[str, str]:
     """What stands before and after the public id in a view's addresses; a page names hundreds of them."""
     before, _, after = reverse(view, args=("publicid",)).partition("publicid")
     return before, after
 
 
-def zone_of(context: Context) -> dt.tzinfo:
+def user_time_zone(context: Context) -> dt.tzinfo:
     """The time zone of the person who reads."""
-    return words.zone(getattr(context.get("user"), "timezone", ""))
+    return words.time_zone(getattr(context.get("user"), "timezone", ""))
 
 
 def _time(context: Context, at: dt.datetime | None, text: str, habit: str) -> SafeString:
@@ -139,7 +139,7 @@ def _time(context: Context, at: dt.datetime | None, text: str, habit: str) -> Sa
     return format_html(
         '<time datetime="{}" title="{}"{}>{}</time>',
         at.astimezone(dt.UTC).isoformat(timespec="seconds"),
-        words.exact(at, zone_of(context)),
+        words.full_time(at, user_time_zone(context)),
         SafeString(f" {habit}") if habit else "",
         text,
     )
@@ -175,14 +175,14 @@ def left(context: Context, at: dt.datetime | None) -> SafeString:
 def clock(context: Context, at: dt.datetime | None) -> SafeString:
     """The time of day in the reader's zone, with the day when it was another."""
     return (
-        _time(context, at, words.clock(at, zone_of(context), timezone.now()), "") if at else SafeString("–")
+        _time(context, at, words.short_time(at, user_time_zone(context), timezone.now()), "") if at else SafeString("–")
     )
 
 
 @register.simple_tag(takes_context=True)
 def clock_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeString:
     """Two times of day: the day stands once where it is the same."""
-    here = zone_of(context)
+    here = user_time_zone(context)
     same = low.astimezone(here).date() == high.astimezone(here).date()
     later = _time(context, high, f"{high.astimezone(here):%H:%M}", "") if same else clock(context, high)
     return format_html("{} – {}", clock(context, low), later)
@@ -191,14 +191,14 @@ def clock_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeStr
 @register.simple_tag(takes_context=True)
 def today(context: Context) -> str:
     """Tuesday 12 May 2026, 13:52."""
-    here = timezone.now().astimezone(zone_of(context))
+    here = timezone.now().astimezone(user_time_zone(context))
     return f"{here:%A} {here.day} {here:%B %Y, %H:%M}"
 
 
 @register.filter
-def trouble(code: str) -> str:
+def incident_label(code: str) -> str:
     """What befell a node, in words."""
-    return BEFELL[Trouble(code)]
+    return INCIDENT_TITLES[IncidentKind(code)]
 
 
 @register.filter

@@ -9,58 +9,58 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, Verb, policy, require, signed_in
+from portal.access import AccessPolicy, Permission, access_policy, require_permission, require_user
 from portal.errors import FairwayError
 from portal.models import Terminal
-from portal.selectors.jobs import job_for
-from portal.services.terminals import do_open_terminal, terminal_for
-from portal.web.job import heading
-from portal.web.words import whole_number
+from portal.selectors.jobs import get_job
+from portal.services.terminals import do_open_terminal, get_terminal
+from portal.web.job import job_page_context
+from portal.web.words import parse_whole_number
 
-COLS, ROWS = 80, 24
+DEFAULT_COLUMNS, DEFAULT_ROWS = 80, 24
 """Where a page does not say its size."""
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def terminal(request: HttpRequest, public_id: str) -> HttpResponse:
     """The page, for one rank."""
-    user = signed_in(request.user)
-    found = job_for(user, public_id)
-    require(user, Verb.ENTER, found)
-    context = heading(user, found)
-    rank = whole_number(request.GET.get("rank", "")) or 0
+    user = require_user(request.user)
+    found = get_job(user, public_id)
+    require_permission(user, Permission.ENTER, found)
+    context = job_page_context(user, found)
+    rank = parse_whole_number(request.GET.get("rank", "")) or 0
     return render(request, "job/terminal.html", context | {"tab": "terminal", "rank": rank})
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def open_terminal(request: HttpRequest, public_id: str) -> JsonResponse:
     """Asks for a terminal; where it is asked after, and where its socket will be."""
-    user = signed_in(request.user)
-    found = job_for(user, public_id)
-    rank, cols, rows = (whole_number(request.POST.get(name, "")) for name in ("rank", "cols", "rows"))
+    user = require_user(request.user)
+    found = get_job(user, public_id)
+    rank, cols, rows = (parse_whole_number(request.POST.get(name, "")) for name in ("rank", "cols", "rows"))
     try:
         opened = do_open_terminal(
-            user, found, rank or 0, request.session.session_key or "", cols=cols or COLS, rows=rows or ROWS
+            user, found, rank or 0, request.session.session_key or "", cols=cols or DEFAULT_COLUMNS, rows=rows or DEFAULT_ROWS
         )
     except FairwayError as refusal:
-        return JsonResponse({"refusal": refusal.sentence}, status=refusal.status)
+        return JsonResponse({"refusal": refusal.message}, status=refusal.status)
     return JsonResponse(
-        _told(opened) | {"state": reverse("terminal-state", args=[opened.public_id])}, status=201
+        _terminal_json(opened) | {"state": reverse("terminal-state", args=[opened.public_id])}, status=201
     )
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
-def state(request: HttpRequest, public_id: str) -> JsonResponse:
+def terminal_state(request: HttpRequest, public_id: str) -> JsonResponse:
     """How far it is."""
-    return JsonResponse(_told(terminal_for(signed_in(request.user), public_id)))
+    return JsonResponse(_terminal_json(get_terminal(require_user(request.user), public_id)))
 
 
-def _told(row: Terminal) -> dict[str, Any]:
+def _terminal_json(row: Terminal) -> dict[str, Any]:
     return {
         "socket": f"/terminals/{row.public_id}/",
         "listens": row.port is not None,
-        "refusal": row.refusal,
+        "refusal": row.error,
     }

@@ -16,15 +16,15 @@ _NETWORK = re.compile(r"(?!fw-|(host|none)$)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _DEVICE = re.compile(r"/dev(/(?![.-])([A-Za-z0-9_.*?-]|\[[A-Za-z0-9_-]+\]){1,64}){1,4}")
 _ADAPTERS = re.compile(r"[=^]{0,2}[A-Za-z0-9_]+(:[0-9]+)?(,[A-Za-z0-9_]+(:[0-9]+)?)*")
 MAX_DEVICES = 64
-INSIDE = "eth0"
+CONTAINER_INTERFACE = "eth0"
 """The interface of a task in a network of its engine."""
 
-Told = Mapping[str, Any]
+AgentInfo = Mapping[str, Any]
 """A hello, or a part of it."""
 
 
 @dataclass(frozen=True)
-class Fabric:
+class GangFabric:
     """What a pool names; blank and empty: nothing.
 
     ``interface`` is the name of an interface, or the network (10.9.0.0/16) in which nodes reach each other;
@@ -37,7 +37,7 @@ class Fabric:
     devices: tuple[str, ...] = ()
     adapters: str = ""
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As the record and its audit keep it."""
         return {
             "fabric_interface": self.interface,
@@ -48,14 +48,14 @@ class Fabric:
 
 
 @dataclass(frozen=True)
-class Reached:
+class InterfaceAddress:
     """How a node is reached by others: its interface, and its address there."""
 
-    name: str
+    interface: str
     address: str
 
 
-def faults_of(fabric: Fabric) -> dict[str, str]:
+def fabric_errors(fabric: GangFabric) -> dict[str, str]:
     """What is wrong with what somebody typed, as a sentence by field; empty: nothing."""
     found = {}
     if fabric.interface and not _is_interface(fabric.interface):
@@ -87,41 +87,41 @@ def _subnet(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
         return None
 
 
-def reached_by(told: Sequence[Told], chosen: str, named: str) -> Reached | None:
+def node_address(interfaces: Sequence[AgentInfo], override: str, pool_interface: str) -> InterfaceAddress | None:
     """How others reach a node that told of these interfaces; None: not at all.
 
     An administrator's choice for the node comes first, then what its pool names, then what its agent found.
     """
-    if chosen or (named and "/" not in named):
-        return next((_first(each) for each in told if each["name"] == (chosen or named)), None)
-    if not named:
-        return next((_first(each) for each in told if each["chosen"]), None)
-    subnet = _subnet(named)
-    own = [(each, ipaddress.ip_interface(address).ip) for each in told for address in _addresses(each)]
-    return next((Reached(str(each["name"]), str(ip)) for each, ip in own if subnet and ip in subnet), None)
+    if override or (pool_interface and "/" not in pool_interface):
+        return next((_first_address(each) for each in interfaces if each["name"] == (override or pool_interface)), None)
+    if not pool_interface:
+        return next((_first_address(each) for each in interfaces if each["chosen"]), None)
+    subnet = _subnet(pool_interface)
+    own = [(each, ipaddress.ip_interface(address).ip) for each in interfaces for address in _addresses(each)]
+    return next((InterfaceAddress(str(each["name"]), str(ip)) for each, ip in own if subnet and ip in subnet), None)
 
 
-def _first(interface: Told) -> Reached:
-    return Reached(str(interface["name"]), str(interface["address"]))
+def _first_address(interface: AgentInfo) -> InterfaceAddress:
+    return InterfaceAddress(str(interface["name"]), str(interface["address"]))
 
 
-def _addresses(interface: Told) -> Sequence[str]:
+def _addresses(interface: AgentInfo) -> Sequence[str]:
     """Agents of before tell one."""
     return interface.get("addresses") or (str(interface["address"]),)
 
 
-def lacking(hello: Told, runtime: str, chosen: str, fabric: Fabric) -> str:
+def missing_requirements(agent_info: AgentInfo, runtime: str, interface_override: str, fabric: GangFabric) -> str:
     """What a node has not of what its pool names, as sentences; blank: nothing, or its agent does not say.
 
     What is not told is left to the start, where the node itself refuses.
     """
     lacks = []
-    interfaces = hello.get("interfaces")
+    interfaces = agent_info.get("interfaces")
     if (
         fabric.interface
-        and not chosen
+        and not interface_override
         and interfaces
-        and reached_by(interfaces, "", fabric.interface) is None
+        and node_address(interfaces, "", fabric.interface) is None
     ):
         what = "no address in" if "/" in fabric.interface else "no interface"
         lacks.append(f"It has {what} {fabric.interface}.")
@@ -129,25 +129,25 @@ def lacking(hello: Told, runtime: str, chosen: str, fabric: Fabric) -> str:
         if fabric.network or fabric.devices:
             lacks.append("It runs plain processes, which join no network and are handed no devices.")
         return " ".join(lacks)
-    told = (hello.get("networks") or {}).get(runtime)
+    told = (agent_info.get("networks") or {}).get(runtime)
     if fabric.network and told is not None:
         named = next((each for each in told if each["name"] == fabric.network), None)
         if named is None:
             lacks.append(f"Its {runtime} has no network {fabric.network}.")
         elif not named["subnets"]:
             lacks.append(f"Its network {fabric.network} gives out no addresses that are known beforehand.")
-    here = hello.get("fabric")
-    missing = [] if here is None else [each for each in fabric.devices if not _has(here, each)]
+    here = agent_info.get("fabric")
+    missing = [] if here is None else [each for each in fabric.devices if not _has_device(here, each)]
     if missing:
         lacks.append(f"It lends no {', '.join(missing)}.")
     return " ".join(lacks)
 
 
-def _has(devices: Collection[str], pattern: str) -> bool:
+def _has_device(devices: Collection[str], pattern: str) -> bool:
     return pattern in devices or any(fnmatch.fnmatchcase(each, pattern) for each in devices)
 
 
-def addresses_from_above(network: Told) -> list[str]:
+def allocatable_addresses(network: AgentInfo) -> list[str]:
     """Addresses of an engine's network for those that must be known beforehand, best first; at most 256.
 
     Engines give them out from the first one on, so these come from the last one down, and no further than the middle.
@@ -168,6 +168,6 @@ def addresses_from_above(network: Told) -> list[str]:
     return found[:256]
 
 
-def place(address: str, port: int) -> str:
+def format_endpoint(address: str, port: int) -> str:
     """Where a gang meets, for people: an address of IPv6 stands in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class NumberSetting:
     """A number an admin may turn. ``low`` and ``high`` are inclusive.
 
     ``per_pool`` False: one value for the whole cluster, since a cycle is one for all pools. ``decides`` False: no
@@ -19,36 +19,36 @@ class Knob:
 
     name: str
     unit: str
-    low: float
-    high: float
+    minimum: float
+    maximum: float
     default: float
-    sentence: str
+    description: str
     per_pool: bool = True
-    decides: bool = True
+    affects_decisions: bool = True
     per_project: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceSetting:
     """A word an admin may pick; the rest as for a ``Knob``, of whose options the later is the stricter."""
 
     name: str
     options: tuple[str, ...]
     default: str
-    sentence: str
+    description: str
     per_pool: bool = True
-    decides: bool = True
+    affects_decisions: bool = True
     per_project: bool = False
 
 
 DAY_S = 86_400.0
-TASK_DISK = "task_disk_mib"
+TASK_DISK_LIMIT = "task_disk_mib"
 EGRESS = "egress"
 
-KNOBS: dict[str, Knob] = {
+NUMBER_SETTINGS: dict[str, NumberSetting] = {
     knob.name: knob
     for knob in (
-        Knob(
+        NumberSetting(
             "half_life_s",
             "s",
             3_600.0,
@@ -56,7 +56,7 @@ KNOBS: dict[str, Knob] = {
             7 * DAY_S,
             "Past use counts half as much after this time.",
         ),
-        Knob(
+        NumberSetting(
             "usage_weight",
             "",
             0.0,
@@ -64,7 +64,7 @@ KNOBS: dict[str, Knob] = {
             1.0,
             "How strongly past use moves GPUs beyond the guarantee; 0 forgets the past.",
         ),
-        Knob(
+        NumberSetting(
             "entry_charge_s",
             "s",
             0.0,
@@ -72,7 +72,7 @@ KNOBS: dict[str, Knob] = {
             600.0,
             "A start counts as this much use at once, so that a burst of submits pays immediately.",
         ),
-        Knob(
+        NumberSetting(
             "cycle_budget_steps",
             "steps",
             100,
@@ -81,7 +81,7 @@ KNOBS: dict[str, Knob] = {
             "Placements and victim sets tried in one cycle; jobs not reached are told so.",
             per_pool=False,
         ),
-        Knob(
+        NumberSetting(
             "change_budget_steps",
             "steps",
             0,
@@ -90,7 +90,7 @@ KNOBS: dict[str, Knob] = {
             "Of these, how many may search for the cheapest change that would start a waiting job.",
             per_pool=False,
         ),
-        Knob(
+        NumberSetting(
             "ahead_shown",
             "jobs",
             0,
@@ -99,7 +99,7 @@ KNOBS: dict[str, Knob] = {
             "How many of the jobs ahead a verdict names.",
             per_pool=False,
         ),
-        Knob(
+        NumberSetting(
             "reserve_after_s",
             "s",
             0.0,
@@ -107,7 +107,7 @@ KNOBS: dict[str, Knob] = {
             1_800.0,
             "A gang that waits longer than this gets GPUs reserved at the earliest possible time.",
         ),
-        Knob(
+        NumberSetting(
             "preempt_after_s",
             "s",
             0.0,
@@ -115,7 +115,7 @@ KNOBS: dict[str, Knob] = {
             0.0,
             "Nobody is asked to leave for a job that has waited less than this; 0 asks at once.",
         ),
-        Knob(
+        NumberSetting(
             "size_ageing_s_per_gpu",
             "s per GPU",
             0.0,
@@ -123,7 +123,7 @@ KNOBS: dict[str, Knob] = {
             0.0,
             "Within a project, a job stands as if submitted so much later for each GPU it asks for; 0 is plain age.",
         ),
-        Knob(
+        NumberSetting(
             "predicted_ageing",
             "",
             0.0,
@@ -131,7 +131,7 @@ KNOBS: dict[str, Knob] = {
             1.0,
             "Within a project, a job stands as if submitted later by so many times its predicted duration.",
         ),
-        Knob(
+        NumberSetting(
             "spare_ending_s",
             "s",
             0.0,
@@ -139,7 +139,7 @@ KNOBS: dict[str, Knob] = {
             7_200.0,
             "A job that is predicted to end within this is not asked to leave, but by whom its GPUs are guaranteed.",
         ),
-        Knob(
+        NumberSetting(
             "min_runtime_s",
             "s",
             0.0,
@@ -147,7 +147,7 @@ KNOBS: dict[str, Knob] = {
             0.0,
             "A job that runs for less than this is not asked to leave.",
         ),
-        Knob(
+        NumberSetting(
             "max_victims",
             "jobs",
             0,
@@ -155,7 +155,7 @@ KNOBS: dict[str, Knob] = {
             1_000,
             "Jobs that may be asked to leave for one waiting job.",
         ),
-        Knob(
+        NumberSetting(
             "max_movers",
             "jobs",
             0,
@@ -163,7 +163,7 @@ KNOBS: dict[str, Knob] = {
             8,
             "Jobs that may be moved elsewhere to make one hole large enough; 0 moves nobody.",
         ),
-        Knob(
+        NumberSetting(
             "move_loss_gpu_s",
             "GPU-seconds",
             0.0,
@@ -171,7 +171,7 @@ KNOBS: dict[str, Knob] = {
             300.0,
             "A job that would lose more work than this is not moved elsewhere.",
         ),
-        Knob(
+        NumberSetting(
             "stale_grace_s",
             "s",
             0.0,
@@ -179,178 +179,178 @@ KNOBS: dict[str, Knob] = {
             60.0,
             "A gang of which fewer tasks live than it needs ends after this time and queues again.",
         ),
-        Knob(
+        NumberSetting(
             "warn_before_s",
             "s",
             0.0,
             7 * DAY_S,
             900.0,
             "People are warned so long before a time limit ends their job, but not before half of it is used.",
-            decides=False,
+            affects_decisions=False,
         ),
-        Knob(
+        NumberSetting(
             "extend_most_s",
             "s",
             0.0,
             30 * DAY_S,
             DAY_S,
             "So much time at most may be added to the limit of a job, all its extensions together; 0 adds none.",
-            decides=False,
+            affects_decisions=False,
         ),
-        Knob(
+        NumberSetting(
             "idle_after_s",
             "s",
             300.0,
             7 * DAY_S,
             3_600.0,
             "A workspace is idle once its GPUs and its tool were both known to be quiet for this long.",
-            decides=False,
+            affects_decisions=False,
             per_project=True,
         ),
-        Knob(
+        NumberSetting(
             "idle_gpu_percent",
             "%",
             0.0,
             100.0,
             3.0,
             "A GPU that is busy less than this in the mean of a minute counts as quiet; with 0 none ever does.",
-            decides=False,
+            affects_decisions=False,
         ),
-        Knob(
+        NumberSetting(
             "idle_grace_s",
             "s",
             60.0,
             DAY_S,
             1_800.0,
             "So long runs the countdown of an idle workspace before it is suspended.",
-            decides=False,
+            affects_decisions=False,
             per_project=True,
         ),
-        Knob(
+        NumberSetting(
             "idle_snooze_s",
             "s",
             300.0,
             DAY_S,
             3_600.0,
             "For so long a snooze keeps an idle workspace.",
-            decides=False,
+            affects_decisions=False,
             per_project=True,
         ),
-        Knob(
+        NumberSetting(
             "idle_snoozes",
             "times",
             0,
             100,
             3,
             "So often an idle workspace may be snoozed until it is used again.",
-            decides=False,
+            affects_decisions=False,
             per_project=True,
         ),
-        Knob(
+        NumberSetting(
             "idle_excuse_s",
             "s",
             0.0,
             30 * DAY_S,
             DAY_S,
             "For so long a reason in words keeps an idle workspace, unless it is cut short; 0 takes no reasons.",
-            decides=False,
+            affects_decisions=False,
             per_project=True,
         ),
-        Knob(
+        NumberSetting(
             "idle_project_times",
             "times",
             1.0,
             100.0,
             1.0,
             "Projects may set times and counts of idleness up to so many times their pool's; 1: only stricter.",
-            decides=False,
+            affects_decisions=False,
         ),
-        Knob(
+        NumberSetting(
             "tidy_every_s",
             "s",
             0.0,
             30 * DAY_S,
             DAY_S,
             "So often a node is tidied up by itself, and at once when its disk is full; 0 leaves it to people.",
-            decides=False,
+            affects_decisions=False,
         ),
-        Knob(
+        NumberSetting(
             "tidy_keep_s",
             "s",
             3_600.0,
             90 * DAY_S,
             7 * DAY_S,
             "What is left of ended attempts on a node is kept so long when nobody took leave of it.",
-            decides=False,
+            affects_decisions=False,
         ),
-        Knob(
+        NumberSetting(
             "image_high_percent",
             "%",
             10.0,
             100.0,
             85.0,
             "Tidying up removes unused images of a node once the file system that holds them is fuller than this.",
-            decides=False,
+            affects_decisions=False,
         ),
-        Knob(
+        NumberSetting(
             "image_low_percent",
             "%",
             0.0,
             100.0,
             75.0,
             "It removes them, longest unused first, until the file system is no fuller than this.",
-            decides=False,
+            affects_decisions=False,
         ),
-        Knob(
+        NumberSetting(
             "image_keep_s",
             "s",
             0.0,
             365 * DAY_S,
             7 * DAY_S,
             "An image stays for this long after it was brought to a node, or a task used it there.",
-            decides=False,
+            affects_decisions=False,
         ),
-        Knob(
-            TASK_DISK,
+        NumberSetting(
+            TASK_DISK_LIMIT,
             "MiB",
             0.0,
             1e9,
             51_200.0,
             "A task that writes more than this to its node's disk outside its volumes is ended; 0 sets no limit.",
-            decides=False,
+            affects_decisions=False,
         ),
     )
 }
 
-CHOICES: dict[str, Choice] = {
+CHOICE_SETTINGS: dict[str, ChoiceSetting] = {
     choice.name: choice
     for choice in (
-        Choice(
+        ChoiceSetting(
             "placement",
             ("fragmentation", "pack", "spread"),
             "fragmentation",
             "Fragmentation leaves what the usual requests can use; pack fills nodes one after the other; "
             "spread evens the load.",
         ),
-        Choice(
+        ChoiceSetting(
             "victim_order",
             ("least_lost_work", "youngest"),
             "least_lost_work",
             "Which of the jobs that may be asked to leave goes first.",
         ),
-        Choice(
+        ChoiceSetting(
             "share_gpus",
             ("in_project", "anybody"),
             "in_project",
             "Who may hold shares of the same GPU: jobs of one project alone, or anybody; sharing is cooperative.",
         ),
-        Choice(
+        ChoiceSetting(
             "share_needs_mps",
             ("no", "yes"),
             "no",
             "Whether shares of a GPU are placed only on nodes that hold tasks to them by MPS.",
         ),
-        Choice(
+        ChoiceSetting(
             "use_predictions",
             ("yes", "no"),
             "yes",
@@ -358,41 +358,41 @@ CHOICES: dict[str, Choice] = {
             "that ended; without, only on time limits.",
             per_pool=False,
         ),
-        Choice(
+        ChoiceSetting(
             "images_removed",
             ("ours", "all", "none"),
             "ours",
             "Which unused images may be removed from a node: those that Fairway brought there, also those of others, "
             "or none.",
-            decides=False,
+            affects_decisions=False,
         ),
-        Choice(
+        ChoiceSetting(
             "idle_action",
             ("off", "notify", "suspend"),
             "notify",
             "What becomes of an idle workspace: nothing, its people are told, or it is suspended after a countdown.",
-            decides=False,
+            affects_decisions=False,
             per_project=True,
         ),
-        Choice(
+        ChoiceSetting(
             EGRESS,
             ("open", "listed", "none"),
             "open",
             "Where containers may connect: anywhere but the portal, the nodes and metadata services; only where "
             "their project's list says; or nowhere.",
-            decides=False,
+            affects_decisions=False,
             per_project=True,
         ),
     )
 }
 
 
-KnobValue = float | str
+SettingValue = float | str
 
 
-def knob_names(*, per_pool: bool = False, per_project: bool = False) -> tuple[str, ...]:
+def setting_names(*, per_pool: bool = False, per_project: bool = False) -> tuple[str, ...]:
     """Every name, numbers first, or only those that pools or projects may have values of their own for."""
-    every: list[Knob | Choice] = [*KNOBS.values(), *CHOICES.values()]
+    every: list[NumberSetting | ChoiceSetting] = [*NUMBER_SETTINGS.values(), *CHOICE_SETTINGS.values()]
     return tuple(
         knob.name
         for knob in every
@@ -400,41 +400,41 @@ def knob_names(*, per_pool: bool = False, per_project: bool = False) -> tuple[st
     )
 
 
-def decides(name: str) -> bool:
+def affects_decisions(name: str) -> bool:
     """False for a knob of ours that no decision of the scheduler reads; True for all others, also unknown ones."""
-    knob = KNOBS.get(name) or CHOICES.get(name)
-    return knob is None or knob.decides
+    knob = NUMBER_SETTINGS.get(name) or CHOICE_SETTINGS.get(name)
+    return knob is None or knob.affects_decisions
 
 
-def default_of(name: str) -> KnobValue:
+def default_value(name: str) -> SettingValue:
     """What holds where nobody said otherwise. KeyError for an unknown name."""
-    return KNOBS[name].default if name in KNOBS else CHOICES[name].default
+    return NUMBER_SETTINGS[name].default if name in NUMBER_SETTINGS else CHOICE_SETTINGS[name].default
 
 
-def figure(value: float) -> str:
+def format_number(value: float) -> str:
     """A number with its thousands parted, and no more decimals than it has: 31,536,000 or 0.5."""
     return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
-def fault_of(name: str, value: object, *, per_pool: bool = False, per_project: bool = False) -> str | None:
+def setting_error(name: str, value: object, *, per_pool: bool = False, per_project: bool = False) -> str | None:
     """What is wrong with a value for a knob, as a sentence; None when it may stand."""
-    if name not in knob_names():
+    if name not in setting_names():
         return "There is no such knob."
-    if per_project and name not in knob_names(per_project=True):
+    if per_project and name not in setting_names(per_project=True):
         return "Projects have no value of their own for this knob."
-    if per_pool and name not in knob_names(per_pool=True):
+    if per_pool and name not in setting_names(per_pool=True):
         return "This knob has one value for the whole cluster."
-    if (choice := CHOICES.get(name)) is not None:
+    if (choice := CHOICE_SETTINGS.get(name)) is not None:
         return None if value in choice.options else f"Must be one of: {', '.join(choice.options)}."
-    knob = KNOBS[name]
+    knob = NUMBER_SETTINGS[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "Must be a number."
-    if not knob.low <= value <= knob.high:
+    if not knob.minimum <= value <= knob.maximum:
         unit = f" {knob.unit}" if knob.unit else ""
-        return f"Must be between {figure(knob.low)} and {figure(knob.high)}{unit}."
-    return None if whole(name, value) == value else "Must be a whole number."
+        return f"Must be between {format_number(knob.minimum)} and {format_number(knob.maximum)}{unit}."
+    return None if normalize_value(name, value) == value else "Must be a whole number."
 
 
-def whole(name: str, value: KnobValue) -> KnobValue:
+def normalize_value(name: str, value: SettingValue) -> SettingValue:
     """The value as its knob has it: a knob whose default is a whole number counts something."""
-    return int(value) if isinstance(default_of(name), int) else value
+    return int(value) if isinstance(default_value(name), int) else value

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-PHASES = ("snapshot", "decide", "commit")
+CYCLE_PHASES = ("snapshot", "decide", "commit")
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper ends, seconds; what is longer is counted under ``+Inf``."""
-LONGER = "+Inf"
+OVERFLOW_BUCKET = "+Inf"
 
 
-def bucket_of(seconds: float) -> str:
+def bucket_label(seconds: float) -> str:
     """The upper end of the first bucket that holds so much, as text."""
-    return next((str(end) for end in BUCKETS_S if seconds <= end), LONGER)
+    return next((str(end) for end in BUCKETS_S if seconds <= end), OVERFLOW_BUCKET)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class NodeAct(StrEnum):
+class OperationKind(StrEnum):
     """One such act."""
 
     TEST = "test"
@@ -17,34 +17,34 @@ class NodeAct(StrEnum):
     GC = "gc"
 
 
-BY_ACTOR = frozenset({NodeAct.UPGRADE, NodeAct.PREFLIGHT, NodeAct.GC})
+CONTROL_CHANNEL_OPERATIONS = frozenset({OperationKind.UPGRADE, OperationKind.PREFLIGHT, OperationKind.GC})
 """Acts that go over the node's control channel; the others open connections of their own."""
 
-ACT_TITLES: dict[NodeAct, str] = {
-    NodeAct.TEST: "Connection test",
-    NodeAct.ENROL: "Enrolment",
-    NodeAct.UPGRADE: "Upgrade of its agent",
-    NodeAct.PREFLIGHT: "Check of the node",
-    NodeAct.GC: "Tidying up",
+OPERATION_TITLES: dict[OperationKind, str] = {
+    OperationKind.TEST: "Connection test",
+    OperationKind.ENROL: "Enrolment",
+    OperationKind.UPGRADE: "Upgrade of its agent",
+    OperationKind.PREFLIGHT: "Check of the node",
+    OperationKind.GC: "Tidying up",
 }
 
-WARNS = frozenset({"version"})
+WARNING_ONLY_CHECKS = frozenset({"version"})
 """What a check finds and yet keeps a node from nothing: vendors mend old versions without a new number."""
 
-TRIAL_S = 60.0
+UPGRADE_CONFIRM_TIMEOUT_S = 60.0
 """So long a new agent may take until it answers hello and is confirmed; then the node goes back to the one before."""
 
-WITHIN_S = 240.0
+OPERATION_TIMEOUT_S = 240.0
 """An act that is not over by then has failed: two trials, and a node that is silent for a while between them."""
 
-UPGRADES_AT_ONCE = 8
+MAX_PARALLEL_UPGRADES = 8
 """Nodes that are upgraded side by side, once the first has done well."""
 
-SENT = "Sent"
+PROGRAM_SENT_STEP = "Sent"
 """The step of an upgrade after which the new program is in place."""
 
 
-FREED: dict[str, tuple[str, str]] = {
+GC_COUNTER_LABELS: dict[str, tuple[str, str]] = {
     "ended_tasks": ("Ended tasks", "removed with their logs, of which nobody took leave"),
     "folders": ("Folders", "removed that belonged to no task"),
     "uploads": ("Uploads", "removed that nobody went on with"),
@@ -55,11 +55,11 @@ FREED: dict[str, tuple[str, str]] = {
 }
 """What an agent counts when it tidies up: a name, and the words after the number."""
 
-IMAGES, STORE = "Images", "Image store"
+IMAGES_STEP, IMAGE_STORE_STEP = "Images", "Image store"
 """The steps that tell which images were removed, and how full the file system is that holds them."""
 
 
-def images_sentence(removed: Sequence[Mapping[str, Any]]) -> str:
+def images_removed_message(removed: Sequence[Mapping[str, Any]]) -> str:
     """Which images were removed, with their sizes: rows as an agent tells them, ``names`` and ``size_mib``."""
     if not removed:
         return "0 removed that nobody needs."
@@ -67,22 +67,22 @@ def images_sentence(removed: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(told)} removed that nobody needed: {'; '.join(told)}."
 
 
-FULL_AGAIN_S = 900.0
+FULL_DISK_GC_INTERVAL_S = 900.0
 """A node whose disk stays full is tidied no more often than this."""
 
 
-class Turn(StrEnum):
+class RolloutStatus(StrEnum):
     """Where one node of an upgrade of many stands."""
 
-    WAITS = "waits"
-    BEGUN = "begun"
-    WORKED = "worked"
+    PENDING = "waits"
+    RUNNING = "begun"
+    SUCCEEDED = "worked"
     FAILED = "failed"
 
 
-def may_begin(turns: Sequence[Turn], at_once: int = UPGRADES_AT_ONCE) -> int:
+def startable_count(statuses: Sequence[RolloutStatus], max_parallel: int = MAX_PARALLEL_UPGRADES) -> int:
     """How many more nodes may begin: the first alone, then ``at_once`` side by side, none after a failure."""
-    if Turn.FAILED in turns:
+    if RolloutStatus.FAILED in statuses:
         return 0
-    room = at_once if Turn.WORKED in turns else 1
-    return max(0, min(room - turns.count(Turn.BEGUN), turns.count(Turn.WAITS)))
+    room = max_parallel if RolloutStatus.SUCCEEDED in statuses else 1
+    return max(0, min(room - statuses.count(RolloutStatus.RUNNING), statuses.count(RolloutStatus.PENDING)))

@@ -11,56 +11,56 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from portal.words.knobs import CHOICES, KNOBS, KnobValue, whole
+from portal.words.knobs import CHOICE_SETTINGS, NUMBER_SETTINGS, SettingValue, normalize_value
 
-TIMES = "idle_project_times"
+MAX_FACTOR_SETTING = "idle_project_times"
 """The knob that says how much less strict than its pool a project may be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holds:
+class EffectiveSetting:
     """What holds. ``project``: the row number of the one that says so; None: its pool does."""
 
-    value: KnobValue
-    project: int | None = None
-    bounded: bool = False
+    value: SettingValue
+    source_project: int | None = None
+    is_clamped: bool = False
     """A project asks for more than the pool allows."""
 
 
-def strictness(name: str, value: KnobValue) -> float:
+def strictness(name: str, value: SettingValue) -> float:
     """The larger, the stricter."""
-    return CHOICES[name].options.index(str(value)) if name in CHOICES else -float(value)
+    return CHOICE_SETTINGS[name].options.index(str(value)) if name in CHOICE_SETTINGS else -float(value)
 
 
-def most_of(name: str, of_pool: Mapping[str, KnobValue]) -> KnobValue:
+def loosest_allowed(name: str, pool_settings: Mapping[str, SettingValue]) -> SettingValue:
     """The least strict value that a project may have where its pool holds these."""
-    value = of_pool[name]
+    value = pool_settings[name]
     if isinstance(value, str):
         return value
-    return whole(name, min(KNOBS[name].high, value * float(of_pool[TIMES])))
+    return normalize_value(name, min(NUMBER_SETTINGS[name].maximum, value * float(pool_settings[MAX_FACTOR_SETTING])))
 
 
-def holds(
-    name: str, of_pool: Mapping[str, KnobValue], line: Sequence[tuple[int, Mapping[str, KnobValue]]]
-) -> Holds:
+def effective_setting(
+    name: str, pool_settings: Mapping[str, SettingValue], ancestors: Sequence[tuple[int, Mapping[str, SettingValue]]]
+) -> EffectiveSetting:
     """What holds in a pool for the first project of a line, which goes on with those above it, nearest first.
 
     Of projects that say the same the nearest is named, and the pool where it says the same as all of them.
     """
-    asked = [(values[name], row) for row, values in line if name in values]
+    asked = [(values[name], row) for row, values in ancestors if name in values]
     if not asked:
-        return Holds(of_pool[name])
+        return EffectiveSetting(pool_settings[name])
     value, row = max(asked, key=lambda one: strictness(name, one[0]))
-    most = most_of(name, of_pool)
+    most = loosest_allowed(name, pool_settings)
     if strictness(name, value) < strictness(name, most):
-        return Holds(most, None, True)
-    return Holds(value, None if value == of_pool[name] else row)
+        return EffectiveSetting(most, None, True)
+    return EffectiveSetting(value, None if value == pool_settings[name] else row)
 
 
-def room_of(
-    name: str, pools: Iterable[Mapping[str, KnobValue]], above: Iterable[Mapping[str, KnobValue]]
-) -> KnobValue | None:
+def loosest_effective(
+    name: str, pools: Iterable[Mapping[str, SettingValue]], ancestors: Iterable[Mapping[str, SettingValue]]
+) -> SettingValue | None:
     """The least strict value that would count in some pool for a project below these; None without any pool."""
-    asked = [values[name] for values in above if name in values]
-    rooms = [max([most_of(name, pool), *asked], key=lambda one: strictness(name, one)) for pool in pools]
+    asked = [values[name] for values in ancestors if name in values]
+    rooms = [max([loosest_allowed(name, pool), *asked], key=lambda one: strictness(name, one)) for pool in pools]
     return min(rooms, key=lambda one: strictness(name, one), default=None)

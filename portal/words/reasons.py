@@ -11,29 +11,29 @@ from enum import StrEnum
 class VerdictCode(StrEnum):
     """Why a pending job did not start in a cycle (SCHEDULING: one dominant reason)."""
 
-    LIMIT = "limit"
-    GUARANTEED_NEEDED = "guaranteed_needed"
-    SHARE_USED_UP = "share_used_up"
-    NO_FIT_NOW = "no_fit_now"
+    PROJECT_LIMIT = "limit"
+    NON_PREEMPTIBLE_OVER_QUOTA = "guaranteed_needed"
+    OVER_FAIR_SHARE = "share_used_up"
+    INSUFFICIENT_RESOURCES = "no_fit_now"
     HELD = "held"
-    RELEASING = "releasing"
-    HELD_FOR_RESERVATION = "held_for_reservation"
-    VICTIMS_PROTECTED_UNTIL = "victims_protected_until"
-    DELAYED_UNTIL = "delayed_until"
+    WAITING_FOR_EVICTION = "releasing"
+    RESERVED_FOR_OTHER_JOB = "held_for_reservation"
+    VICTIMS_PROTECTED = "victims_protected_until"
+    BEGIN_TIME = "delayed_until"
     DEPENDENCY = "dependency"
     VOLUME_UNAVAILABLE = "volume_unavailable"
-    QUOTA_OF_USER = "quota_of_user"
-    NOT_REACHED = "not_reached"
+    USER_LIMIT = "quota_of_user"
+    CYCLE_BUDGET_EXHAUSTED = "not_reached"
     OWNER_NOT_PERMITTED = "owner_not_permitted"
     INVALID_DATA = "invalid_data"
-    NEVER = "never"
+    UNSATISFIABLE = "never"
 
 
-NO_FORECAST: dict[str, str] = {
+NO_FORECAST_REASONS: dict[str, str] = {
     VerdictCode.HELD: "It is held: when it starts is worked out once it is released.",
     VerdictCode.DEPENDENCY: "When it starts then is worked out once they have ended.",
     VerdictCode.VOLUME_UNAVAILABLE: "The node of its home volume takes no work, and when it will is not known.",
-    VerdictCode.NEVER: "This cluster cannot run it as it asks.",
+    VerdictCode.UNSATISFIABLE: "This cluster cannot run it as it asks.",
     VerdictCode.OWNER_NOT_PERMITTED: "Its owner may not run it at the moment.",
     VerdictCode.INVALID_DATA: "It cannot be scheduled until invalid data is corrected.",
 }
@@ -43,7 +43,7 @@ NO_FORECAST: dict[str, str] = {
 class EndReason(StrEnum):
     """Why an attempt ended; the job page turns each into a sentence with cause and fix."""
 
-    FINISHED = "finished"
+    COMPLETED = "finished"
     EXIT_CODE = "exit_code"
     CANCELLED_BY_USER = "cancelled_by_user"
     CANCELLED_BY_ADMIN = "cancelled_by_admin"
@@ -51,7 +51,7 @@ class EndReason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     NODE_REBOOTED = "node_rebooted"
     NODE_FENCED = "node_fenced"
-    CONTAINER_VANISHED = "container_vanished"
+    CONTAINER_LOST = "container_vanished"
     GPU_LOST = "gpu_lost"
     START_REFUSED = "start_refused"
     IMAGE_MISSING = "image_missing"
@@ -60,18 +60,18 @@ class EndReason(StrEnum):
     PREEMPTED = "preempted"
     RECLAIMED = "reclaimed"
     SUSPENDED = "suspended"
-    NEVER_READY = "never_ready"
-    STALE_GANG = "stale_gang"
-    CONSOLIDATED = "consolidated"
+    READINESS_TIMEOUT = "never_ready"
+    GANG_INCOMPLETE = "stale_gang"
+    MIGRATED = "consolidated"
     DEPENDENCY_FAILED = "dependency_failed"
-    GPU_SHARE_EXCEEDED = "gpu_share_exceeded"
-    GPU_SHARING_LOST = "gpu_sharing_lost"
-    NODES_APART = "nodes_apart"
+    GPU_MEMORY_LIMIT_EXCEEDED = "gpu_share_exceeded"
+    MPS_DAEMON_LOST = "gpu_sharing_lost"
+    RENDEZVOUS_UNREACHABLE = "nodes_apart"
     OWNER_NOT_PERMITTED = "owner_not_permitted"
 
 
-END_SENTENCES: dict[EndReason, str] = {
-    EndReason.FINISHED: "The command ended with exit code 0.",
+END_MESSAGES: dict[EndReason, str] = {
+    EndReason.COMPLETED: "The command ended with exit code 0.",
     EndReason.EXIT_CODE: "The command ended with exit code {exit_code}.",
     EndReason.CANCELLED_BY_USER: "Stopped by {actor}.",
     EndReason.CANCELLED_BY_ADMIN: "Stopped by the administrator {actor}.",
@@ -79,7 +79,7 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.OUT_OF_MEMORY: "It needed more memory than its {memory} and was stopped by the node.",
     EndReason.NODE_REBOOTED: "The node {node} restarted while it ran.",
     EndReason.NODE_FENCED: "An administrator declared the node {node} fenced.",
-    EndReason.CONTAINER_VANISHED: "Its container disappeared from {node}.",
+    EndReason.CONTAINER_LOST: "Its container disappeared from {node}.",
     EndReason.GPU_LOST: "A GPU of {node} failed.",
     EndReason.START_REFUSED: "The node {node} refused to start it: {detail}",
     EndReason.IMAGE_MISSING: "The image {image} is not on {node} and could not be brought there: {detail}",
@@ -89,23 +89,23 @@ END_SENTENCES: dict[EndReason, str] = {
     EndReason.PREEMPTED: "It gave its GPUs to a job of higher priority and waits again.",
     EndReason.RECLAIMED: "It gave borrowed GPUs back to another project and waits again.",
     EndReason.SUSPENDED: "Suspended; it keeps its files and holds no GPU.",
-    EndReason.NEVER_READY: "Its server did not answer within {seconds} s.",
-    EndReason.CONSOLIDATED: "It moves to another place, so that a job that needs more room together can start.",
+    EndReason.READINESS_TIMEOUT: "Its server did not answer within {seconds} s.",
+    EndReason.MIGRATED: "It moves to another place, so that a job that needs more room together can start.",
     EndReason.DEPENDENCY_FAILED: "It was to start after {job}, which {how}, so it can never start.",
-    EndReason.GPU_SHARE_EXCEEDED: "It used {used} of the memory of GPU {gpu} of {node} for {seconds} s, where its "
+    EndReason.GPU_MEMORY_LIMIT_EXCEEDED: "It used {used} of the memory of GPU {gpu} of {node} for {seconds} s, where its "
     "share is {share}. Others share that GPU with it.",
-    EndReason.GPU_SHARING_LOST: "The daemon by which it shared a GPU of {node} was gone.",
-    EndReason.NODES_APART: "{node} cannot reach {first} ({place}): {why}. None of its tasks began.",
+    EndReason.MPS_DAEMON_LOST: "The daemon by which it shared a GPU of {node} was gone.",
+    EndReason.RENDEZVOUS_UNREACHABLE: "{node} cannot reach {first} ({place}): {why}. None of its tasks began.",
     EndReason.OWNER_NOT_PERMITTED: "Its owner may not run it any more: {detail}",
-    EndReason.STALE_GANG: "Another task of the job ended, so the whole attempt ended.",
+    EndReason.GANG_INCOMPLETE: "Another task of the job ended, so the whole attempt ended.",
 }
 
 
-def end_sentence(reason: EndReason | str, **facts: object) -> str:
+def end_message(reason: EndReason | str, **facts: object) -> str:
     """The sentence for an end reason; fields that are not known read as an en dash."""
 
     class _Known(dict[str, object]):
         def __missing__(self, key: str) -> str:
             return "–"
 
-    return END_SENTENCES[EndReason(reason)].format_map(_Known(facts))
+    return END_MESSAGES[EndReason(reason)].format_map(_Known(facts))

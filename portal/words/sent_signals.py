@@ -11,5 +11,5 @@ SIGNALS: dict[str, str] = {
 }
 """Name, and what programs usually make of it."""
 
-SEND_WITHIN_S = 30.0
+SIGNAL_TTL_S = 30.0
 """One that could not be sent by then is dropped: what it was meant for is over."""

@@ -45,7 +45,7 @@ class JobKind(StrEnum):
     SERVICE = "service"
 
 
-class Desired(StrEnum):
+class DesiredState(StrEnum):
     """What people want of a job; the engine works the record towards it."""
 
     RUN = "run"
@@ -53,10 +53,10 @@ class Desired(StrEnum):
     SUSPENDED = "suspended"
 
 
-JOB_ENDS = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
-JOB_LIVE = frozenset(JobState) - JOB_ENDS
+TERMINAL_JOB_STATES = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
+LIVE_JOB_STATES = frozenset(JobState) - TERMINAL_JOB_STATES
 
-JOB_MOVES: dict[JobState, frozenset[JobState]] = {
+JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.PENDING: frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.FAILED, JobState.CANCELLED}),
     # PENDING -> FAILED: the retries are used up while the last attempt ended in CONFIGURING.
     JobState.RUNNING: frozenset(
@@ -77,7 +77,7 @@ JOB_MOVES: dict[JobState, frozenset[JobState]] = {
 }
 """A job is RUNNING from the moment GPUs are committed to it (its attempt says how far it got)."""
 
-ATTEMPT_ENDS = frozenset(
+TERMINAL_ATTEMPT_STATES = frozenset(
     {
         AttemptState.COMPLETED,
         AttemptState.FAILED,
@@ -89,23 +89,23 @@ ATTEMPT_ENDS = frozenset(
         AttemptState.SUSPENDED,
     }
 )
-ATTEMPT_LIVE = frozenset(AttemptState) - ATTEMPT_ENDS
+LIVE_ATTEMPT_STATES = frozenset(AttemptState) - TERMINAL_ATTEMPT_STATES
 
-ATTEMPT_MOVES: dict[AttemptState, frozenset[AttemptState]] = {
-    AttemptState.CONFIGURING: ATTEMPT_ENDS | {AttemptState.RUNNING, AttemptState.COMPLETING},
-    AttemptState.RUNNING: ATTEMPT_ENDS | {AttemptState.COMPLETING},
-    AttemptState.COMPLETING: ATTEMPT_ENDS,
-} | {end: frozenset() for end in ATTEMPT_ENDS}
+ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.CONFIGURING: TERMINAL_ATTEMPT_STATES | {AttemptState.RUNNING, AttemptState.COMPLETING},
+    AttemptState.RUNNING: TERMINAL_ATTEMPT_STATES | {AttemptState.COMPLETING},
+    AttemptState.COMPLETING: TERMINAL_ATTEMPT_STATES,
+} | {end: frozenset() for end in TERMINAL_ATTEMPT_STATES}
 
 
-def may_move_job(old: JobState, new: JobState) -> bool:
+def is_job_transition(old: JobState, new: JobState) -> bool:
     """True when the published graph has this move."""
-    return new in JOB_MOVES[old]
+    return new in JOB_TRANSITIONS[old]
 
 
-def may_move_attempt(old: AttemptState, new: AttemptState) -> bool:
+def is_attempt_transition(old: AttemptState, new: AttemptState) -> bool:
     """True when the published graph has this move; tasks obey the same graph."""
-    return new in ATTEMPT_MOVES[old]
+    return new in ATTEMPT_TRANSITIONS[old]
 
 
 class NodeState(StrEnum):
@@ -118,10 +118,10 @@ class NodeState(StrEnum):
     RETIRED = "retired"
 
 
-FULL_DISK = "The disk of the node is full"
+DISK_FULL_REASON = "The disk of the node is full"
 """How the reason of a node begins that is out of service for want of room, and comes back by itself."""
 
-FENCED = "Fenced"
+FENCED_REASON = "Fenced"
 """How the reason of a node begins that an administrator declared fenced."""
 
 
@@ -141,15 +141,15 @@ class RuntimeKind(StrEnum):
     PROCESS = "process"
 
 
-CONTAINERS = frozenset({RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value})
+CONTAINER_RUNTIMES = frozenset({RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.value})
 
 
-def runtimes_for(runtime: str) -> frozenset[str]:
+def compatible_runtimes(runtime: str) -> frozenset[str]:
     """The runtimes of nodes that can run an environment of this one; podman and docker run each other's images."""
-    return CONTAINERS if runtime in CONTAINERS else frozenset({runtime})
+    return CONTAINER_RUNTIMES if runtime in CONTAINER_RUNTIMES else frozenset({runtime})
 
 
-class LinkKind(StrEnum):
+class NodeTransport(StrEnum):
     """How the portal reaches a node's agent."""
 
     SSH = "ssh"

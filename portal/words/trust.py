@@ -11,153 +11,153 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-WINDOW_S = 600.0
+INCIDENT_WINDOW_S = 600.0
 """What befell a node longer ago says nothing of it now."""
-SOON_S = 60.0
+EARLY_FAILURE_S = 60.0
 """Who fails sooner after its start failed soon; who runs so long did well."""
-SEVERAL_JOBS = 3
-SILENCES = 3
-CUT_OFFS, CUT_OFF_FROM = 3, 2
+MIN_FAILED_JOBS = 3
+MAX_COMMAND_TIMEOUTS = 3
+MIN_UNREACHABLE_INCIDENTS, MIN_UNREACHABLE_PEERS = 3, 2
 """So often, and from so many other nodes, a node is cut off when it is the cause."""
-LOST_LINKS = 4
-MALFORMED_REPORTS = 3
+MAX_LOST_LINKS = 4
+MAX_MALFORMED_REPORTS = 3
 """Each report stands for all malformed frames of a node since the one before; they are some seconds apart."""
-FIRST_ASIDE_S, LONGEST_ASIDE_S = 60.0, 3600.0
-FORGOTTEN_AFTER_S = 6 * 3600.0
+MIN_QUARANTINE_S, MAX_QUARANTINE_S = 60.0, 3600.0
+TRIP_MEMORY_S = 6 * 3600.0
 """After so long without being put aside a node begins anew."""
-CLOCK_OFF_S = 2.0
+MAX_CLOCK_SKEW_S = 2.0
 """A node whose clock differs by more from the portal's is told of."""
-STUCK_AFTER_S = 30.0
+STUCK_AFTER_KILL_S = 30.0
 """Who is there so long after it was killed is stuck."""
 
 
-class Phase(StrEnum):
+class BreakerState(StrEnum):
     """How far a node is trusted. Aside it gets no new work; on trial it gets one job and no second."""
 
-    TRUSTED = "trusted"
-    ASIDE = "aside"
-    TRIAL = "trial"
+    HEALTHY = "trusted"
+    QUARANTINED = "aside"
+    PROBATION = "trial"
 
 
-def takes_another(phase: str, on_trial: object) -> bool:
+def accepts_another_job(state: str, probation_attempt: object) -> bool:
     """True when a node is trusted with another job; ``on_trial`` is the attempt that it is tried with, or None."""
-    return phase == Phase.TRUSTED.value or (phase == Phase.TRIAL.value and on_trial is None)
+    return state == BreakerState.HEALTHY.value or (state == BreakerState.PROBATION.value and probation_attempt is None)
 
 
-class Trouble(StrEnum):
+class IncidentKind(StrEnum):
     """What may befall a node."""
 
     START_REFUSED = "start_refused"  # it would not start a job
-    FAILED_SOON = "failed_soon"  # a job failed soon after it started
-    NO_ANSWER = "no_answer"  # it took a command and did not answer
+    EARLY_FAILURES = "failed_soon"  # a job failed soon after it started
+    COMMAND_TIMEOUTS = "no_answer"  # it took a command and did not answer
     LINK_LOST = "link_lost"  # a link that had stood broke
     STUCK = "stuck"  # what was killed there is still there
-    CUT_OFF = "cut_off"  # it and another did not reach each other
+    PEER_UNREACHABLE = "cut_off"  # it and another did not reach each other
     MALFORMED = "malformed"  # it sent what the protocol does not allow
     EPOCH_AHEAD = "epoch_ahead"  # it said that it had heard an epoch that was never given
 
 
-OF_JOBS = frozenset({Trouble.START_REFUSED, Trouble.FAILED_SOON})
+JOB_INCIDENTS = frozenset({IncidentKind.START_REFUSED, IncidentKind.EARLY_FAILURES})
 
 
 @dataclass(frozen=True)
-class Befell:
+class Incident:
     """One trouble: when, and with whose job where it was with one."""
 
     at_s: float
-    trouble: Trouble
+    kind: IncidentKind
     job: str = ""
     owner: str = ""
     peer: str = ""
 
 
 @dataclass(frozen=True)
-class Trust:
+class NodeBreaker:
     """How a node stands. ``try_at_s`` only aside; None there: not by time but when what is stuck has gone."""
 
-    phase: Phase = Phase.TRUSTED
-    cause: Trouble | None = None
+    state: BreakerState = BreakerState.HEALTHY
+    cause: IncidentKind | None = None
     since_s: float = 0.0
-    try_at_s: float | None = None
-    trips: int = 0
+    probe_at_s: float | None = None
+    trip_count: int = 0
     tripped_s: float | None = None
 
 
-def judge(
-    trust: Trust,
-    befell: Iterable[Befell],
+def evaluate(
+    breaker: NodeBreaker,
+    incidents: Iterable[Incident],
     *,
     now_s: float,
-    served_s: float | None = None,
-    well_elsewhere: Collection[str] = (),
-    on_trial: str = "",
-    room: bool = True,
-) -> Trust:
+    last_success_s: float | None = None,
+    owners_healthy_elsewhere: Collection[str] = (),
+    probation_job: str = "",
+    may_quarantine: bool = True,
+) -> NodeBreaker:
     """The node's standing after what befell it.
 
     ``served_s`` is when a job last did well there, ``well_elsewhere`` the people whose jobs did well on other nodes
     of late, ``on_trial`` the job it is tried with. Without ``room`` too many others are aside already: then the
     cause is hardly this node, and a trusted one stays so.
     """
-    begin_s = max(trust.since_s, now_s - WINDOW_S)
-    fresh = [each for each in befell if begin_s < each.at_s <= now_s]
-    cause: Trouble | None = None
-    if trust.phase is Phase.TRIAL:
-        failed = (each for each in fresh if each.trouble not in OF_JOBS or each.job == on_trial != "")
+    begin_s = max(breaker.since_s, now_s - INCIDENT_WINDOW_S)
+    fresh = [each for each in incidents if begin_s < each.at_s <= now_s]
+    cause: IncidentKind | None = None
+    if breaker.state is BreakerState.PROBATION:
+        failed = (each for each in fresh if each.kind not in JOB_INCIDENTS or each.job == probation_job != "")
         # one other node alone cannot put this one aside
-        cause = next((each.trouble for each in failed if each.trouble is not Trouble.CUT_OFF), None)
-        if cause is None and _is_cut_off(fresh, least=CUT_OFF_FROM):
-            cause = Trouble.CUT_OFF
-    elif trust.phase is Phase.TRUSTED and room:
-        cause = _cause(fresh, served_s, well_elsewhere)
+        cause = next((each.kind for each in failed if each.kind is not IncidentKind.PEER_UNREACHABLE), None)
+        if cause is None and _is_peer_unreachable(fresh, min_incidents=MIN_UNREACHABLE_PEERS):
+            cause = IncidentKind.PEER_UNREACHABLE
+    elif breaker.state is BreakerState.HEALTHY and may_quarantine:
+        cause = _trip_cause(fresh, last_success_s, owners_healthy_elsewhere)
     if cause is None:
-        return trust
-    forgotten = trust.tripped_s is None or now_s - trust.tripped_s > FORGOTTEN_AFTER_S
-    trips = 1 if forgotten else trust.trips + 1
-    return Trust(Phase.ASIDE, cause, now_s, now_s + aside_s(trips), trips, now_s)
+        return breaker
+    forgotten = breaker.tripped_s is None or now_s - breaker.tripped_s > TRIP_MEMORY_S
+    trips = 1 if forgotten else breaker.trip_count + 1
+    return NodeBreaker(BreakerState.QUARANTINED, cause, now_s, now_s + quarantine_s(trips), trips, now_s)
 
 
-def _cause(
-    fresh: Collection[Befell], served_s: float | None, well_elsewhere: Collection[str]
-) -> Trouble | None:
+def _trip_cause(
+    recent: Collection[Incident], last_success_s: float | None, owners_healthy_elsewhere: Collection[str]
+) -> IncidentKind | None:
     """What is enough to put a trusted node aside.
 
     Several jobs must have failed since one last did well, and of more than one person: somebody's broken program
     fails everywhere. For one person alone it counts when their jobs do well on other nodes.
     """
-    if sum(each.trouble is Trouble.NO_ANSWER for each in fresh) >= SILENCES:
-        return Trouble.NO_ANSWER
-    if sum(each.trouble is Trouble.LINK_LOST for each in fresh) >= LOST_LINKS:
-        return Trouble.LINK_LOST
-    if any(each.trouble is Trouble.EPOCH_AHEAD for each in fresh):
-        return Trouble.EPOCH_AHEAD
-    if sum(each.trouble is Trouble.MALFORMED for each in fresh) >= MALFORMED_REPORTS:
-        return Trouble.MALFORMED
-    if _is_cut_off(fresh, least=CUT_OFFS):
-        return Trouble.CUT_OFF
-    failed = [each for each in fresh if each.trouble in OF_JOBS and each.at_s > (served_s or 0.0)]
+    if sum(each.kind is IncidentKind.COMMAND_TIMEOUTS for each in recent) >= MAX_COMMAND_TIMEOUTS:
+        return IncidentKind.COMMAND_TIMEOUTS
+    if sum(each.kind is IncidentKind.LINK_LOST for each in recent) >= MAX_LOST_LINKS:
+        return IncidentKind.LINK_LOST
+    if any(each.kind is IncidentKind.EPOCH_AHEAD for each in recent):
+        return IncidentKind.EPOCH_AHEAD
+    if sum(each.kind is IncidentKind.MALFORMED for each in recent) >= MAX_MALFORMED_REPORTS:
+        return IncidentKind.MALFORMED
+    if _is_peer_unreachable(recent, min_incidents=MIN_UNREACHABLE_INCIDENTS):
+        return IncidentKind.PEER_UNREACHABLE
+    failed = [each for each in recent if each.kind in JOB_INCIDENTS and each.at_s > (last_success_s or 0.0)]
     owners = {each.owner for each in failed}
-    of_the_node = len(owners) > 1 or not owners.isdisjoint(well_elsewhere)
-    if len({each.job for each in failed}) < SEVERAL_JOBS or not of_the_node:
+    of_the_node = len(owners) > 1 or not owners.isdisjoint(owners_healthy_elsewhere)
+    if len({each.job for each in failed}) < MIN_FAILED_JOBS or not of_the_node:
         return None
-    refused = {each.job for each in failed if each.trouble is Trouble.START_REFUSED}
-    soon = {each.job for each in failed if each.trouble is Trouble.FAILED_SOON}
-    return Trouble.START_REFUSED if len(refused) >= len(soon) else Trouble.FAILED_SOON
+    refused = {each.job for each in failed if each.kind is IncidentKind.START_REFUSED}
+    soon = {each.job for each in failed if each.kind is IncidentKind.EARLY_FAILURES}
+    return IncidentKind.START_REFUSED if len(refused) >= len(soon) else IncidentKind.EARLY_FAILURES
 
 
-def _is_cut_off(fresh: Collection[Befell], *, least: int) -> bool:
+def _is_peer_unreachable(recent: Collection[Incident], *, min_incidents: int) -> bool:
     """True when a node and at least two others did not reach each other, so often in all."""
-    peers = [each.peer for each in fresh if each.trouble is Trouble.CUT_OFF]
-    return len(peers) >= least and len(set(peers)) >= CUT_OFF_FROM
+    peers = [each.peer for each in recent if each.kind is IncidentKind.PEER_UNREACHABLE]
+    return len(peers) >= min_incidents and len(set(peers)) >= MIN_UNREACHABLE_PEERS
 
 
-def suspect(pair: tuple[str, str], before: Iterable[tuple[str, str]]) -> str | None:
+def likely_culprit(pair: tuple[str, str], earlier_pairs: Iterable[tuple[str, str]]) -> str | None:
     """Which of two nodes that did not reach each other is rather the cause; None: nobody can say.
 
     ``before`` are the pairs that did not of late: whoever did not reach more of the others.
     """
     others: dict[str, set[str]] = {node: set() for node in pair}
-    for one, other in (pair, *before):
+    for one, other in (pair, *earlier_pairs):
         if one in others:
             others[one].add(other)
         if other in others:
@@ -166,59 +166,59 @@ def suspect(pair: tuple[str, str], before: Iterable[tuple[str, str]]) -> str | N
     return None if first == second else pair[0] if first > second else pair[1]
 
 
-def aside_s(trips: int) -> float:
+def quarantine_s(trip_count: int) -> float:
     """How long a node is aside for the so-manieth time: 1, 2, 4 ... minutes, at most an hour."""
-    return float(min(FIRST_ASIDE_S * 2.0 ** min(max(0, trips - 1), 16), LONGEST_ASIDE_S))
+    return float(min(MIN_QUARANTINE_S * 2.0 ** min(max(0, trip_count - 1), 16), MAX_QUARANTINE_S))
 
 
-def stuck(trust: Trust, now_s: float) -> Trust:
+def quarantine_stuck(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
     """Something there cannot be killed: aside until it has gone, however long that takes."""
-    if trust.phase is Phase.ASIDE and trust.cause is Trouble.STUCK:
-        return trust
-    return replace(trust, phase=Phase.ASIDE, cause=Trouble.STUCK, since_s=now_s, try_at_s=None)
+    if breaker.state is BreakerState.QUARANTINED and breaker.cause is IncidentKind.STUCK:
+        return breaker
+    return replace(breaker, phase=BreakerState.QUARANTINED, cause=IncidentKind.STUCK, since_s=now_s, try_at_s=None)
 
 
-def freed(trust: Trust, now_s: float) -> Trust:
+def end_stuck(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
     """What was stuck has gone: the node is tried."""
-    if trust.phase is Phase.ASIDE and trust.cause is Trouble.STUCK:
-        return replace(trust, phase=Phase.TRIAL, since_s=now_s)
-    return trust
+    if breaker.state is BreakerState.QUARANTINED and breaker.cause is IncidentKind.STUCK:
+        return replace(breaker, phase=BreakerState.PROBATION, since_s=now_s)
+    return breaker
 
 
-def due(trust: Trust, now_s: float) -> Trust:
+def start_probation_if_due(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
     """Aside for long enough: tried with one job."""
-    if trust.phase is Phase.ASIDE and trust.try_at_s is not None and trust.try_at_s <= now_s:
-        return replace(trust, phase=Phase.TRIAL, since_s=now_s, try_at_s=None)
-    return trust
+    if breaker.state is BreakerState.QUARANTINED and breaker.probe_at_s is not None and breaker.probe_at_s <= now_s:
+        return replace(breaker, phase=BreakerState.PROBATION, since_s=now_s, try_at_s=None)
+    return breaker
 
 
-def trusted(trust: Trust, now_s: float, *, forgive: bool = False) -> Trust:
+def close_breaker(breaker: NodeBreaker, now_s: float, *, reset_trips: bool = False) -> NodeBreaker:
     """The trial went well; or an administrator said so, which also forgets how often it was aside (``forgive``)."""
-    if forgive:
-        return Trust(since_s=now_s)
-    return replace(trust, phase=Phase.TRUSTED, cause=None, since_s=now_s, try_at_s=None)
+    if reset_trips:
+        return NodeBreaker(since_s=now_s)
+    return replace(breaker, phase=BreakerState.HEALTHY, cause=None, since_s=now_s, try_at_s=None)
 
 
-WHY: dict[Trouble, str] = {
-    Trouble.START_REFUSED: "It refused to start jobs, one after another.",
-    Trouble.FAILED_SOON: "Jobs failed there soon after they started, one after another.",
-    Trouble.NO_ANSWER: "It took commands and did not answer them.",
-    Trouble.LINK_LOST: "The connection to it broke again and again.",
-    Trouble.STUCK: "Something there cannot be ended, and holds its GPUs.",
-    Trouble.CUT_OFF: "Other nodes and it did not reach each other.",
-    Trouble.MALFORMED: "It keeps sending what the protocol does not allow.",
-    Trouble.EPOCH_AHEAD: "It reports an epoch that this portal never gave.",
+CAUSE_MESSAGES: dict[IncidentKind, str] = {
+    IncidentKind.START_REFUSED: "It refused to start jobs, one after another.",
+    IncidentKind.EARLY_FAILURES: "Jobs failed there soon after they started, one after another.",
+    IncidentKind.COMMAND_TIMEOUTS: "It took commands and did not answer them.",
+    IncidentKind.LINK_LOST: "The connection to it broke again and again.",
+    IncidentKind.STUCK: "Something there cannot be ended, and holds its GPUs.",
+    IncidentKind.PEER_UNREACHABLE: "Other nodes and it did not reach each other.",
+    IncidentKind.MALFORMED: "It keeps sending what the protocol does not allow.",
+    IncidentKind.EPOCH_AHEAD: "It reports an epoch that this portal never gave.",
 }
 """The cause as a sentence for people."""
 
-BEFELL: dict[Trouble, str] = {
-    Trouble.START_REFUSED: "A start was refused",
-    Trouble.FAILED_SOON: "A job failed soon",
-    Trouble.NO_ANSWER: "A command got no answer",
-    Trouble.LINK_LOST: "The connection broke",
-    Trouble.STUCK: "Something could not be ended",
-    Trouble.CUT_OFF: "It and another node did not reach each other",
-    Trouble.MALFORMED: "It sent malformed frames",
-    Trouble.EPOCH_AHEAD: "It reported an epoch that was never given",
+INCIDENT_TITLES: dict[IncidentKind, str] = {
+    IncidentKind.START_REFUSED: "A start was refused",
+    IncidentKind.EARLY_FAILURES: "A job failed soon",
+    IncidentKind.COMMAND_TIMEOUTS: "A command got no answer",
+    IncidentKind.LINK_LOST: "The connection broke",
+    IncidentKind.STUCK: "Something could not be ended",
+    IncidentKind.PEER_UNREACHABLE: "It and another node did not reach each other",
+    IncidentKind.MALFORMED: "It sent malformed frames",
+    IncidentKind.EPOCH_AHEAD: "It reported an epoch that was never given",
 }
 """What one trouble is called in a list."""

@@ -11,26 +11,26 @@ class VolumeKind(StrEnum):
     HOME = "home"  # a folder for each person
     PROJECT = "project"  # a folder for each project, which its members share
     DATASET = "dataset"  # a folder that is there, and that no job changes
-    PATH = "path"  # a folder that is there
+    HOST_PATH = "path"  # a folder that is there
     NFS = "nfs"  # the same, where an NFS share is mounted
     SCRATCH = "scratch"  # an empty folder for each task, gone with it
 
 
-class Reach(StrEnum):
+class VolumeScope(StrEnum):
     """``node``: each node has its own content under the same path; ``shared``: all have the same."""
 
     NODE = "node"
     SHARED = "shared"
 
 
-WITH_QUOTA = frozenset({VolumeKind.HOME, VolumeKind.PROJECT, VolumeKind.SCRATCH})
+QUOTA_KINDS = frozenset({VolumeKind.HOME, VolumeKind.PROJECT, VolumeKind.SCRATCH})
 """Their folders are made by the node, so it can say how much each may hold."""
 FIRST_PROJECT_GID = 2_100_000_000
 """The group of a project's folders is this and its row number: the same on every node, and nobody's else."""
-MOST_VOLUMES = 32
+MAX_VOLUMES_PER_JOB = 32
 """A job names at most so many."""
 
 
-def place_of(name: str) -> str:
+def default_mount_path(name: str) -> str:
     """Where a volume stands in a container unless a job says another place."""
     return f"/volumes/{name}"

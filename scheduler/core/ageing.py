@@ -12,11 +12,11 @@ from scheduler.core.cluster import WHOLE_MILLI, PendingRow, RunningRow
 from scheduler.core.policy import Policy
 
 
-def ordered_s(row: PendingRow, policy: Policy) -> float:
+def effective_submit_s(row: PendingRow, policy: Policy) -> float:
     """The time by which ``row`` is ordered, in seconds since the epoch; smaller goes first."""
     shift_s = policy.size_ageing_s_per_gpu * row.total_milli / WHOLE_MILLI
-    if row.predicted_s is not None:
-        shift_s += policy.predicted_ageing * row.predicted_s
+    if row.predicted_duration_s is not None:
+        shift_s += policy.predicted_ageing * row.predicted_duration_s
     return row.submitted_s + shift_s
 
 

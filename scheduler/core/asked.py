@@ -5,38 +5,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from scheduler.core.cluster import WHOLE_MILLI, Ask, PendingRow, PoolId, RunningRow
+from scheduler.core.cluster import WHOLE_MILLI, TaskRequest, PendingRow, PoolId, RunningRow
 
-EXPECTED = {Ask(gpus, WHOLE_MILLI, 0, 0): 4 for gpus in (1, 2, 4, 8)}
+DEFAULT_DEMAND = {TaskRequest(gpus, WHOLE_MILLI, 0, 0): 4 for gpus in (1, 2, 4, 8)}
 """Asked where little else is known: whole GPUs, one or more on one node."""
 
 
-class Asked:
+class DemandHistogram:
     """What will be asked soon is best known from who is here and who waits, also from held jobs: they come.
 
     To that belongs ``EXPECTED``, which guides the first jobs of an idle pool and is outnumbered in a busy one.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[PoolId, Counter[Ask]] = {}
+        self._counts: dict[PoolId, Counter[TaskRequest]] = {}
 
-    def change(self, came: Iterable[object], left: Iterable[object] = ()) -> None:
+    def update(self, added: Iterable[object], removed: Iterable[object] = ()) -> None:
         """Count the jobs among rows that came, and no more those that left."""
-        for row in left:
+        for row in removed:
             self._add(row, -1)
-        for row in came:
+        for row in added:
             self._add(row, +1)
 
-    def in_pool(self, pool: PoolId) -> Counter[Ask]:
+    def in_pool(self, pool: PoolId) -> Counter[TaskRequest]:
         """By request, how many tasks run in a pool or could run there."""
-        return Counter(EXPECTED) + self._counts.get(pool, Counter())
+        return Counter(DEFAULT_DEMAND) + self._counts.get(pool, Counter())
 
     def _add(self, row: object, sign: int) -> None:
         pools: Iterable[PoolId]
         if isinstance(row, RunningRow):
-            pools, asks = (row.pool,), _of_running(row)
+            pools, asks = (row.pool,), _running_requests(row)
         elif isinstance(row, PendingRow):
-            pools, asks = dict.fromkeys(row.pools), _of_pending(row)
+            pools, asks = dict.fromkeys(row.pools), _pending_requests(row)
         else:
             return
         for pool in pools:
@@ -47,11 +47,11 @@ class Asked:
                     del counts[ask]
 
 
-def _of_running(row: RunningRow) -> list[tuple[Ask, int]]:
+def _running_requests(row: RunningRow) -> list[tuple[TaskRequest, int]]:
     """What its tasks ask, and how many of them."""
     return [
         (
-            Ask(
+            TaskRequest(
                 len(task.gpus), max((gpu.milli for gpu in task.gpus), default=WHOLE_MILLI), task.cpu_milli,
                 task.memory_mib, row.gpu_model, row.min_gpu_memory_mib, task.share_mib, row.mig_profile,
                 row.min_compute_capability,
@@ -62,7 +62,7 @@ def _of_running(row: RunningRow) -> list[tuple[Ask, int]]:
     ]  # fmt: skip
 
 
-def _of_pending(row: PendingRow) -> list[tuple[Ask, int]]:
-    if row.asks:
-        return [(ask, 1) for ask in row.asks]
-    return [(row.ask if row.gpus_per_task else row.ask._replace(milli=WHOLE_MILLI), row.tasks)]
+def _pending_requests(row: PendingRow) -> list[tuple[TaskRequest, int]]:
+    if row.task_requests:
+        return [(ask, 1) for ask in row.task_requests]
+    return [(row.task_request if row.gpus_per_task else row.task_request._replace(milli=WHOLE_MILLI), row.tasks)]

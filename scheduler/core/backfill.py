@@ -19,33 +19,33 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler.core.cluster import JobId, NodeRow
-from scheduler.core.placement import Floor
-from scheduler.core.shape import Bools, Held, Pile, Shape
+from scheduler.core.placement import NodePlacer
+from scheduler.core.shape import Bools, HeldSlots, SlotBatch, TaskShape
 
 
-class Ending(NamedTuple):
+class JobEnd(NamedTuple):
     """A running job: what it holds and when it is expected to be gone; None is unknown."""
 
     job: JobId
-    ends_s: float | None
-    held: Sequence[Held]
+    end_s: float | None
+    held: Sequence[HeldSlots]
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class GangReservation:
     """Places kept for a gang from ``start_s`` on, in seconds since the epoch."""
 
     job: JobId
     start_s: float
-    held: tuple[Held, ...]
+    held: tuple[HeldSlots, ...]
 
 
-class _Moment(NamedTuple):
+class _ReleaseTime(NamedTuple):
     """A time at which places become free: how many have ended by then, and how many had before."""
 
     at_s: float
-    ends: int
-    ends_before: int
+    end_count: int
+    earlier_end_count: int
 
 
 def expected_end_s(
@@ -61,105 +61,105 @@ def expected_end_s(
     return predicted_end_s if limit_s is None else min(predicted_end_s, limit_s)
 
 
-class Reservations:
+class ReservationPlanner:
     """The reservations of one pool while a plan is made. ``floor`` is what is free now; it is not changed.
 
     ``steps_used`` counts the ends that a gang waits for; a search that would pass ``most_steps`` finds nothing.
     """
 
-    def __init__(self, floor: Floor, endings: Sequence[Ending], now_s: float, most_steps: int) -> None:
-        self.made: list[Reservation] = []
+    def __init__(self, placer: NodePlacer, job_ends: Sequence[JobEnd], now_s: float, max_steps: int) -> None:
+        self.reservations: list[GangReservation] = []
         self.steps_used = 0
-        self._floor = floor
+        self._placer = placer
         self._now_s = now_s
-        self._most_steps = most_steps
-        known = [each for each in endings if each.ends_s is not None and math.isfinite(each.ends_s)]
+        self._max_steps = max_steps
+        known = [each for each in job_ends if each.end_s is not None and math.isfinite(each.end_s)]
         known.sort(key=_by_end)
-        self._moments = _moments(known, now_s)
-        self._freed = Pile([each.held for each in known])
+        self._release_times = _release_times(known, now_s)
+        self._freed = SlotBatch([each.held for each in known])
 
     def reserve(
-        self, job: JobId, shape: Shape, tasks: int, within: Sequence[Bools] | None = None
-    ) -> Reservation | None:
+        self, job: JobId, shape: TaskShape, tasks: int, within: Sequence[Bools] | None = None
+    ) -> GangReservation | None:
         """The earliest places for a gang, kept from now on; None when no known end, or the budget, allows any.
 
         ``within``: sets of nodes of which one must hold all of it.
         """
-        nodes = self._floor.nodes
-        shapes = [shape] if within is None else [_only(shape, mask, nodes) for mask in within]
-        taken = [one for earlier in self.made for one in earlier.held]
-        moment = self._first_moment(taken, shapes, tasks)
+        nodes = self._placer.nodes
+        shapes = [shape] if within is None else [_restricted_to(shape, mask, nodes) for mask in within]
+        taken = [one for earlier in self.reservations for one in earlier.held]
+        moment = self._first_release_time(taken, shapes, tasks)
         if moment is None:
             return None
-        ground = self._ground(taken, moment.ends)
+        ground = self._capacity_after(taken, moment.end_count)
         fitting = next(each for each in shapes if _fits(ground, each, tasks))
         held = ground.place_gang(fitting, tasks)
         if held is None:
             return None
-        found = Reservation(job, moment.at_s, tuple(held))
-        self.made.append(found)
+        found = GangReservation(job, moment.at_s, tuple(held))
+        self.reservations.append(found)
         return found
 
-    def _first_moment(self, taken: Sequence[Held], shapes: Sequence[Shape], tasks: int) -> _Moment | None:
+    def _first_release_time(self, taken: Sequence[HeldSlots], shapes: Sequence[TaskShape], tasks: int) -> _ReleaseTime | None:
         """The first moment at which one of ``shapes`` fits, now or after some ends; counts these."""
-        left = self._most_steps - self.steps_used
+        left = self._max_steps - self.steps_used
         # another moment may be waited for as long as those before it are fewer than what is left
-        moments = self._moments[: bisect_left(self._moments, left, lo=1, key=_ends_before)]
+        moments = self._release_times[: bisect_left(self._release_times, left, lo=1, key=_ends_before)]
 
-        def fits(moment: _Moment) -> bool:
-            ground = self._ground(taken, moment.ends)
+        def fits(moment: _ReleaseTime) -> bool:
+            ground = self._capacity_after(taken, moment.end_count)
             return any(_fits(ground, each, tasks) for each in shapes)
 
         first = 0 if fits(moments[0]) else bisect_left(moments, True, lo=1, key=fits)
-        self.steps_used += moments[min(first, len(moments) - 1)].ends
+        self.steps_used += moments[min(first, len(moments) - 1)].end_count
         return moments[first] if first < len(moments) else None
 
-    def _ground(self, taken: Sequence[Held], ends: int) -> Floor:
+    def _capacity_after(self, taken: Sequence[HeldSlots], ends: int) -> NodePlacer:
         """What is free after the first ``ends`` ends, less what is ``taken``."""
-        ground = self._floor.copy()
+        ground = self._placer.copy()
         for one in taken:
-            ground.change(one, -1)
-        ground.give_back_pile(self._freed, ends)
+            ground.adjust(one, -1)
+        ground.release_batch(self._freed, ends)
         return ground
 
-    def open_nodes(self, ends_s: float | None, job: JobId | None = None) -> Bools:
+    def unreserved_nodes(self, ends_s: float | None, job: JobId | None = None) -> Bools:
         """Nodes that carry nothing of a reservation of others which begins before ``job`` has ended.
 
         What a reserved gang leaves over of its nodes stays closed too.
         """
-        mask = np.ones(len(self._floor.nodes), dtype=bool)
-        for each in self.made:
+        mask = np.ones(len(self._placer.nodes), dtype=bool)
+        for each in self.reservations:
             if each.job != job and (ends_s is None or ends_s > each.start_s):
                 mask[[one.node for one in each.held]] = False
         return mask
 
 
-def _by_end(ending: Ending) -> tuple[float, JobId]:
-    return (ending.ends_s if ending.ends_s is not None else math.inf, ending.job)
+def _by_end(ending: JobEnd) -> tuple[float, JobId]:
+    return (ending.end_s if ending.end_s is not None else math.inf, ending.job)
 
 
-def _moments(endings: Sequence[Ending], now_s: float) -> list[_Moment]:
+def _release_times(endings: Sequence[JobEnd], now_s: float) -> list[_ReleaseTime]:
     """Now, and each moment at which somebody ends; whoever should have ended by now ends at any moment."""
-    found = [_Moment(now_s, 0, 0)]
+    found = [_ReleaseTime(now_s, 0, 0)]
     for ends, each in enumerate(endings, 1):
-        at_s = max(now_s, each.ends_s or 0.0)
+        at_s = max(now_s, each.end_s or 0.0)
         before = found[-1]
-        if before.ends and before.at_s == at_s:
+        if before.end_count and before.at_s == at_s:
             found[-1] = before._replace(ends=ends)
         else:
-            found.append(_Moment(at_s, ends, before.ends))
+            found.append(_ReleaseTime(at_s, ends, before.end_count))
     return found
 
 
-def _ends_before(moment: _Moment) -> int:
-    return moment.ends_before
+def _ends_before(moment: _ReleaseTime) -> int:
+    return moment.earlier_end_count
 
 
-def _only(shape: Shape, mask: Bools, nodes: Sequence[NodeRow]) -> Shape:
+def _restricted_to(shape: TaskShape, mask: Bools, nodes: Sequence[NodeRow]) -> TaskShape:
     """The shape on the nodes of ``mask`` alone."""
     others = {node.id for node, inside in zip(nodes, mask, strict=True) if not inside}
     return shape._replace(avoid_nodes=tuple(sorted({*shape.avoid_nodes, *others})))
 
 
-def _fits(floor: Floor, shape: Shape, tasks: int) -> bool:
-    return floor.room(shape) >= tasks
+def _fits(floor: NodePlacer, shape: TaskShape, tasks: int) -> bool:
+    return floor.fit_count(shape) >= tasks

@@ -32,15 +32,15 @@ SCORED_FROM_S = 60.0
 SOFT_S = 1_000.0
 """``c`` above."""
 HALF_LIFE_HOURS = 7 * 24
-REMEMBERED = 20_000
-LEAST_HOURS = 9
+MAX_RESIDUALS = 20_000
+MIN_HOURS = 9
 HOUR_S = 3_600.0
 
-UNTAUGHT = (math.log(0.2), 0.0, math.log(5.0))
+DEFAULT_QUANTILES = (math.log(0.2), 0.0, math.log(5.0))
 """The residuals taken while nothing was learned yet."""
 
 
-class Interval(NamedTuple):
+class WaitInterval(NamedTuple):
     """Seconds from now: nominal 80 % between ``p10_s`` and ``p90_s``."""
 
     p10_s: float
@@ -48,13 +48,13 @@ class Interval(NamedTuple):
     p90_s: float
 
 
-def interval_score(low: float, high: float, came: float) -> float:
+def interval_score(low: float, high: float, actual: float) -> float:
     """Winkler's score, in the unit of its arguments: the width, and 2 / alpha times how far it was missed."""
-    missed = max(0.0, low - came) + max(0.0, came - high)
+    missed = max(0.0, low - actual) + max(0.0, actual - high)
     return high - low + 2.0 / ALPHA * missed
 
 
-class Calibration:
+class WaitCalibration:
     """How waits came out against the medians played for them, for each size of job and from each size up."""
 
     def __init__(self) -> None:
@@ -68,12 +68,12 @@ class Calibration:
         for doublings in _down_from(milli):
             self._from_size_up.setdefault(doublings, _Residuals()).add(made_s, residual)
 
-    def interval(self, milli: int, median_s: float) -> Interval:
+    def interval(self, milli: int, median_s: float) -> WaitInterval:
         """The interval around a median that was played for a job of ``milli``."""
         low, middle, high = next(
-            (found for each in self._alike(milli) if (found := each.quantiles())), UNTAUGHT
+            (found for each in self._alike(milli) if (found := each.quantiles())), DEFAULT_QUANTILES
         )
-        return Interval(_wait_s(low, median_s), _wait_s(middle, median_s), _wait_s(high, median_s))
+        return WaitInterval(_wait_s(low, median_s), _wait_s(middle, median_s), _wait_s(high, median_s))
 
     def _alike(self, milli: int) -> Iterator[_Residuals]:
         """Who speaks for jobs of this size, the most telling first."""
@@ -98,7 +98,7 @@ class _Residuals:
     """The residuals remembered, ascending, and in which hour the forecast of each was made."""
 
     def __init__(self) -> None:
-        self._came: deque[tuple[float, int]] = deque()
+        self._arrivals: deque[tuple[float, int]] = deque()
         self._ordered: list[float] = []
         self._hours: list[int] = []  # of the ordered
         self._in_hour: Counter[int] = Counter()
@@ -106,10 +106,10 @@ class _Residuals:
 
     def add(self, made_s: float, residual: float) -> None:
         """Remembers one more, and forgets the first where it would be too many."""
-        if len(self._came) == REMEMBERED:
-            self._forget(*self._came.popleft())
+        if len(self._arrivals) == MAX_RESIDUALS:
+            self._forget(*self._arrivals.popleft())
         hour = int(made_s // HOUR_S)
-        self._came.append((residual, hour))
+        self._arrivals.append((residual, hour))
         at = bisect_left(self._ordered, residual)
         self._ordered.insert(at, residual)
         self._hours.insert(at, hour)
@@ -125,7 +125,7 @@ class _Residuals:
 
     def quantiles(self) -> tuple[float, ...] | None:
         """The 10th, 50th and 90th percentile by weight; None while they come from too few hours."""
-        if len(self._in_hour) < LEAST_HOURS:
+        if len(self._in_hour) < MIN_HOURS:
             return None
         if self._found is None:
             newest = max(self._in_hour)

@@ -13,27 +13,27 @@ from scheduler.core.cluster import (
     RunningTask,
     Snapshot,
 )
-from scheduler.core.plan import Eviction, Plan, Start
+from scheduler.core.plan import Eviction, Plan, JobPlacement
 
 
-def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
+def apply_plan(snapshot: Snapshot, plan: Plan) -> Snapshot:
     """``snapshot`` right after ``plan`` is written down: starts hold their places, victims are stopping."""
     pending = {row.job: row for row in snapshot.pending}
     evicted = {eviction.job: eviction for eviction in plan.evictions}
-    kept = {start.job: start for start in plan.keeps}
-    running = [_leaving(row, evicted.get(row.job), kept.get(row.job)) for row in snapshot.running]
+    kept = {start.job: start for start in plan.nominations}
+    running = [_evicted(row, evicted.get(row.job), kept.get(row.job)) for row in snapshot.running]
     for job in kept.keys() & pending.keys():
-        pending[job] = replace(pending[job], kept=_stands(kept[job], pending[job]))
+        pending[job] = replace(pending[job], kept=_running_tasks(kept[job], pending[job]))
     runs = {row.job: number for number, row in enumerate(running)}
     started = []
     joined = []
     for start in plan.starts:
         row = pending.pop(start.job)
         if len(start.tasks) < row.tasks:
-            pending[start.job] = _still_waiting(row, start)
+            pending[start.job] = _still_pending(row, start)
         if start.job in runs:
             before = running[runs[start.job]]
-            new = _stands(start, row)
+            new = _running_tasks(start, row)
             running[runs[start.job]] = replace(before, tasks=(*before.tasks, *new))
             joined.append(replace(before, tasks=new))
             continue
@@ -47,7 +47,7 @@ def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
                 row.preemptible,
                 snapshot.now_s,
                 row.time_limit_s,
-                _stands(start, row),
+                _running_tasks(start, row),
                 name=row.name,
                 avoid_nodes=row.avoid_nodes,
                 node_affinity=row.node_affinity,
@@ -55,21 +55,21 @@ def after_commit(snapshot: Snapshot, plan: Plan) -> Snapshot:
                 submitted_s=row.submitted_s,
                 gpu_model=row.gpu_model,
                 min_gpu_memory_mib=row.min_gpu_memory_mib,
-                near=row.near,
+                topology_constraint=row.topology_constraint,
                 mig_profile=row.mig_profile,
                 min_compute_capability=row.min_compute_capability,
             )
         )
-    nodes = _hold(snapshot.nodes, [*started, *joined], +1)
+    nodes = _update_usage(snapshot.nodes, [*started, *joined], +1)
     return replace(snapshot, nodes=nodes, running=(*running, *started), pending=tuple(pending.values()))
 
 
-def _leaving(row: RunningRow, eviction: Eviction | None, kept: Start | None) -> RunningRow:
+def _evicted(row: RunningRow, eviction: Eviction | None, nominated: JobPlacement | None) -> RunningRow:
     """A running job that was told to leave, whole or some of its ranks."""
     if eviction is None:
         return row
     if not eviction.ranks:
-        places = _places(kept, row) if kept else ()
+        places = _nominated_tasks(nominated, row) if nominated else ()
         return replace(row, stopping=True, stopping_for=eviction.for_job, kept=places)
     gone = set(eviction.ranks)
     ranked = enumerate(row.tasks)
@@ -77,7 +77,7 @@ def _leaving(row: RunningRow, eviction: Eviction | None, kept: Start | None) -> 
     return replace(row, tasks=tuple(tasks))
 
 
-def _still_waiting(row: PendingRow, start: Start) -> PendingRow:
+def _still_pending(row: PendingRow, start: JobPlacement) -> PendingRow:
     """The ranks of an elastic job for which nothing was found yet."""
     placed = {task.rank for task in start.tasks}
     left = [(i, rank) for i, rank in enumerate(row.ranks or range(row.tasks)) if rank not in placed]
@@ -85,15 +85,15 @@ def _still_waiting(row: PendingRow, start: Start) -> PendingRow:
         row,
         tasks=len(left),
         ranks=tuple(rank for _, rank in left),
-        asks=tuple(row.asks[i] for i, _ in left) if row.asks else (),
-        group_of=tuple(row.group_of[i] for i, _ in left) if row.group_of else (),
+        asks=tuple(row.task_requests[i] for i, _ in left) if row.task_requests else (),
+        group_of=tuple(row.group_of_rank[i] for i, _ in left) if row.group_of_rank else (),
         kept=(),
     )
 
 
-def _stands(start: Start, row: PendingRow) -> tuple[RunningTask, ...]:
+def _running_tasks(start: JobPlacement, row: PendingRow) -> tuple[RunningTask, ...]:
     """Where the tasks of a gang stand, with what each asks."""
-    asks = dict(zip(row.ranks or range(row.tasks), row.asks, strict=True)) if row.asks else {}
+    asks = dict(zip(row.ranks or range(row.tasks), row.task_requests, strict=True)) if row.task_requests else {}
     return tuple(
         RunningTask(
             task.node,
@@ -106,7 +106,7 @@ def _stands(start: Start, row: PendingRow) -> tuple[RunningTask, ...]:
     )
 
 
-def _places(start: Start, row: RunningRow) -> tuple[RunningTask, ...]:
+def _nominated_tasks(start: JobPlacement, row: RunningRow) -> tuple[RunningTask, ...]:
     """Where the tasks of a running job are to stand once it has left."""
     now = {i if task.rank is None else task.rank: task for i, task in enumerate(row.tasks)}
     return tuple(
@@ -116,17 +116,17 @@ def _places(start: Start, row: RunningRow) -> tuple[RunningTask, ...]:
     )
 
 
-def after_release(snapshot: Snapshot) -> Snapshot:
+def release_stopping_jobs(snapshot: Snapshot) -> Snapshot:
     """``snapshot`` once every job that was stopping has let go (and does not come back)."""
     gone = [row for row in snapshot.running if row.stopping]
     return replace(
         snapshot,
-        nodes=_hold(snapshot.nodes, gone, -1),
+        nodes=_update_usage(snapshot.nodes, gone, -1),
         running=tuple(row for row in snapshot.running if not row.stopping),
     )
 
 
-def _hold(nodes: tuple[NodeRow, ...], rows: list[RunningRow], sign: int) -> tuple[NodeRow, ...]:
+def _update_usage(nodes: tuple[NodeRow, ...], rows: list[RunningRow], sign: int) -> tuple[NodeRow, ...]:
     """The nodes with what ``rows`` hold counted in (+1) or out (-1)."""
     milli: Counter[str] = Counter()
     cpu: Counter[str] = Counter()
@@ -146,7 +146,7 @@ def _hold(nodes: tuple[NodeRow, ...], rows: list[RunningRow], sign: int) -> tupl
             memory_used_mib=node.memory_used_mib + memory[node.id],
             gpus=tuple(
                 replace(
-                    gpu, used_milli=gpu.used_milli + milli[gpu.uuid], whole=whole.get(gpu.uuid, gpu.whole)
+                    gpu, used_milli=gpu.used_milli + milli[gpu.uuid], whole=whole.get(gpu.uuid, gpu.exclusive)
                 )
                 for gpu in node.gpus
             ),

@@ -8,15 +8,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
-from portal.words.knobs import CHOICES
+from portal.words.knobs import CHOICE_SETTINGS
 from portal.words.reasons import VerdictCode
 from scheduler.core.cluster import (
     WHOLE_MILLI,
-    Ask,
+    TaskRequest,
     GpuRow,
     GpuUuid,
     JobId,
-    Near,
+    TopologyConstraint,
     NodeId,
     NodeRow,
     PendingRow,
@@ -33,14 +33,14 @@ from scheduler.core.cluster import (
     UsageRow,
     UserId,
 )
-from scheduler.core.plan import EvictionReason, Plan, Start, TaskPlacement
-from scheduler.core.tree import INNER, Tree
+from scheduler.core.plan import EvictionReason, Plan, JobPlacement, TaskPlacement
+from scheduler.core.tree import OWN_LEAF_SUFFIX, ProjectTree
 
 Row = TypeVar("Row")
 
 
-MOST_TASKS = 10_000
-MOST_GPUS_PER_TASK = 1_000
+MAX_TASKS = 10_000
+MAX_GPUS_PER_TASK = 1_000
 """A decision makes an object for each task: a request beyond these would take all of its time and memory."""
 
 
@@ -84,14 +84,14 @@ def check_snapshot(snapshot: Snapshot, checked: Mapping[int, object] | None = No
 
     ``checked`` holds rows that passed in an earlier photograph of the same projects, pools and machines, by ``id``.
     """
-    _finite("now_s", snapshot.now_s)
+    _check_finite("now_s", snapshot.now_s)
     for fault in _faults(snapshot, checked or {}):
         raise SnapshotError(fault.field, fault.message)
 
 
 def find_faults(snapshot: Snapshot) -> list[Fault]:
     """Return every row that cannot be true, each with its first fault. Raise ``SnapshotError`` for the clock."""
-    _finite("now_s", snapshot.now_s)
+    _check_finite("now_s", snapshot.now_s)
     found: dict[tuple[RowKind, str], Fault] = {}
     for fault in _faults(snapshot, {}):
         found.setdefault((fault.kind, fault.row), fault)
@@ -126,7 +126,7 @@ def _faults(snapshot: Snapshot, before: Mapping[int, object]) -> Iterator[Fault]
         try:
             _check_usage(f"usage[{i}]", usage, projects, pools)
         except SnapshotError as wrong:
-            yield Fault(RowKind.USAGE, usage_id(usage), wrong.field, wrong.message)
+            yield Fault(RowKind.USAGE, usage_row_id(usage), wrong.field, wrong.message)
     yield from _repeated(RowKind.RESERVATION, "reservations", [row.id for row in snapshot.reservations])
     yield from _each(
         RowKind.RESERVATION,
@@ -148,7 +148,7 @@ def _faults(snapshot: Snapshot, before: Mapping[int, object]) -> Iterator[Fault]
     )
 
 
-def usage_id(row: UsageRow) -> str:
+def usage_row_id(row: UsageRow) -> str:
     return f"{row.project},{row.pool},{row.user or ''}"
 
 
@@ -184,35 +184,35 @@ def _repeated_gpus(snapshot: Snapshot) -> Iterator[Fault]:
 
 
 def _check_pool(pool: PoolRow) -> None:
-    if pool.placement is not None and pool.placement not in CHOICES["placement"].options:
+    if pool.placement is not None and pool.placement not in CHOICE_SETTINGS["placement"].options:
         raise SnapshotError(f"pools[{pool.id}].placement", f"{pool.placement!r} is no placement")
 
 
 def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
     at = f"nodes[{node.id}]"
-    _known(f"{at}.pool", node.pool, pools)
+    _check_known(f"{at}.pool", node.pool, pools)
     for name in ("cpu_milli", "cpu_used_milli", "memory_mib", "memory_used_mib"):
-        _at_least(f"{at}.{name}", getattr(node, name), 0)
+        _check_at_least(f"{at}.{name}", getattr(node, name), 0)
     for key, value in node.labels:
         if not isinstance(value, str):
             raise SnapshotError(f"{at}.labels[{key}]", f"{value!r} is no text")
     for gpu in node.gpus:
         if not 0 <= gpu.used_milli <= WHOLE_MILLI:
             raise SnapshotError(f"{at}.gpus[{gpu.uuid}].used_milli", f"{gpu.used_milli} is outside 0 to 1000")
-        if gpu.whole and gpu.used_milli != WHOLE_MILLI:
+        if gpu.exclusive and gpu.used_milli != WHOLE_MILLI:
             raise SnapshotError(
                 f"{at}.gpus[{gpu.uuid}].whole", f"a whole allocation stands on {gpu.used_milli} milli"
             )
-        _at_least(f"{at}.gpus[{gpu.uuid}].memory_mib", gpu.memory_mib, 0)
+        _check_at_least(f"{at}.gpus[{gpu.uuid}].memory_mib", gpu.memory_mib, 0)
         if gpu.compute_capability is not None:
-            _at_least(f"{at}.gpus[{gpu.uuid}].compute_capability", gpu.compute_capability, 0)
+            _check_at_least(f"{at}.gpus[{gpu.uuid}].compute_capability", gpu.compute_capability, 0)
 
 
 def _check_topology(row: TopologyRow) -> None:
     for level in row.levels:
         if not isinstance(level, str):
             raise SnapshotError(f"topologies[{row.name}].levels", f"{level!r} is no text")
-    _unique(f"topologies[{row.name}].levels", row.levels)
+    _check_unique(f"topologies[{row.name}].levels", row.levels)
 
 
 def _tree_faults(snapshot: Snapshot, projects: frozenset[str]) -> Iterator[Fault]:
@@ -244,40 +244,40 @@ def _tree_faults(snapshot: Snapshot, projects: frozenset[str]) -> Iterator[Fault
 
 def _check_project(project: ProjectRow, projects: frozenset[str]) -> None:
     at = f"projects[{project.id}]"
-    _finite(f"{at}.created_s", project.created_s)
-    if INNER in project.id:
+    _check_finite(f"{at}.created_s", project.created_s)
+    if OWN_LEAF_SUFFIX in project.id:
         raise SnapshotError(f"{at}.id", "a slash is kept for the engine's own leaves")
     if project.parent is not None:
-        _known(f"{at}.parent", project.parent, projects)
+        _check_known(f"{at}.parent", project.parent, projects)
 
 
 def _check_quota(quota: QuotaRow, projects: frozenset[str], pools: frozenset[str]) -> None:
     at = f"quotas[{quota.project},{quota.pool}]"
-    _known(f"{at}.project", quota.project, projects)
-    _known(f"{at}.pool", quota.pool, pools)
-    _at_least(f"{at}.guaranteed_milli", quota.guaranteed_milli, 0)
-    _at_least(f"{at}.weight", quota.weight, 0)
+    _check_known(f"{at}.project", quota.project, projects)
+    _check_known(f"{at}.pool", quota.pool, pools)
+    _check_at_least(f"{at}.guaranteed_milli", quota.guaranteed_milli, 0)
+    _check_at_least(f"{at}.weight", quota.weight, 0)
     if quota.limit_milli is not None:
-        _at_least(f"{at}.limit_milli", quota.limit_milli, 0)
+        _check_at_least(f"{at}.limit_milli", quota.limit_milli, 0)
     if quota.user_limit_milli is not None:
-        _at_least(f"{at}.user_limit_milli", quota.user_limit_milli, 0)
+        _check_at_least(f"{at}.user_limit_milli", quota.user_limit_milli, 0)
 
 
 def _check_usage(at: str, usage: UsageRow, projects: frozenset[str], pools: frozenset[str]) -> None:
-    _known(f"{at}.project", usage.project, projects)
-    _known(f"{at}.pool", usage.pool, pools)
-    _at_least(f"{at}.gpu_seconds", usage.gpu_seconds, 0)
+    _check_known(f"{at}.project", usage.project, projects)
+    _check_known(f"{at}.pool", usage.pool, pools)
+    _check_at_least(f"{at}.gpu_seconds", usage.gpu_seconds, 0)
 
 
 def _check_reservation(row: ReservationRow, projects: frozenset[str], nodes: frozenset[str]) -> None:
     at = f"reservations[{row.id}]"
-    for node in _unique(f"{at}.nodes", row.nodes):
-        _known(f"{at}.nodes", node, nodes)
-    for project in _unique(f"{at}.projects", row.projects):
-        _known(f"{at}.projects", project, projects)
-    _finite(f"{at}.from_s", row.from_s)
-    _finite(f"{at}.to_s", row.to_s)
-    if row.from_s >= row.to_s:
+    for node in _check_unique(f"{at}.nodes", row.nodes):
+        _check_known(f"{at}.nodes", node, nodes)
+    for project in _check_unique(f"{at}.projects", row.projects):
+        _check_known(f"{at}.projects", project, projects)
+    _check_finite(f"{at}.from_s", row.start_s)
+    _check_finite(f"{at}.to_s", row.end_s)
+    if row.start_s >= row.end_s:
         raise SnapshotError(f"{at}.to_s", "the end is not after the begin")
 
 
@@ -295,12 +295,12 @@ def _running_faults(
     for row in came:
         at = f"running[{row.job}]"
         try:
-            _known(f"{at}.project", row.project, projects)
-            _known(f"{at}.pool", row.pool, pools)
-            _finite(f"{at}.started_s", row.started_s)
+            _check_known(f"{at}.project", row.project, projects)
+            _check_known(f"{at}.pool", row.pool, pools)
+            _check_finite(f"{at}.started_s", row.started_s)
             for name in ("submitted_s", "checkpoint_s", "time_limit_s", "min_compute_capability"):
                 if (value := getattr(row, name)) is not None:
-                    _finite(f"{at}.{name}", value)
+                    _check_finite(f"{at}.{name}", value)
             for rank, task in enumerate(row.tasks):
                 check_task(f"{at}.tasks[{rank}]", task, nodes, gpus)
         except SnapshotError as wrong:
@@ -331,9 +331,9 @@ def check_task(
     gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]],
 ) -> None:
     """Raise ``SnapshotError`` unless what a running task holds is on its node."""
-    _known(f"{at}.node", task.node, nodes)
-    _at_least(f"{at}.cpu_milli", task.cpu_milli, 0)
-    _at_least(f"{at}.memory_mib", task.memory_mib, 0)
+    _check_known(f"{at}.node", task.node, nodes)
+    _check_at_least(f"{at}.cpu_milli", task.cpu_milli, 0)
+    _check_at_least(f"{at}.memory_mib", task.memory_mib, 0)
     for gpu in task.gpus:
         if gpu.uuid not in gpus or gpus[gpu.uuid][0] != task.node:
             raise SnapshotError(f"{at}.gpus", f"{gpu.uuid} is not on {task.node}")
@@ -343,35 +343,35 @@ def check_task(
 
 def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[str]) -> None:
     at = f"pending[{row.job}]"
-    _known(f"{at}.project", row.project, projects)
-    _finite(f"{at}.submitted_s", row.submitted_s)
-    for pool in _unique(f"{at}.pools", row.pools):
-        _known(f"{at}.pools", pool, pools)
-    _at_least(f"{at}.tasks", row.tasks, 1)
-    if row.tasks > MOST_TASKS:
-        raise SnapshotError(f"{at}.tasks", f"{row.tasks} is above {MOST_TASKS}")
+    _check_known(f"{at}.project", row.project, projects)
+    _check_finite(f"{at}.submitted_s", row.submitted_s)
+    for pool in _check_unique(f"{at}.pools", row.pools):
+        _check_known(f"{at}.pools", pool, pools)
+    _check_at_least(f"{at}.tasks", row.tasks, 1)
+    if row.tasks > MAX_TASKS:
+        raise SnapshotError(f"{at}.tasks", f"{row.tasks} is above {MAX_TASKS}")
     if row.min_tasks is not None and not row.ranks and not 1 <= row.min_tasks <= row.tasks:
         raise SnapshotError(f"{at}.min_tasks", f"{row.min_tasks} is outside 1 to {row.tasks}")
-    _at_least(f"{at}.gpus_per_task", row.gpus_per_task, 0)
-    if row.gpus_per_task > MOST_GPUS_PER_TASK:
-        raise SnapshotError(f"{at}.gpus_per_task", f"{row.gpus_per_task} is above {MOST_GPUS_PER_TASK}")
-    _at_least(f"{at}.cpu_milli", row.cpu_milli, 0)
-    _at_least(f"{at}.memory_mib", row.memory_mib, 0)
+    _check_at_least(f"{at}.gpus_per_task", row.gpus_per_task, 0)
+    if row.gpus_per_task > MAX_GPUS_PER_TASK:
+        raise SnapshotError(f"{at}.gpus_per_task", f"{row.gpus_per_task} is above {MAX_GPUS_PER_TASK}")
+    _check_at_least(f"{at}.cpu_milli", row.cpu_milli, 0)
+    _check_at_least(f"{at}.memory_mib", row.memory_mib, 0)
     if not 1 <= row.milli_per_gpu <= WHOLE_MILLI:
         raise SnapshotError(f"{at}.milli_per_gpu", f"{row.milli_per_gpu} is outside 1 to 1000")
     for name in ("min_gpu_memory_mib", "min_compute_capability", "time_limit_s"):
         if (value := getattr(row, name)) is not None:
-            _at_least(f"{at}.{name}", value, 0)
+            _check_at_least(f"{at}.{name}", value, 0)
     if row.not_before_s is not None:
-        _finite(f"{at}.not_before_s", row.not_before_s)
-    for speed in row.speeds:
+        _check_finite(f"{at}.not_before_s", row.not_before_s)
+    for speed in row.layout_speeds:
         if not 1 <= speed.percent <= 100:
             raise SnapshotError(f"{at}.speeds", f"{speed.percent} % is outside 1 to 100")
-    if row.job in _unique(f"{at}.after", (each.job for each in row.after)):
+    if row.job in _check_unique(f"{at}.after", (each.job for each in row.dependencies)):
         raise SnapshotError(f"{at}.after", "it would wait for itself")
 
 
-def _unique(field: str, keys: Iterable[str]) -> frozenset[str]:
+def _check_unique(field: str, keys: Iterable[str]) -> frozenset[str]:
     all_keys = tuple(keys)
     different = frozenset(all_keys)
     if len(different) < len(all_keys):
@@ -380,23 +380,23 @@ def _unique(field: str, keys: Iterable[str]) -> frozenset[str]:
     return different
 
 
-def _known(field: str, key: str, keys: Collection[str]) -> None:
+def _check_known(field: str, key: str, keys: Collection[str]) -> None:
     if key not in keys:
         raise SnapshotError(field, f"{key!r} is not in the photograph")
 
 
-def _finite(field: str, value: float) -> None:
+def _check_finite(field: str, value: float) -> None:
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise SnapshotError(field, f"{value!r} is no number")
 
 
-def _at_least(field: str, value: Any, low: int) -> None:
-    _finite(field, value)
+def _check_at_least(field: str, value: Any, low: int) -> None:
+    _check_finite(field, value)
     if value < low:
         raise SnapshotError(field, f"{value} is below {low}")
 
 
-def held_by(row: RunningRow) -> int:
+def total_held_milli(row: RunningRow) -> int:
     """Thousandths of a GPU a running job holds."""
     return sum(gpu.milli for task in row.tasks for gpu in task.gpus)
 
@@ -413,19 +413,19 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
         raise PlanError("every pending job has exactly one start or verdict")
     nodes = {node.id: node for node in snapshot.nodes}
     gpus = {gpu.uuid: (node.id, gpu) for node in snapshot.nodes for gpu in node.gpus}
-    tree = Tree(snapshot.projects)
+    tree = ProjectTree(snapshot.projects)
     used: Counter[str] = Counter({uuid: gpu.used_milli for uuid, (_, gpu) in gpus.items()})
     cpu: Counter[str] = Counter({node.id: node.cpu_used_milli for node in snapshot.nodes})
     memory: Counter[str] = Counter({node.id: node.memory_used_mib for node in snapshot.nodes})
     for start in plan.starts:
         row = pending[start.job]
-        asks = _asks(row)
-        if row.held or row.after:
+        asks = _requests_by_rank(row)
+        if row.held or row.dependencies:
             raise PlanError(f"{row.job} starts though it is held or waits for others")
         if start.pool not in row.pools or not _is_whole(row, start, asks.keys()):
             raise PlanError(f"{row.job} starts whole in one of its pools")
-        if not row.groups and not _stands_near(
-            snapshot, row.near, [nodes[task.node] for task in start.tasks]
+        if not row.groups and not _meets_topology_constraint(
+            snapshot, row.topology_constraint, [nodes[task.node] for task in start.tasks]
         ):
             raise PlanError(f"{row.job} must stand nearer together")
         closed = _reserved_for_others(snapshot, tree, row)
@@ -453,19 +453,19 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     _check_evictions(snapshot, plan)
 
 
-def _reserved_for_others(snapshot: Snapshot, tree: Tree, row: PendingRow) -> set[NodeId]:
+def _reserved_for_others(snapshot: Snapshot, tree: ProjectTree, row: PendingRow) -> set[NodeId]:
     """Nodes with a reservation for others that a job which starts now may still be running in."""
     line = tree.path[tree.leaf_of[row.project]]
     latest_s = math.inf if row.time_limit_s is None else snapshot.now_s + row.time_limit_s
     return {
         node
         for each in snapshot.reservations
-        if each.to_s > snapshot.now_s and latest_s > each.from_s and not any(p in each.projects for p in line)
+        if each.end_s > snapshot.now_s and latest_s > each.start_s and not any(p in each.projects for p in line)
         for node in each.nodes
     }
 
 
-def _stands_near(snapshot: Snapshot, near: Near | None, nodes: Sequence[NodeRow]) -> bool:
+def _meets_topology_constraint(snapshot: Snapshot, near: TopologyConstraint | None, nodes: Sequence[NodeRow]) -> bool:
     """True when the nodes share a domain of the level that is required, if any is."""
     if near is None or near.required is None:
         return True
@@ -477,12 +477,12 @@ def _stands_near(snapshot: Snapshot, near: Near | None, nodes: Sequence[NodeRow]
     return len(stands) == 1 and None not in next(iter(stands))
 
 
-def _asks(row: PendingRow) -> dict[int, Ask]:
+def _requests_by_rank(row: PendingRow) -> dict[int, TaskRequest]:
     """What each waiting rank asks for."""
-    return dict(zip(row.ranks or range(row.tasks), row.asks or (row.ask,) * row.tasks, strict=True))
+    return dict(zip(row.ranks or range(row.tasks), row.task_requests or (row.task_request,) * row.tasks, strict=True))
 
 
-def _is_whole(row: PendingRow, start: Start, waiting: Collection[int]) -> bool:
+def _is_whole(row: PendingRow, start: JobPlacement, waiting: Collection[int]) -> bool:
     """True when ranks that wait start, each once: all of a gang, or some of one that may grow."""
     ranks = [task.rank for task in start.tasks]
     grows = row.min_tasks is not None or bool(row.groups)
@@ -490,7 +490,7 @@ def _is_whole(row: PendingRow, start: Start, waiting: Collection[int]) -> bool:
 
 
 def _check_gpus(
-    row: PendingRow, ask: Ask, task: TaskPlacement, gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]]
+    row: PendingRow, ask: TaskRequest, task: TaskPlacement, gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]]
 ) -> None:
     if len({gpu.uuid for gpu in task.gpus}) != ask.gpus or len(task.gpus) != ask.gpus:
         raise PlanError(f"{row.job} needs {ask.gpus} different GPUs a task")
@@ -512,10 +512,10 @@ def _check_gpus(
 
 def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
     """No start passes a limit; none of non-preemptible work passes a guarantee."""
-    tree = Tree(snapshot.projects)
+    tree = ProjectTree(snapshot.projects)
     pending = {row.job: row for row in snapshot.pending}
     for pool in snapshot.pools:
-        quotas = tree.quotas(snapshot.quotas, pool.id)
+        quotas = tree.quotas_in_pool(snapshot.quotas, pool.id)
         held: Counter[str] = Counter()
         firm: Counter[str] = Counter()
         grown: set[str] = set()
@@ -523,8 +523,8 @@ def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
         for running in snapshot.running:
             if running.pool == pool.id:
                 for project in tree.path[tree.leaf_of[running.project]]:
-                    held[project] += held_by(running)
-                    firm[project] += 0 if running.preemptible else held_by(running)
+                    held[project] += total_held_milli(running)
+                    firm[project] += 0 if running.preemptible else total_held_milli(running)
         for start in plan.starts:
             row = pending[start.job]
             milli = sum(gpu.milli for task in start.tasks for gpu in task.gpus)
@@ -540,18 +540,18 @@ def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
                 raise PlanError(f"{project} passes its limit in {pool.id}")
             if project in grown_firm and firm[project] > quota.guaranteed_milli:
                 raise PlanError(f"{project} holds more than its guarantee for good in {pool.id}")
-        _check_people(snapshot, plan, pool.id, tree, quotas)
+        _check_user_limits(snapshot, plan, pool.id, tree, quotas)
 
 
-def _check_people(
-    snapshot: Snapshot, plan: Plan, pool: PoolId, tree: Tree, quotas: Mapping[ProjectId, QuotaRow]
+def _check_user_limits(
+    snapshot: Snapshot, plan: Plan, pool: PoolId, tree: ProjectTree, quotas: Mapping[ProjectId, QuotaRow]
 ) -> None:
     """No start makes a person hold more than one may."""
     held: Counter[tuple[ProjectId, UserId]] = Counter()
     for running in snapshot.running:
         if running.pool == pool:
             for project in tree.path[tree.leaf_of[running.project]]:
-                held[project, running.user] += held_by(running)
+                held[project, running.user] += total_held_milli(running)
     pending = {row.job: row for row in snapshot.pending}
     grown: set[tuple[ProjectId, UserId]] = set()
     for start in plan.starts:
@@ -571,21 +571,21 @@ def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
     """Who leaves runs, may be asked to, leaves once, and seats a job that is told so."""
     running = {row.job: row for row in snapshot.running}
     pending = {row.job: row for row in snapshot.pending}
-    seated = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.RELEASING}
+    seated = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.WAITING_FOR_EVICTION}
     seated |= {start.job for start in plan.starts}
     if len({eviction.job for eviction in plan.evictions}) != len(plan.evictions):
         raise PlanError("a job leaves once")
-    moved = {start.job for start in plan.keeps}
+    moved = {start.job for start in plan.nominations}
     for eviction in plan.evictions:
         victim = running[eviction.job]
-        if eviction.reason is EvictionReason.STALE_GANG:
+        if eviction.reason is EvictionReason.GANG_INCOMPLETE:
             if victim.stale_since_s is None or eviction.for_job != victim.job:
                 raise PlanError(f"{victim.job} leaves though it is whole")
             continue
         winner = pending[eviction.for_job]
         if not victim.preemptible or victim.stopping or eviction.for_job not in seated:
             raise PlanError(f"{victim.job} leaves without need")
-        if eviction.reason is EvictionReason.CONSOLIDATED:
+        if eviction.reason is EvictionReason.MIGRATED:
             if victim.job not in moved:
                 raise PlanError(f"{victim.job} is moved to no place")
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
 
-from portal.words.throughput import Speed
+from portal.words.throughput import LayoutSpeed
 
 JobId = NewType("JobId", str)
 ProjectId = NewType("ProjectId", str)
@@ -29,7 +29,7 @@ class GpuShare(NamedTuple):
     milli: int
 
 
-class Ask(NamedTuple):
+class TaskRequest(NamedTuple):
     """What one task asks of a node: ``gpus`` GPUs with ``milli`` of each, or a share of each by its memory.
 
     ``share_mib`` not None asks for that much memory of each GPU; its milli then depend on the GPU's memory.
@@ -46,13 +46,13 @@ class Ask(NamedTuple):
     min_compute_capability: float | None = None
 
     @property
-    def shares(self) -> bool:
+    def is_fractional(self) -> bool:
         """True when it asks for parts of GPUs, beside which others may stand."""
         return self.gpus > 0 and (self.share_mib is not None or self.milli < WHOLE_MILLI)
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class TopologyConstraint:
     """How close together tasks must or should stand, by levels of a topology (outermost first)."""
 
     topology: str
@@ -69,8 +69,8 @@ class GroupRow:
 
     name: str
     parent: str | None = None
-    least: int | None = None
-    near: Near | None = None
+    min_members: int | None = None
+    topology_constraint: TopologyConstraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ class PoolRow:
     id: PoolId
     name: str
     placement: str | None = None  # "pack" | "fragmentation" | "spread"
-    knobs: tuple[tuple[str, float | str], ...] = ()
-    node_network: bool = False  # gangs on several nodes may use the network of these
+    settings: tuple[tuple[str, float | str], ...] = ()
+    allow_host_network: bool = False  # gangs on several nodes may use the network of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class GpuRow:
     model: str
     memory_mib: int
     used_milli: int = 0
-    whole: bool = False  # a whole allocation stands on it, so no share may join
+    exclusive: bool = False  # a whole allocation stands on it, so no share may join
     healthy: bool = True
-    island: int | None = None  # GPUs of one node with equal numbers are joined by NVLink; None is not known
+    nvlink_island: int | None = None  # GPUs of one node with equal numbers are joined by NVLink; None is not known
     mig_profile: str | None = None  # of a slice, such as 1g.10gb; None is a whole GPU
     compute_capability: float | None = None  # such as 9.0; None is not known
 
@@ -127,8 +127,8 @@ class NodeRow:
     gpus: tuple[GpuRow, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     max_tasks: int | None = None  # how many tasks it may carry at all
-    lacks: str = ""  # of what its pool names for gangs on several nodes, as sentences
-    cuda: str | None = None  # the newest that its driver knows; None is not told
+    missing_requirements: str = ""  # of what its pool names for gangs on several nodes, as sentences
+    driver_cuda: str | None = None  # the newest that its driver knows; None is not told
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ UNLIMITED_MILLI = 10**12
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ResourceQuota:
     """The three numbers of a quota for CPU (thousandths of a core) or memory (MiB); None is no bound."""
 
     guaranteed: int | None = None
@@ -169,8 +169,8 @@ class QuotaRow:
     limit_milli: int | None
     weight: float = 1.0
     priority: int = 0
-    cpu: Bounds | None = None
-    memory: Bounds | None = None
+    cpu: ResourceQuota | None = None
+    memory: ResourceQuota | None = None
     reclaim_min_runtime_s: float | None = None  # protects its running jobs so long; None is the policy's
     user_limit_milli: int | None = None
 
@@ -223,29 +223,29 @@ class RunningRow:
     time_limit_s: float | None
     tasks: tuple[RunningTask, ...]
     stopping: bool = False
-    stopping_for: JobId | None = None
+    preempted_for: JobId | None = None
     checkpoint_s: float | None = None  # when it last saved its work
     name: str = ""
     min_tasks: int | None = None  # fewest tasks it can work with; None is all of them
     groups: tuple[GroupRow, ...] = ()
-    near: Near | None = None
+    topology_constraint: TopologyConstraint | None = None
     submitted_s: float | None = None  # None is when it started
     stale_since_s: float | None = None  # since when fewer tasks are alive than it needs
     stale_grace_s: float | None = None  # None is the policy's
-    kept: tuple[RunningTask, ...] = ()  # where it is to stand once it has left, if it is moved
+    nominated_tasks: tuple[RunningTask, ...] = ()  # where it is to stand once it has left, if it is moved
     gpu_model: str | None = None  # what a new place for it must offer, if it is moved
     min_gpu_memory_mib: int | None = None
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
     predicted_end_s: float | None = None  # when it is expected to end; None is unknown
-    strangers: tuple[
+    isolation_excluded_nodes: tuple[
         NodeId, ...
     ] = ()  # of those it avoids, where somebody stands with whom it shares no node
     mig_profile: str | None = None
     min_compute_capability: float | None = None
 
 
-class Awaited(NamedTuple):
+class JobDependency(NamedTuple):
     """A job that has not ended yet, after which another is to start."""
 
     job: JobId
@@ -286,32 +286,32 @@ class PendingRow:
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
     version: int = 0
-    unfit_nodes: tuple[NodeId, ...] = ()
+    ineligible_nodes: tuple[NodeId, ...] = ()
     min_tasks: int | None = None  # elastic: so many of all its tasks are enough to start; None is all
     ranks: tuple[int, ...] = ()  # which ranks wait, in the order they are placed; none is 0 to tasks - 1
-    asks: tuple[Ask, ...] = ()  # what each waiting rank asks, where they differ; else the amounts above
+    task_requests: tuple[TaskRequest, ...] = ()  # what each waiting rank asks, where they differ; else the amounts above
     groups: tuple[GroupRow, ...] = ()
-    group_of: tuple[str, ...] = ()  # the leaf group of each waiting rank
-    near: Near | None = None
+    group_of_rank: tuple[str, ...] = ()  # the leaf group of each waiting rank
+    topology_constraint: TopologyConstraint | None = None
     share_mib: int | None = None  # instead of ``milli_per_gpu``: so much memory of each GPU
-    preempt_after_s: float | None = None  # it makes others leave only once it waited so long
-    kept: tuple[RunningTask, ...] = ()  # places that an earlier plan keeps for it, until others have left
-    predicted_s: float | None = None  # how long it is expected to run; None is unknown
+    preemption_delay_s: float | None = None  # it makes others leave only once it waited so long
+    nominated_tasks: tuple[RunningTask, ...] = ()  # places that an earlier plan keeps for it, until others have left
+    predicted_duration_s: float | None = None  # how long it is expected to run; None is unknown
     mig_profile: str | None = None  # it asks for slices of this profile, alone; None for whole GPUs
     min_compute_capability: float | None = None
-    after: tuple[Awaited, ...] = ()  # it starts once these have ended; those that have are left out
+    dependencies: tuple[JobDependency, ...] = ()  # it starts once these have ended; those that have are left out
     after_any: bool = False  # however they end; else they must complete
-    speeds: tuple[Speed, ...] = ()  # how fast work like it ran on layouts that are known; none is unknown
-    strangers: tuple[
+    layout_speeds: tuple[LayoutSpeed, ...] = ()  # how fast work like it ran on layouts that are known; none is unknown
+    isolation_excluded_nodes: tuple[
         NodeId, ...
     ] = ()  # of those it avoids, where somebody stands with whom it shares no node
-    cuda: str = ""  # what its environment's image asks of drivers, which made older ones' nodes unfit
+    required_cuda: str = ""  # what its environment's image asks of drivers, which made older ones' nodes unfit
     launcher: str | None = None  # one whose tasks must reach each other: other pools' nodes are unfit for it
 
     @property
-    def ask(self) -> Ask:
+    def task_request(self) -> TaskRequest:
         """What each task asks, where they are alike."""
-        return Ask(
+        return TaskRequest(
             self.gpus_per_task, self.milli_per_gpu, self.cpu_milli, self.memory_mib, self.gpu_model,
             self.min_gpu_memory_mib, self.share_mib, self.mig_profile, self.min_compute_capability,
         )  # fmt: skip
@@ -327,14 +327,14 @@ class PendingRow:
         return self.tasks * self.task_milli
 
     @property
-    def least(self) -> int:
+    def required_tasks(self) -> int:
         """How many of its tasks must start together: one of those that join a job that runs."""
         return 1 if self.ranks else self.tasks if self.min_tasks is None else self.min_tasks
 
     @property
-    def least_milli(self) -> int:
+    def required_milli(self) -> int:
         """What these ask, in thousandths of a GPU."""
-        return self.least * self.task_milli
+        return self.required_tasks * self.task_milli
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +345,8 @@ class ReservationRow:
     name: str
     nodes: tuple[NodeId, ...]
     projects: tuple[ProjectId, ...]
-    from_s: float
-    to_s: float
+    start_s: float
+    end_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,35 +11,35 @@ from enum import Enum
 from scheduler.core.cluster import NodeId, ProjectId
 
 
-class Side(Enum):
+class IsolationClass(Enum):
     """The two that do not mix; other work is of neither side."""
 
-    NETWORK = "network"  # a gang, where it may use the network of its nodes
+    HOST_NETWORK = "network"  # a gang, where it may use the network of its nodes
     WORKSPACE = "workspace"
 
 
-Guests = Mapping[NodeId, Collection[tuple[Side, ProjectId]]]
+IsolatedOccupants = Mapping[NodeId, Collection[tuple[IsolationClass, ProjectId]]]
 """By node, who of either side stands there; only of pools that lend gangs the network of their nodes."""
 
 
-def side_of(*, workspace: bool, gang: bool) -> Side | None:
+def isolation_class_of(*, workspace: bool, gang: bool) -> IsolationClass | None:
     """The side of a job, wherever it will stand: a gang may come to stand on several nodes."""
     if workspace:
-        return Side.WORKSPACE
-    return Side.NETWORK if gang else None
+        return IsolationClass.WORKSPACE
+    return IsolationClass.HOST_NETWORK if gang else None
 
 
-def strangers(side: Side, project: ProjectId, guests: Collection[tuple[Side, ProjectId]]) -> bool:
+def must_be_separated(isolation_class: IsolationClass, project: ProjectId, occupants: Collection[tuple[IsolationClass, ProjectId]]) -> bool:
     """True when somebody stands there with whom a task of this side shares no node."""
-    return any(other is not side and whose != project for other, whose in guests)
+    return any(other is not isolation_class and whose != project for other, whose in occupants)
 
 
-def closed_to(side: Side, project: ProjectId, guests: Guests) -> tuple[NodeId, ...]:
+def isolation_excluded_nodes(isolation_class: IsolationClass, project: ProjectId, occupants: IsolatedOccupants) -> tuple[NodeId, ...]:
     """The nodes on which a task of this side and project may not stand now."""
-    return tuple(sorted(node for node, there in guests.items() if strangers(side, project, there)))
+    return tuple(sorted(node for node, there in occupants.items() if must_be_separated(isolation_class, project, there)))
 
 
-def sentence(nodes: int) -> str:
+def format_isolation(nodes: int) -> str:
     """What a job is told of nodes that are closed to it; nothing for none."""
     if not nodes:
         return ""

@@ -13,74 +13,74 @@ from types import MappingProxyType
 
 from scheduler.core.cluster import JobId, RunningRow, Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.forecast import Outlook
+from scheduler.core.forecast import QueueForecast
 from scheduler.core.policy import Policy
-from scheduler.core.predict import Durations
-from scheduler.core.tree import Tree
+from scheduler.core.predict import DurationHistory
+from scheduler.core.tree import ProjectTree
 
-NOTICED_S = 60.0
+MIN_DELAY_S = 60.0
 """Who starts less than this later is not called delayed."""
-LOOKED_AT = 1_000
+MAX_JOBS = 1_000
 """Of so many waiting jobs at most it is worked out, those whose turn comes first: somebody waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Delay:
+class JobDelay:
     """A waiting job that would start so much later; ``by_s`` infinite: nobody can say when then."""
 
     job: JobId
-    by_s: float
+    delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Delays:
+class DelayImpact:
     """Whom a later end would delay: waiting jobs, the longest delay first, and reservations by name.
 
     ``whole`` False: more wait than were looked at, so that there may be others.
     """
 
-    jobs: tuple[Delay, ...]
+    jobs: tuple[JobDelay, ...]
     reservations: tuple[str, ...]
-    whole: bool = True
+    is_complete: bool = True
 
 
-def delays(
+def estimate_delay_impact(
     snapshot: Snapshot,
     policy: Policy,
     job: JobId,
     end_s: float,
-    later_s: float,
-    durations: Durations,
+    extended_end_s: float,
+    durations: DurationHistory,
     template_of: Mapping[JobId, str | None] = MappingProxyType({}),
-) -> Delays:
+) -> DelayImpact:
     """Whom it would delay if a running job that ends at ``end_s`` at the latest might run until ``later_s``.
 
     Raises:
         ValueError: no such job runs, or the later end is not later.
     """
     row = next((row for row in snapshot.running if row.job == job), None)
-    if row is None or later_s <= end_s:
+    if row is None or extended_end_s <= end_s:
         raise ValueError("the job does not run, or would not end later")
     plan = decide(snapshot, policy)
     before, after = (
-        Outlook(snapshot, plan, row.pool, durations, policy, template_of=template_of, ends_s={job: at_s})
-        for at_s in (end_s, later_s)
+        QueueForecast(snapshot, plan, row.pool, durations, policy, template_of=template_of, known_ends_s={job: at_s})
+        for at_s in (end_s, extended_end_s)
     )
-    starts_s = before.medians_s(before.turns[:LOOKED_AT])
-    then_s = after.medians_s(starts_s)
+    starts_s = before.median_starts_s(before.queue[:MAX_JOBS])
+    then_s = after.median_starts_s(starts_s)
     late = [
-        Delay(one, by_s)
+        JobDelay(one, by_s)
         for one, start_s in starts_s.items()
-        if start_s < math.inf and (by_s := then_s.get(one, math.inf) - start_s) >= NOTICED_S
+        if start_s < math.inf and (by_s := then_s.get(one, math.inf) - start_s) >= MIN_DELAY_S
     ]
-    late.sort(key=lambda each: (-each.by_s, each.job))
-    whole = len(before.turns) <= LOOKED_AT
-    return Delays(tuple(late), _reserved(snapshot, row, end_s, later_s), whole)
+    late.sort(key=lambda each: (-each.delay_s, each.job))
+    whole = len(before.queue) <= MAX_JOBS
+    return DelayImpact(tuple(late), _delayed_reservations(snapshot, row, end_s, extended_end_s), whole)
 
 
-def _reserved(snapshot: Snapshot, row: RunningRow, end_s: float, later_s: float) -> tuple[str, ...]:
+def _delayed_reservations(snapshot: Snapshot, row: RunningRow, end_s: float, extended_end_s: float) -> tuple[str, ...]:
     """The reservations for others on whose nodes the job would stand in the time that is added."""
-    tree = Tree(snapshot.projects)
+    tree = ProjectTree(snapshot.projects)
     line = set(tree.path[tree.leaf_of[row.project]])
     nodes = {task.node for task in row.tasks}
     return tuple(
@@ -89,7 +89,7 @@ def _reserved(snapshot: Snapshot, row: RunningRow, end_s: float, later_s: float)
             for each in snapshot.reservations
             if not nodes.isdisjoint(each.nodes)
             and line.isdisjoint(each.projects)
-            and each.from_s < later_s
-            and each.to_s > end_s
+            and each.start_s < extended_end_s
+            and each.end_s > end_s
         )
     )

@@ -13,133 +13,133 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler.core.cluster import Near, NodeRow, TopologyRow
-from scheduler.core.gang import Task
-from scheduler.core.placement import Floor
-from scheduler.core.shape import Bools, Shape
-from scheduler.core.topology import Fabric, Path
+from scheduler.core.cluster import TopologyConstraint, NodeRow, TopologyRow
+from scheduler.core.gang import GangTask
+from scheduler.core.placement import NodePlacer
+from scheduler.core.shape import Bools, TaskShape
+from scheduler.core.topology import TopologyIndex, DomainPath
 
-NOTHING_FREE = 1000.0
+FULLNESS_WITHOUT_CAPACITY = 1000.0
 
 
-class Choice(NamedTuple):
+class DomainCandidate(NamedTuple):
     """Nodes to try, and, where the gang spreads over domains of the level it prefers, these, best first."""
 
     nodes: Bools
-    parts: tuple[Bools, ...] = ()
+    preferred_domains: tuple[Bools, ...] = ()
 
 
-class Domains:
+class TopologyDomains:
     """All topologies of a pool."""
 
     def __init__(self, topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]) -> None:
         self._rows = {row.name: row for row in topologies}
         self._nodes = nodes
-        self._fabrics: dict[str, Fabric] = {}
+        self._topologies: dict[str, TopologyIndex] = {}
 
-    def choices(
+    def candidates(
         self,
-        near: Near,
-        floor: Floor,
-        runs: Sequence[tuple[Shape, Sequence[Task]]],
-        standing: Sequence[Task],
-        only: Bools | None,
-    ) -> Iterator[Choice]:
+        constraint: TopologyConstraint,
+        placer: NodePlacer,
+        tasks_by_shape: Sequence[tuple[TaskShape, Sequence[GangTask]]],
+        placed_tasks: Sequence[GangTask],
+        allowed_nodes: Bools | None,
+    ) -> Iterator[DomainCandidate]:
         """Sets of nodes to try, best first; none when the topology or the level is unknown here.
 
         ``runs`` are the tasks to place by shape, ``standing`` those of the same group that have places: with a
         required level the others join them. ``only`` are the nodes left by the group above.
         """
-        fabric = self._fabric(near.topology)
+        fabric = self._topology(constraint.topology)
         if fabric is None:
             return
         names = fabric.levels
-        wanted = {level for level in (near.required, near.preferred) if level is not None}
+        wanted = {level for level in (constraint.required, constraint.preferred) if level is not None}
         if not wanted or not wanted <= set(names):
             return
-        lowest = names.index(near.preferred if near.preferred is not None else near.required or "")
-        highest = names.index(near.required) if near.required is not None else -1
-        here = {place.node for task in standing for place in task.held or ((task.kept,) if task.kept else ())}
-        everything = fabric.root if only is None else fabric.root & only
+        lowest = names.index(constraint.preferred if constraint.preferred is not None else constraint.required or "")
+        highest = names.index(constraint.required) if constraint.required is not None else -1
+        here = {place.node for task in placed_tasks for place in task.held or ((task.nominated,) if task.nominated else ())}
+        everything = fabric.known_nodes if allowed_nodes is None else fabric.known_nodes & allowed_nodes
         fullness = {
-            path: _fullness(floor, runs, mask & everything)
+            path: _fullness(placer, tasks_by_shape, mask & everything)
             for masks in fabric.masks
             for path, mask in masks.items()
         }
 
-        def tree_order(path: Path) -> tuple[tuple[float, str], ...]:
+        def tree_order(path: DomainPath) -> tuple[tuple[float, str], ...]:
             return tuple((-fullness[path[: i + 1]], path[i]) for i in range(len(path)))
 
         parts: tuple[Bools, ...] = ()
-        if near.preferred is not None:
-            level = fabric.masks[names.index(near.preferred)]
+        if constraint.preferred is not None:
+            level = fabric.masks[names.index(constraint.preferred)]
             parts = tuple(
                 level[path]
                 for path in sorted(level, key=tree_order, reverse=True)
                 if (level[path] & everything).any()
             )
         for depth in range(max(lowest, highest), highest - 1, -1):
-            masks: dict[Path, Bools] = {(): fabric.root} if depth < 0 else fabric.masks[depth]
+            masks: dict[DomainPath, Bools] = {(): fabric.known_nodes} if depth < 0 else fabric.masks[depth]
             for path in sorted(masks, key=tree_order):
-                nodes = masks[path] if only is None else masks[path] & only
-                if near.required is not None and here and not self._joins(fabric, highest, nodes, here):
+                nodes = masks[path] if allowed_nodes is None else masks[path] & allowed_nodes
+                if constraint.required is not None and here and not self._contains_placed(fabric, highest, nodes, here):
                     continue
-                if _room(floor, runs, nodes):
-                    yield Choice(nodes, parts)
-        if near.required is None and not fabric.root.all():  # what is only preferred keeps nobody waiting
-            anywhere = np.ones(len(self._nodes), dtype=bool) if only is None else only
-            if _room(floor, runs, anywhere):
-                yield Choice(anywhere, parts)
+                if _fits_all(placer, tasks_by_shape, nodes):
+                    yield DomainCandidate(nodes, parts)
+        if constraint.required is None and not fabric.known_nodes.all():  # what is only preferred keeps nobody waiting
+            anywhere = np.ones(len(self._nodes), dtype=bool) if allowed_nodes is None else allowed_nodes
+            if _fits_all(placer, tasks_by_shape, anywhere):
+                yield DomainCandidate(anywhere, parts)
 
-    def required(self, near: Near | None) -> list[Bools] | None:
+    def required_domains(self, constraint: TopologyConstraint | None) -> list[Bools] | None:
         """The domains of which one must hold all tasks; None where any nodes will do.
 
         None of them when the topology or a level is unknown here: then no place is right.
         """
-        if near is None:
+        if constraint is None:
             return None
-        fabric = self._fabric(near.topology)
-        wanted = {level for level in (near.required, near.preferred) if level is not None}
+        fabric = self._topology(constraint.topology)
+        wanted = {level for level in (constraint.required, constraint.preferred) if level is not None}
         if fabric is None or not wanted or not wanted <= set(fabric.levels):
             return []
-        if near.required is None:
+        if constraint.required is None:
             return None
-        return list(fabric.masks[fabric.levels.index(near.required)].values())
+        return list(fabric.masks[fabric.levels.index(constraint.required)].values())
 
-    def most_together(self, near: Near | None, floor: Floor, shape: Shape) -> int:
+    def max_tasks_together(self, constraint: TopologyConstraint | None, placer: NodePlacer, shape: TaskShape) -> int:
         """How many tasks of a shape ``floor`` holds as near to each other as they must stand."""
-        capacity = floor.capacity(shape)
-        within = self.required(near)
+        capacity = placer.capacity(shape)
+        within = self.required_domains(constraint)
         if within is None:
             return int(capacity.sum())
         return max((int(capacity[domain].sum()) for domain in within), default=0)
 
-    def _joins(self, fabric: Fabric, depth: int, nodes: Bools, here: set[int]) -> bool:
+    def _contains_placed(self, fabric: TopologyIndex, depth: int, nodes: Bools, placed_nodes: set[int]) -> bool:
         """True when ``nodes`` lie in the domain of the required level where others of the group stand."""
         for mask in fabric.masks[depth].values():
-            if any(mask[node] for node in here):
+            if any(mask[node] for node in placed_nodes):
                 return bool((mask & nodes).sum() == nodes.sum())
         return False
 
-    def _fabric(self, name: str) -> Fabric | None:
-        if name not in self._fabrics and name in self._rows:
-            self._fabrics[name] = Fabric(self._rows[name], self._nodes)
-        return self._fabrics.get(name)
+    def _topology(self, name: str) -> TopologyIndex | None:
+        if name not in self._topologies and name in self._rows:
+            self._topologies[name] = TopologyIndex(self._rows[name], self._nodes)
+        return self._topologies.get(name)
 
 
-def _room(floor: Floor, runs: Sequence[tuple[Shape, Sequence[Task]]], nodes: Bools) -> bool:
+def _fits_all(placer: NodePlacer, tasks_by_shape: Sequence[tuple[TaskShape, Sequence[GangTask]]], nodes: Bools) -> bool:
     """True when every shape fits on the nodes as often as it is asked for."""
-    return all(int(floor.capacity(shape)[nodes].sum()) >= len(tasks) for shape, tasks in runs)
+    return all(int(placer.capacity(shape)[nodes].sum()) >= len(tasks) for shape, tasks in tasks_by_shape)
 
 
-def _fullness(floor: Floor, runs: Sequence[tuple[Shape, Sequence[Task]]], nodes: Bools) -> float:
+def _fullness(placer: NodePlacer, tasks_by_shape: Sequence[tuple[TaskShape, Sequence[GangTask]]], nodes: Bools) -> float:
     """How full the tasks would make the nodes: the largest part, over GPUs and CPU, of what is free."""
-    gpu = sum(shape.gpus * shape.milli * len(tasks) for shape, tasks in runs)
-    cpu = sum(shape.cpu_milli * len(tasks) for shape, tasks in runs)
-    free = max(0, int(floor.free_milli[nodes].sum())), max(0, int(floor.cpu_free[nodes].sum()))
+    gpu = sum(shape.gpus * shape.milli * len(tasks) for shape, tasks in tasks_by_shape)
+    cpu = sum(shape.cpu_milli * len(tasks) for shape, tasks in tasks_by_shape)
+    free = max(0, int(placer.free_milli[nodes].sum())), max(0, int(placer.cpu_free[nodes].sum()))
     return max(
         (
-            asked / there if there else NOTHING_FREE
+            asked / there if there else FULLNESS_WITHOUT_CAPACITY
             for asked, there in zip((gpu, cpu), free, strict=True)
             if asked
         ),

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from portal.words.driver import cuda_will_do, newest_cuda
+from portal.words.driver import is_cuda_sufficient, newest_cuda
 from scheduler.core.cluster import NodeRow
 
 
-def none_will_do(needed: str, nodes: Iterable[NodeRow]) -> str:
+def format_drivers_too_old(needed: str, nodes: Iterable[NodeRow]) -> str:
     """Why none of these nodes can run an image that needs this CUDA, with both versions; blank if that is not it."""
     nodes = [node for node in nodes if node.gpus]
-    if not nodes or any(cuda_will_do(node.cuda, needed) for node in nodes):
+    if not nodes or any(is_cuda_sufficient(node.driver_cuda, needed) for node in nodes):
         return ""
-    newest = newest_cuda(node.cuda for node in nodes if node.cuda)
+    newest = newest_cuda(node.driver_cuda for node in nodes if node.driver_cuda)
     return f"its image needs CUDA {needed}, and the newest driver there knows CUDA {newest}"
 
 
-def passed_over(needed: str, nodes: Iterable[NodeRow]) -> str:
+def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
     """A sentence of the nodes that are passed over for their drivers; blank for none."""
-    old = [node.cuda for node in nodes if node.cuda and not cuda_will_do(node.cuda, needed)]
+    old = [node.driver_cuda for node in nodes if node.driver_cuda and not is_cuda_sufficient(node.driver_cuda, needed)]
     if not old:
         return ""
     whose = (

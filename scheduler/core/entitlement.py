@@ -28,13 +28,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from scheduler.core.resources import ROUNDING, Amounts, Owed
+from scheduler.core.resources import ROUNDING, ResourceVector, Entitlement
 
 Key = TypeVar("Key", bound=str)
 Involved = tuple[bool, bool, bool]
 
 
-class Reach(NamedTuple):
+class ReclaimScope(NamedTuple):
     """How far a taker's arm reaches; the defaults are ours.
 
     ``involved_only``: a giver counts as over its share or its guarantee only by resources that the taker asks
@@ -46,15 +46,15 @@ class Reach(NamedTuple):
     every_level: bool = True
 
     @classmethod
-    def kai(cls) -> Reach:
+    def kai(cls) -> ReclaimScope:
         """KAI-Scheduler's habit: any resource counts, and only the topmost level is looked at."""
         return cls(involved_only=False, every_level=False)
 
 
-OURS = Reach()
+DEFAULT_SCOPE = ReclaimScope()
 
 
-class Obstacle(NamedTuple, Generic[Key]):
+class QuotaBound(NamedTuple, Generic[Key]):
     """A number that stops a job: whose it is, whether it is the guarantee (or the limit), which resources."""
 
     project: Key
@@ -62,14 +62,14 @@ class Obstacle(NamedTuple, Generic[Key]):
     resources: Involved
 
 
-class Victim(NamedTuple, Generic[Key]):
+class ReclaimVictim(NamedTuple, Generic[Key]):
     """Work that may be asked to leave: one task beyond a job's minimum, or all the others of the job at once."""
 
     leaf: Key
-    amounts: Amounts
+    amounts: ResourceVector
 
 
-def exceeded(held: Amounts, asked: Amounts, bound: Amounts) -> Involved:
+def exceeded_resources(held: ResourceVector, asked: ResourceVector, bound: ResourceVector) -> Involved:
     """Which resources would pass ``bound`` with ``asked`` more; what is not asked for is not looked at."""
     return (
         asked[0] > 0 and held[0] + asked[0] > bound[0] + ROUNDING,
@@ -78,74 +78,74 @@ def exceeded(held: Amounts, asked: Amounts, bound: Amounts) -> Involved:
     )
 
 
-def in_the_way(
+def first_exceeded_bound(
     path: Sequence[Key],
-    owed: Mapping[Key, Owed],
-    held: Mapping[Key, Amounts],
-    held_firm: Mapping[Key, Amounts],
-    asked: Amounts,
+    entitlements: Mapping[Key, Entitlement],
+    held: Mapping[Key, ResourceVector],
+    held_non_preemptible: Mapping[Key, ResourceVector],
+    requested: ResourceVector,
     preemptible: bool,
-) -> Obstacle[Key] | None:
+) -> QuotaBound[Key] | None:
     """The first number on ``path`` (leaf first) that ``asked`` more would pass: limits, then guarantees.
 
     ``held_firm`` is what non-preemptible work holds; only such work is measured by guarantees.
     """
     for level in path:
-        if any(over := exceeded(held[level], asked, owed[level].limit)):
-            return Obstacle(level, False, over)
+        if any(over := exceeded_resources(held[level], requested, entitlements[level].limit)):
+            return QuotaBound(level, False, over)
     if not preemptible:
         for level in path:
-            if any(over := exceeded(held_firm[level], asked, owed[level].guaranteed)):
-                return Obstacle(level, True, over)
+            if any(over := exceeded_resources(held_non_preemptible[level], requested, entitlements[level].guaranteed)):
+                return QuotaBound(level, True, over)
     return None
 
 
-def may_ask(owed: Owed, held: Amounts, held_firm: Amounts, asked: Amounts, preemptible: bool) -> bool:
+def may_reclaim(entitlement: Entitlement, held: ResourceVector, held_non_preemptible: ResourceVector, requested: ResourceVector, preemptible: bool) -> bool:
     """True when a project may ask other projects to leave for a job of ``asked``."""
-    if not held.plus(asked).fits_in(owed.fair_share):
+    if not held.add(requested).fits_in(entitlement.fair_share):
         return False
-    return preemptible or held_firm.plus(asked).fits_in(owed.guaranteed)
+    return preemptible or held_non_preemptible.add(requested).fits_in(entitlement.guaranteed)
 
 
-def over_share(owed: Owed, held: Amounts, counted: Involved = (True, True, True)) -> bool:
+def is_over_share(entitlement: Entitlement, held: ResourceVector, counted: Involved = (True, True, True)) -> bool:
     """True when a project holds more than its own in a counted resource: others may keep it to its share."""
-    return _any_of(held.beyond(owed.claimable), counted)
+    return _any_of(held.exceeds_each(entitlement.entitled), counted)
 
 
-def over_guarantee(owed: Owed, held: Amounts, counted: Involved = (True, True, True)) -> bool:
+def is_over_guarantee(entitlement: Entitlement, held: ResourceVector, counted: Involved = (True, True, True)) -> bool:
     """True when a project holds more than it is promised in a counted resource."""
-    return _any_of(held.beyond(owed.guaranteed), counted)
+    return _any_of(held.exceeds_each(entitlement.guaranteed), counted)
 
 
-def within_guarantee(owed: Owed, held: Amounts, asked: Amounts) -> bool:
+def is_within_guarantee(entitlement: Entitlement, held: ResourceVector, requested: ResourceVector) -> bool:
     """True when a project with ``asked`` more stays within its guarantee in every resource."""
-    return held.plus(asked).fits_in(owed.guaranteed)
+    return held.add(requested).fits_in(entitlement.guaranteed)
 
 
-def may_give(
-    giver: Owed,
-    giver_held: Amounts,
-    taker: Owed,
-    taker_held: Amounts,
-    asked: Amounts,
+def may_reclaim_from(
+    victim: Entitlement,
+    victim_held: ResourceVector,
+    reclaimer: Entitlement,
+    reclaimer_held: ResourceVector,
+    requested: ResourceVector,
     counted: Involved = (True, True, True),
 ) -> bool:
     """True when one of the two reasons lets ``taker`` take one more piece of work from ``giver``."""
-    if over_share(giver, giver_held, counted):
+    if is_over_share(victim, victim_held, counted):
         return True
-    return within_guarantee(taker, taker_held, asked) and over_guarantee(giver, giver_held, counted)
+    return is_within_guarantee(reclaimer, reclaimer_held, requested) and is_over_guarantee(victim, victim_held, counted)
 
 
-def worth_trying(giver: Owed, giver_held: Amounts, taker: Owed, taker_held: Amounts, asked: Amounts) -> bool:
+def may_have_reclaimable(victim: Entitlement, victim_held: ResourceVector, reclaimer: Entitlement, reclaimer_held: ResourceVector, requested: ResourceVector) -> bool:
     """A quick look before any victim is chosen: False when ``giver`` has nothing that ``asked`` could use.
 
     A taker within its guarantee looks for somebody over the guarantee in a resource that it asks for, or at it
     in all of them; any other taker for somebody over the share.
     """
-    if not within_guarantee(taker, taker_held, asked):
-        return over_share(giver, giver_held)
+    if not is_within_guarantee(reclaimer, reclaimer_held, requested):
+        return is_over_share(victim, victim_held)
     below = False
-    for amount, has, promised in zip(asked, giver_held, giver.guaranteed, strict=True):
+    for amount, has, promised in zip(requested, victim_held, victim.guaranteed, strict=True):
         if amount > 0 and promised != math.inf:
             if has > promised:
                 return True
@@ -160,8 +160,8 @@ def saturation(held: float, fair_share: float) -> float:
     return held / fair_share
 
 
-def less_saturated(
-    held: Amounts, fair_share: Amounts, sibling_held: Amounts, sibling_share: Amounts, involved: Involved
+def is_less_saturated(
+    held: ResourceVector, fair_share: ResourceVector, sibling_held: ResourceVector, sibling_share: ResourceVector, involved: Involved
 ) -> bool:
     """True when in each involved resource a taker is at most full, or less so than the sibling that gave.
 
@@ -175,18 +175,18 @@ def less_saturated(
     return True
 
 
-def sides(mine: Sequence[Key], theirs: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
+def diverging_paths(first: Sequence[Key], second: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
     """Two paths (leaf first) up to, and without, their common ancestor.
 
     Where one path is part of the other, nothing is left of it: such projects do not take from each other.
     """
     common = 0
-    while common < min(len(mine), len(theirs)) and mine[-1 - common] == theirs[-1 - common]:
+    while common < min(len(first), len(second)) and first[-1 - common] == second[-1 - common]:
         common += 1
-    return mine[: len(mine) - common], theirs[: len(theirs) - common]
+    return first[: len(first) - common], second[: len(second) - common]
 
 
-class Taking(Generic[Key]):
+class ReclaimCheck(Generic[Key]):
     """One taker and the victims it has taken so far, on paper: ``held`` itself is not changed.
 
     Ask ``may_take`` before each victim, tell ``take``, and in the end ask ``balanced``.
@@ -195,102 +195,102 @@ class Taking(Generic[Key]):
     def __init__(
         self,
         paths: Mapping[Key, Sequence[Key]],
-        owed: Mapping[Key, Owed],
-        held: Mapping[Key, Amounts],
-        held_firm: Mapping[Key, Amounts],
-        taker: Key,
-        asked: Amounts,
+        entitlements: Mapping[Key, Entitlement],
+        held: Mapping[Key, ResourceVector],
+        held_non_preemptible: Mapping[Key, ResourceVector],
+        reclaimer: Key,
+        requested: ResourceVector,
         preemptible: bool,
-        reach: Reach = OURS,
+        scope: ReclaimScope = DEFAULT_SCOPE,
     ) -> None:
         self._paths = paths
-        self._owed = owed
+        self._entitlements = entitlements
         self._held = held
-        self._held_firm = held_firm
-        self._path = paths[taker]
-        self._asked = asked
+        self._held_non_preemptible = held_non_preemptible
+        self._path = paths[reclaimer]
+        self._requested = requested
         self._preemptible = preemptible
-        self._every_level = reach.every_level
-        self._asks: Involved = (asked[0] > 0, asked[1] > 0, asked[2] > 0)
-        self._counted: Involved = self._asks if reach.involved_only else (True, True, True)
-        self._left: dict[Key, Amounts] = {}  # what each project that gave still holds
+        self._every_level = scope.every_level
+        self._requested_resources: Involved = (requested[0] > 0, requested[1] > 0, requested[2] > 0)
+        self._counted: Involved = self._requested_resources if scope.involved_only else (True, True, True)
+        self._remaining: dict[Key, ResourceVector] = {}  # what each project that gave still holds
         self._involved: dict[Key, Involved] = {}
-        self._sides: dict[Key, tuple[Key, Sequence[Key]]] = {}
+        self._paths_by_leaf: dict[Key, tuple[Key, Sequence[Key]]] = {}
 
-    def worth_trying(self, leaf: Key) -> bool:
+    def may_have_reclaimable(self, leaf: Key) -> bool:
         """A quick look before victims are chosen: False when no work of ``leaf`` could ever be taken."""
         taker, givers = self._levels(leaf)
         if not givers:
             return False
-        owed, held = self._owed, self._held
-        return worth_trying(owed[givers[-1]], held[givers[-1]], owed[taker], held[taker], self._asked)
+        owed, held = self._entitlements, self._held
+        return may_have_reclaimable(owed[givers[-1]], held[givers[-1]], owed[taker], held[taker], self._requested)
 
-    def may_take(self, leaf: Key) -> bool:
+    def allows(self, leaf: Key) -> bool:
         """True when one of the reasons lets the taker take one more piece of work of ``leaf``."""
         taker, givers = self._levels(leaf)
         if not givers:
             return False
-        owed, left = self._owed, self._left
+        owed, left = self._entitlements, self._remaining
         giver = givers[-1]
-        if not may_give(
+        if not may_reclaim_from(
             owed[giver],
             left.get(giver) or self._held[giver],
             owed[taker],
             self._held[taker],
-            self._asked,
+            self._requested,
             self._counted,
         ):
             return False
         if not self._every_level:
             return True
         return all(
-            over_guarantee(owed[level], left.get(level) or self._held[level], self._counted)
+            is_over_guarantee(owed[level], left.get(level) or self._held[level], self._counted)
             for level in givers[:-1]
         )
 
-    def take(self, leaf: Key, amounts: Amounts) -> None:
+    def add_victim(self, leaf: Key, amounts: ResourceVector) -> None:
         """Count one victim as gone, from its project up to the root."""
         gives: Involved = (amounts[0] > 0, amounts[1] > 0, amounts[2] > 0)
         for level in self._paths[leaf]:
-            self._left[level] = (self._left.get(level) or self._held[level]).minus(amounts)
+            self._remaining[level] = (self._remaining.get(level) or self._held[level]).subtract(amounts)
             before = self._involved.get(level, (False, False, False))
             self._involved[level] = (before[0] or gives[0], before[1] or gives[1], before[2] or gives[2])
 
-    def balanced(self) -> bool:
+    def is_balanced(self) -> bool:
         """True when the taker, with its job and without the victims, stays in its place at every level."""
-        owed, asks = self._owed, self._asks
+        owed, asks = self._entitlements, self._requested_resources
         for depth, level in enumerate(self._path):
-            now = (self._left.get(level) or self._held[level]).plus(self._asked)
+            now = (self._remaining.get(level) or self._held[level]).add(self._requested)
             parent = tuple(self._path[depth + 1 : depth + 2])
-            for sibling, left in self._left.items():
+            for sibling, left in self._remaining.items():
                 if sibling == level or tuple(self._paths[sibling][1:2]) != parent:
                     continue
                 gave = self._involved[sibling]
                 involved = (gave[0] or asks[0], gave[1] or asks[1], gave[2] or asks[2])
-                if not less_saturated(now, owed[level].fair_share, left, owed[sibling].fair_share, involved):
+                if not is_less_saturated(now, owed[level].fair_share, left, owed[sibling].fair_share, involved):
                     return False
-            if not self._preemptible and not within_guarantee(
-                owed[level], self._held_firm[level], self._asked
+            if not self._preemptible and not is_within_guarantee(
+                owed[level], self._held_non_preemptible[level], self._requested
             ):
                 return False
         return True
 
     def _levels(self, leaf: Key) -> tuple[Key, Sequence[Key]]:
         """The taker just below the common ancestor, and the giver's path from its leaf up to there."""
-        found = self._sides.get(leaf)
+        found = self._paths_by_leaf.get(leaf)
         if found is None:
-            takers, givers = sides(self._path, self._paths[leaf])
-            found = self._sides[leaf] = (takers[-1] if takers else self._path[0], givers if takers else ())
+            takers, givers = diverging_paths(self._path, self._paths[leaf])
+            found = self._paths_by_leaf[leaf] = (takers[-1] if takers else self._path[0], givers if takers else ())
         return found
 
 
-def may_take_all(taking: Taking[Key], victims: Iterable[Victim[Key]]) -> bool:
+def allows_all(check: ReclaimCheck[Key], victims: Iterable[ReclaimVictim[Key]]) -> bool:
     """True when all ``victims``, one after the other, may be taken, and the outcome is balanced."""
     for victim in victims:
-        if not taking.may_take(victim.leaf):
+        if not check.allows(victim.leaf):
             return False
-        taking.take(victim.leaf, victim.amounts)
-    return taking.balanced()
+        check.add_victim(victim.leaf, victim.amounts)
+    return check.is_balanced()
 
 
 def _any_of(flags: Involved, counted: Involved) -> bool:

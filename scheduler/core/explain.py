@@ -11,24 +11,24 @@ from typing import NamedTuple
 
 from portal.words.reasons import VerdictCode
 from scheduler.core import company, drivers, words
-from scheduler.core.backfill import Reservation
-from scheduler.core.changes import Changes
+from scheduler.core.backfill import GangReservation
+from scheduler.core.changes import AlternativeSearch
 from scheduler.core.cluster import WHOLE_MILLI, JobId, NodeRow, PendingRow, PoolId, Snapshot
 from scheduler.core.gang import Gang
-from scheduler.core.ledger import Bound
-from scheduler.core.memory import Variant
-from scheduler.core.plan import Change, Eviction, Verdict
+from scheduler.core.ledger import ExceededQuota
+from scheduler.core.memory import RequestVariant
+from scheduler.core.plan import Alternative, Eviction, Verdict
 from scheduler.core.policy import Policy
-from scheduler.core.resources import Amounts
-from scheduler.core.scene import PoolScene
-from scheduler.core.shape import Held, Shape
+from scheduler.core.resources import ResourceVector
+from scheduler.core.scene import PoolState
+from scheduler.core.shape import HeldSlots, TaskShape
 
-Numbers = dict[str, int | float | str | None]
+Details = dict[str, int | float | str | None]
 
-BOUNDS = {
-    VerdictCode.LIMIT: "limit_gpus",
-    VerdictCode.QUOTA_OF_USER: "user_limit_gpus",
-    VerdictCode.GUARANTEED_NEEDED: "guaranteed_gpus",
+QUOTA_DETAIL_KEYS = {
+    VerdictCode.PROJECT_LIMIT: "limit_gpus",
+    VerdictCode.USER_LIMIT: "user_limit_gpus",
+    VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA: "guaranteed_gpus",
 }
 """The verdicts in which a number of a quota is in the way, and the name of that number."""
 
@@ -38,48 +38,48 @@ class Reason:
     """A verdict before it is somebody's: jobs that ask the same share it."""
 
     code: VerdictCode
-    sentence: str
-    numbers: Numbers
+    message: str
+    details: Details
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Nomination:
     """A job that keeps places until others have left them: in which pool, and which."""
 
     pool: PoolId
-    held: tuple[Held, ...]
+    held: tuple[HeldSlots, ...]
 
 
-class Waiting(NamedTuple):
+class ClassReason(NamedTuple):
     """Why jobs of a kind wait, what would help, and the numbers by how many are ahead."""
 
     reason: Reason
-    change: Change | None
-    numbers: dict[int, Numbers]
+    suggestion: Alternative | None
+    details_by_position: dict[int, Details]
 
-    def verdict(self, job: JobId, place: int, ahead: tuple[JobId, ...]) -> Verdict:
+    def verdict(self, job: JobId, position: int, jobs_ahead: tuple[JobId, ...]) -> Verdict:
         """Of one of them, who has ``place`` jobs before it in the queue; behind a bound the queue means nothing."""
         reason = self.reason
-        if reason.code in BOUNDS:
-            return Verdict(job, reason.code, reason.sentence, reason.numbers, (), self.change)
-        about = rounded(place)
-        numbers = self.numbers.get(about)
+        if reason.code in QUOTA_DETAIL_KEYS:
+            return Verdict(job, reason.code, reason.message, reason.details, (), self.suggestion)
+        about = round_position(position)
+        numbers = self.details_by_position.get(about)
         if numbers is None:
-            numbers = self.numbers[about] = {**reason.numbers, "jobs_ahead": about}
-        return Verdict(job, reason.code, reason.sentence, numbers, ahead, self.change)
+            numbers = self.details_by_position[about] = {**reason.details, "jobs_ahead": about}
+        return Verdict(job, reason.code, reason.message, numbers, jobs_ahead, self.suggestion)
 
-    def but(self, reason: Reason) -> Waiting:
+    def with_reason(self, reason: Reason) -> ClassReason:
         """The same for another reason."""
-        return Waiting(reason, self.change, {})
+        return ClassReason(reason, self.suggestion, {})
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeCapacity:
     """What a pool has free for one request, whoever makes it; ``too_few`` GPUs are free, wherever they stand."""
 
-    sentence: str
-    numbers: Numbers
-    too_few: bool
+    message: str
+    details: Details
+    is_insufficient: bool
 
 
 class Explainer:
@@ -89,68 +89,68 @@ class Explainer:
         self,
         snapshot: Snapshot,
         policy: Policy,
-        scenes: Mapping[PoolId, PoolScene],
-        remembered: dict[Hashable, list[Variant]],
+        scenes: Mapping[PoolId, PoolState],
+        cached_variants: dict[Hashable, list[RequestVariant]],
     ) -> None:
         """``remembered`` holds changed requests from decision to decision."""
-        self.changes = Changes(policy, scenes, remembered)
+        self.alternative_search = AlternativeSearch(policy, scenes, cached_variants)
         self._now_s = snapshot.now_s
         self._scenes = scenes
         self._nodes: dict[str, NodeRow] = {node.id: node for node in snapshot.nodes}
         self._reasons: dict[tuple[object, ...], Reason] = {}
         self._running = {row.job: row for row in snapshot.running}
-        self._waiting: dict[int, Waiting] = {}
-        self._possible: dict[tuple[object, ...], list[PoolId]] = {}
-        self._rooms: dict[tuple[object, ...], Room] = {}
+        self._class_reasons: dict[int, ClassReason] = {}
+        self._feasible_pools: dict[tuple[object, ...], list[PoolId]] = {}
+        self._free_capacities: dict[tuple[object, ...], FreeCapacity] = {}
 
     # -- jobs that nothing free could help ---------------------------------------------------------------
 
-    def possible_pools(self, job: PendingRow) -> list[PoolId]:
+    def feasible_pools(self, job: PendingRow) -> list[PoolId]:
         """The pools where the job could run if they were empty; none for one that must not start now."""
-        if job.held or job.after or (job.not_before_s is not None and job.not_before_s > self._now_s):
+        if job.held or job.dependencies or (job.not_before_s is not None and job.not_before_s > self._now_s):
             return []
-        key = self.changes.asked(job)
-        if key not in self._possible:
-            self._possible[key] = [] if self._volume(job) else [p for p in job.pools if self._open(job, p)]
-        return self._possible[key]
+        key = self.alternative_search.reason_key(job)
+        if key not in self._feasible_pools:
+            self._feasible_pools[key] = [] if self._volume_unavailable(job) else [p for p in job.pools if self._is_feasible(job, p)]
+        return self._feasible_pools[key]
 
-    def _open(self, job: PendingRow, pool: PoolId) -> bool:
+    def _is_feasible(self, job: PendingRow, pool: PoolId) -> bool:
         scene = self._scenes[pool]
-        return scene.could_ever_fit(job) and self._bounds(job, scene, scene.amounts(job), empty=True) is None
+        return scene.could_ever_fit(job) and self._quota_reason(job, scene, scene.demand(job), empty=True) is None
 
-    def set_aside(self, job: PendingRow) -> Verdict:
+    def infeasible(self, job: PendingRow) -> Verdict:
         """Why a job without a possible pool waits; the numbers are those after the plan."""
         if job.held:
             return self._verdict(job, Reason(VerdictCode.HELD, "Held: it waits until it is released.", {}))
-        if job.after and any(self._scenes[pool].could_ever_fit(job) for pool in job.pools):
-            return self._verdict(job, _waits_for_others(job))
+        if job.dependencies and any(self._scenes[pool].could_ever_fit(job) for pool in job.pools):
+            return self._verdict(job, _dependency_reason(job))
         if job.not_before_s is not None and job.not_before_s > self._now_s:
-            sentence = f"It was asked to start not before {words.moment(job.not_before_s)}."
+            sentence = f"It was asked to start not before {words.format_time(job.not_before_s)}."
             return self._verdict(
-                job, Reason(VerdictCode.DELAYED_UNTIL, sentence, {"not_before_s": job.not_before_s})
+                job, Reason(VerdictCode.BEGIN_TIME, sentence, {"not_before_s": job.not_before_s})
             )
-        key = self.changes.asked(job)
+        key = self.alternative_search.reason_key(job)
         reason = self._reasons.get(key)
         if reason is None:
-            reason = self._reasons[key] = self._volume(job) or self._bounded(job) or self._never(job)
-        if reason.code is VerdictCode.NEVER:
+            reason = self._reasons[key] = self._volume_unavailable(job) or self._quota_reason_of_first_pool(job) or self._unsatisfiable(job)
+        if reason.code is VerdictCode.UNSATISFIABLE:
             return self._verdict(job, reason)
-        return self._verdict(job, reason, cheapest=self.changes.cheapest(job))
+        return self._verdict(job, reason, suggestion=self.alternative_search.cheapest(job))
 
-    def _bounded(self, job: PendingRow) -> Reason | None:
+    def _quota_reason_of_first_pool(self, job: PendingRow) -> Reason | None:
         """The number of the first pool that is large enough but closed to the project for so much."""
         for pool in job.pools:
             scene = self._scenes[pool]
-            if scene.could_ever_fit(job) and (reason := self._bounds(job, scene, scene.amounts(job))):
+            if scene.could_ever_fit(job) and (reason := self._quota_reason(job, scene, scene.demand(job))):
                 return reason
         return None
 
-    def _volume(self, job: PendingRow) -> Reason | None:
+    def _volume_unavailable(self, job: PendingRow) -> Reason | None:
         """The home volume stands on one node: that node must be there and take work."""
         if job.node_affinity is None:
             return None
         node = self._nodes.get(job.node_affinity)
-        numbers: Numbers = {"node": node.name if node else job.node_affinity}
+        numbers: Details = {"node": node.name if node else job.node_affinity}
         if node is None:
             sentence = "The node that holds its home volume is no longer part of the cluster."
         elif node.pool not in job.pools:
@@ -163,33 +163,33 @@ class Explainer:
             return None
         return Reason(VerdictCode.VOLUME_UNAVAILABLE, sentence, numbers)
 
-    def _never(self, job: PendingRow) -> Reason:
+    def _unsatisfiable(self, job: PendingRow) -> Reason:
         """Impossible here, even on an empty cluster: say what the nearest thing is."""
-        shape = self._scenes[job.pools[0]].shape_at_best(job)
+        shape = self._scenes[job.pools[0]].unrestricted_shape(job)
         scenes = [self._scenes[pool] for pool in job.pools]
-        floors = [scene.empty_floor for scene in scenes]
-        most_tasks = sum(floor.room(shape) for floor in floors)
-        near = job.near
-        within = [scene.domains.required(near) for scene in scenes] if near else [None]
-        together = max(scene.domains.most_together(near, scene.empty_floor, shape) for scene in scenes)
+        floors = [scene.empty for scene in scenes]
+        most_tasks = sum(floor.fit_count(shape) for floor in floors)
+        near = job.topology_constraint
+        within = [scene.domains.required_domains(near) for scene in scenes] if near else [None]
+        together = max(scene.domains.max_tasks_together(near, scene.empty, shape) for scene in scenes)
         largest = max((floor.free_gpus(shape)[1] for floor in floors), default=0)
         total = sum(floor.free_gpus(shape)[0] for floor in floors)
-        need = words.request(job)
-        numbers: Numbers = {
-            "needed_gpus": job.least_milli / WHOLE_MILLI,
+        need = words.format_request(job)
+        numbers: Details = {
+            "needed_gpus": job.required_milli / WHOLE_MILLI,
             "largest_node_gpus": largest,
             "cluster_gpus": total,
             "tasks_possible": most_tasks,
         }
         where = f"the home volume's node {self._nodes[job.node_affinity].name}" if job.node_affinity else ""
-        if job.launcher and not any(scene.pool.node_network for scene in scenes):
+        if job.launcher and not any(scene.pool.allow_host_network for scene in scenes):
             sentence = (
                 f"Needs {need} that reach each other ({job.launcher}); {self._pool_names(job)} lends gangs no "
                 f"network between nodes. One task with {job.tasks * job.gpus_per_task} GPUs on one node needs none."
             )
-        elif most_tasks == 0 and (too_old := drivers.none_will_do(job.cuda, self._nodes_for(job))):
+        elif most_tasks == 0 and (too_old := drivers.format_drivers_too_old(job.required_cuda, self._nodes_for(job))):
             sentence = f"No node of {self._pool_names(job)} can run it: {too_old}."
-        elif most_tasks == 0 and self._all_unfit(job):
+        elif most_tasks == 0 and self._all_ineligible(job):
             sentence = (
                 f"No node of {self._pool_names(job)} can run it: each is of another kind than its environment, "
                 "has too old a driver, does not hold jobs to the network policy of their project, or lacks a volume "
@@ -199,7 +199,7 @@ class Explainer:
         elif job.gpus_per_task and total == 0:
             kind = job.gpu_model or "suitable"
             if job.gpu_model and job.min_gpu_memory_mib:
-                kind += f" ({words.gib(job.min_gpu_memory_mib)})"
+                kind += f" ({words.format_gib(job.min_gpu_memory_mib)})"
             what = f"{job.mig_profile} slice" if job.mig_profile else "GPU"
             sentence = f"Needs {need}; there is no {kind} {what} in {self._pool_names(job)}."
         elif job.gpus_per_task > largest:
@@ -211,16 +211,16 @@ class Explainer:
         elif near and within and not any(within) and None not in within:
             level = near.required or near.preferred or ""
             sentence = (
-                f"Needs {need}; no node of {self._pool_names(job)} has a {words.level(level)} in a topology "
+                f"Needs {need}; no node of {self._pool_names(job)} has a {words.format_level(level)} in a topology "
                 f"called {near.topology}."
             )
         elif most_tasks == 0:
             sentence = (
-                f"Needs {need} with {words.cpu_and_memory(job)} on one node; no node of "
+                f"Needs {need} with {words.format_cpu_and_memory(job)} on one node; no node of "
                 f"{self._pool_names(job)} is that large."
             )
         elif near and near.required and together < job.tasks:
-            level = words.level(near.required)
+            level = words.format_level(near.required)
             sentence = (
                 f"Needs {need}; the largest {level} of {self._pool_names(job)} can hold {together} of its "
                 f"{job.tasks} tasks."
@@ -230,40 +230,40 @@ class Explainer:
                 f"Needs {need} at once; {where or self._pool_names(job)} can hold {most_tasks} "
                 f"of its {job.tasks} tasks."
             )
-        sentence += words.lacking(job, (node for scene in scenes for node in scene.floor.nodes))
-        return Reason(VerdictCode.NEVER, sentence, numbers)
+        sentence += words.format_missing_requirements(job, (node for scene in scenes for node in scene.available.nodes))
+        return Reason(VerdictCode.UNSATISFIABLE, sentence, numbers)
 
     def _needs_mps(self, job: PendingRow) -> bool:
         asked = any(self._scenes[pool].policy.share_needs_mps == "yes" for pool in job.pools)
         return asked and job.milli_per_gpu < WHOLE_MILLI
 
     def _nodes_for(self, job: PendingRow) -> list[NodeRow]:
-        return [node for pool in job.pools for node in self._scenes[pool].floor.nodes]
+        return [node for pool in job.pools for node in self._scenes[pool].available.nodes]
 
-    def _all_unfit(self, job: PendingRow) -> bool:
+    def _all_ineligible(self, job: PendingRow) -> bool:
         nodes = {node.id for node in self._nodes_for(job)}
-        return bool(nodes) and nodes <= set(job.unfit_nodes)
+        return bool(nodes) and nodes <= set(job.ineligible_nodes)
 
     # -- after everything is placed -------------------------------------------------------------------
 
-    def leaving_for(self, evictions: Iterable[Eviction]) -> dict[JobId, set[JobId]]:
+    def victims_by_job(self, evictions: Iterable[Eviction]) -> dict[JobId, set[JobId]]:
         """By waiting job, the running ones that make room for it, in this plan or since an earlier one."""
         found: dict[JobId, set[JobId]] = {}
         for eviction in evictions:
             found.setdefault(eviction.for_job, set()).add(eviction.job)
         for scene in self._scenes.values():
             for row in scene.running:
-                if row.stopping and row.stopping_for is not None:
-                    found.setdefault(row.stopping_for, set()).add(row.job)
+                if row.stopping and row.preempted_for is not None:
+                    found.setdefault(row.preempted_for, set()).add(row.job)
         return found
 
-    def keeps(self, job: PendingRow, kept: Kept, leaving_for: Mapping[JobId, set[JobId]]) -> Verdict:
+    def nominated(self, job: PendingRow, nomination: Nomination, victims_by_job: Mapping[JobId, set[JobId]]) -> Verdict:
         """The places of a job are sure; it waits until others have let go of them."""
-        scene = self._scenes[kept.pool]
-        leaving = leaving_for.get(job.job)
+        scene = self._scenes[nomination.pool]
+        leaving = victims_by_job.get(job.job)
         if leaving is None:
-            nodes = {scene.floor.nodes[held.node].id for held in kept.held}
-            going = set().union(*leaving_for.values())
+            nodes = {scene.available.nodes[held.node].id for held in nomination.held}
+            going = set().union(*victims_by_job.values())
             leaving = {
                 row.job
                 for row in scene.running
@@ -273,174 +273,174 @@ class Explainer:
         # whoever reads this may see the jobs of its own project, and perhaps no others
         names = sorted(row.name or row.job for row in rows if row.project == job.project)
         sentence = (
-            f"Needs {words.request(job)}; they are kept for it until {words.some_of(names, len(rows))} "
+            f"Needs {words.format_request(job)}; they are kept for it until {words.format_job_names(names, len(rows))} "
             f"{'has' if len(rows) == 1 else 'have'} stopped."
         )
-        numbers: Numbers = {
-            "needed_gpus": job.least_milli / WHOLE_MILLI,
+        numbers: Details = {
+            "needed_gpus": job.required_milli / WHOLE_MILLI,
             "jobs_leaving": len(rows),
-            "pool": kept.pool,
+            "pool": nomination.pool,
         }
-        return self._verdict(job, Reason(VerdictCode.RELEASING, sentence, numbers))
+        return self._verdict(job, Reason(VerdictCode.WAITING_FOR_EVICTION, sentence, numbers))
 
-    def waits(self, gang: Gang, job: PendingRow, pool: PoolId) -> Waiting:
+    def unschedulable(self, gang: Gang, job: PendingRow, pool: PoolId) -> ClassReason:
         """Why jobs of a gang's kind that could run in ``pool`` did not start, as things stand after the plan."""
-        known = self._waiting.get(gang.kind)
+        known = self._class_reasons.get(gang.class_id)
         if known is None:
             scene = self._scenes[pool]
-            alike = gang.plain and job.share_mib is None
-            amounts = gang.tasks[0].amounts.times(job.least) if alike else scene.amounts(job)
-            reason = self._bounds(job, scene, amounts) or self._places(
-                job, scene, gang.tasks[0].shape if alike else Shape.of(job)
+            alike = gang.homogeneous and job.share_mib is None
+            amounts = gang.tasks[0].amounts.multiply(job.required_tasks) if alike else scene.demand(job)
+            reason = self._quota_reason(job, scene, amounts) or self._capacity_reason(
+                job, scene, gang.tasks[0].shape if alike else TaskShape.from_job(job)
             )
-            change = self.changes.cheapest_of_kind(job, gang.kind)
-            known = self._waiting[gang.kind] = Waiting(reason, change, {})
+            change = self.alternative_search.cheapest_for_class(job, gang.class_id)
+            known = self._class_reasons[gang.class_id] = ClassReason(reason, change, {})
         return known
 
-    def held_for(self, job: PendingRow, reservation: Reservation, verdict: Verdict) -> Verdict:
+    def reserved_for(self, job: PendingRow, reservation: GangReservation, verdict: Verdict) -> Verdict:
         """What is free is reserved for a gang that would have to wait longer if this job took it."""
         sentence = (
-            f"Needs {words.request(job)}; so much is free now, but it is reserved for a larger job that starts at "
-            f"{words.moment(reservation.start_s)}. With a time limit that ends before, it could run until then."
+            f"Needs {words.format_request(job)}; so much is free now, but it is reserved for a larger job that starts at "
+            f"{words.format_time(reservation.start_s)}. With a time limit that ends before, it could run until then."
         )
-        numbers = {**verdict.numbers, "reserved_from_s": reservation.start_s}
+        numbers = {**verdict.details, "reserved_from_s": reservation.start_s}
         return replace(
-            verdict, code=VerdictCode.HELD_FOR_RESERVATION, sentence=sentence, numbers=numbers, cheapest=None
+            verdict, code=VerdictCode.RESERVED_FOR_OTHER_JOB, sentence=sentence, numbers=numbers, cheapest=None
         )
 
-    def protected(self, job: PendingRow, until_s: float, waiting: Waiting) -> Waiting:
+    def victims_protected(self, job: PendingRow, until_s: float, reason: ClassReason) -> ClassReason:
         """Others would have to make room for these, once they have run for their minimum or to their near end."""
         sentence = (
-            f"Needs {words.request(job)}. Running jobs that could make room for it are not asked to leave before "
-            f"{words.moment(until_s)}: they have not run for their minimum yet, or are about to end."
+            f"Needs {words.format_request(job)}. Running jobs that could make room for it are not asked to leave before "
+            f"{words.format_time(until_s)}: they have not run for their minimum yet, or are about to end."
         )
-        numbers = {**waiting.reason.numbers, "protected_until_s": until_s}
-        return waiting.but(Reason(VerdictCode.VICTIMS_PROTECTED_UNTIL, sentence, numbers))
+        numbers = {**reason.reason.details, "protected_until_s": until_s}
+        return reason.with_reason(Reason(VerdictCode.VICTIMS_PROTECTED, sentence, numbers))
 
-    def not_reached(self, job: PendingRow, steps: int) -> Verdict:
+    def budget_exhausted(self, job: PendingRow, steps: int) -> Verdict:
         """The cycle's budget ended before this job was tried."""
         sentence = f"This cycle's {steps} steps were used up before its turn; it is tried again."
-        return self._verdict(job, Reason(VerdictCode.NOT_REACHED, sentence, {"steps": steps}))
+        return self._verdict(job, Reason(VerdictCode.CYCLE_BUDGET_EXHAUSTED, sentence, {"steps": steps}))
 
-    def _bounds(
-        self, job: PendingRow, scene: PoolScene, amounts: Amounts, *, empty: bool = False
+    def _quota_reason(
+        self, job: PendingRow, scene: PoolState, amounts: ResourceVector, *, empty: bool = False
     ) -> Reason | None:
         """A number of a quota in the way of ``amounts`` more; ``empty``: even if the project held nothing."""
         leaf = scene.tree.leaf_of[job.project]
-        bound = scene.ledger.limit_in_the_way(leaf, amounts, empty=empty)
+        bound = scene.ledger.exceeded_limit(leaf, amounts, empty=empty)
         if bound is not None:
             sentence = (
-                f"Needs {words.request(job)}. {self._whose(job, scene, bound)} uses "
-                f"{words.number(bound.held)} of its limit of {words.number(bound.allowed)}"
+                f"Needs {words.format_request(job)}. {self._project_label(job, scene, bound)} uses "
+                f"{words.format_gpu_count(bound.held)} of its limit of {words.format_gpu_count(bound.allowed)}"
             )
-            return self._bound_reason(VerdictCode.LIMIT, sentence, job, scene, bound)
-        bound = scene.ledger.user_limit_in_the_way(leaf, job.user, amounts, empty=empty)
+            return self._build_quota_reason(VerdictCode.PROJECT_LIMIT, sentence, job, scene, bound)
+        bound = scene.ledger.exceeded_user_limit(leaf, job.user, amounts, empty=empty)
         if bound is not None:
             sentence = (
-                f"Needs {words.request(job)}. In {scene.tree.name[bound.project]} one person may hold "
-                f"{words.number(bound.allowed)} at once; its owner holds {words.number(bound.held)}"
+                f"Needs {words.format_request(job)}. In {scene.tree.name[bound.project]} one person may hold "
+                f"{words.format_gpu_count(bound.allowed)} at once; its owner holds {words.format_gpu_count(bound.held)}"
             )
-            return self._bound_reason(VerdictCode.QUOTA_OF_USER, sentence, job, scene, bound)
+            return self._build_quota_reason(VerdictCode.USER_LIMIT, sentence, job, scene, bound)
         if job.preemptible:
             return None
-        bound = scene.ledger.guarantee_in_the_way(leaf, amounts, empty=empty)
+        bound = scene.ledger.exceeded_guarantee(leaf, amounts, empty=empty)
         if bound is None:
             return None
         sentence = (
-            f"Needs {words.request(job)} that nobody may take back, so they must be guaranteed. "
-            f"{self._whose(job, scene, bound)} uses {words.number(bound.held)} of its guaranteed "
-            f"{words.number(bound.allowed)} that way"
+            f"Needs {words.format_request(job)} that nobody may take back, so they must be guaranteed. "
+            f"{self._project_label(job, scene, bound)} uses {words.format_gpu_count(bound.held)} of its guaranteed "
+            f"{words.format_gpu_count(bound.allowed)} that way"
         )
-        return self._bound_reason(VerdictCode.GUARANTEED_NEEDED, sentence, job, scene, bound)
+        return self._build_quota_reason(VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA, sentence, job, scene, bound)
 
-    def _bound_reason(
-        self, code: VerdictCode, sentence: str, job: PendingRow, scene: PoolScene, bound: Bound
+    def _build_quota_reason(
+        self, code: VerdictCode, sentence: str, job: PendingRow, scene: PoolState, bound: ExceededQuota
     ) -> Reason:
-        numbers: Numbers = {
-            "needed_gpus": job.least_milli / WHOLE_MILLI,
+        numbers: Details = {
+            "needed_gpus": job.required_milli / WHOLE_MILLI,
             "used_gpus": bound.held / WHOLE_MILLI,
-            BOUNDS[code]: bound.allowed / WHOLE_MILLI,
+            QUOTA_DETAIL_KEYS[code]: bound.allowed / WHOLE_MILLI,
             "project": scene.tree.project_of(bound.project),
             "pool": scene.pool.id,
         }
         return Reason(code, sentence + self._in_pool(scene) + ".", numbers)
 
-    def _places(self, job: PendingRow, scene: PoolScene, shape: Shape) -> Reason:
+    def _capacity_reason(self, job: PendingRow, scene: PoolState, shape: TaskShape) -> Reason:
         """No place for it: too few free GPUs, scattered ones, or the project's share is used up."""
-        key = (scene.pool.id, shape, job.least, job.share_mib, job.near, job.cuda)
-        room = self._rooms.get(key)
+        key = (scene.pool.id, shape, job.required_tasks, job.share_mib, job.topology_constraint, job.required_cuda)
+        room = self._free_capacities.get(key)
         if room is None:
-            room = self._rooms[key] = self._room(job, scene)
+            room = self._free_capacities[key] = self._free_capacity(job, scene)
         leaf = scene.tree.leaf_of[job.project]
         held = scene.ledger.held[leaf].gpu_milli
         share = scene.fair_share_milli[leaf]
-        numbers: Numbers = {
-            **room.numbers,
+        numbers: Details = {
+            **room.details,
             "used_gpus": held / WHOLE_MILLI,
             "fair_share_gpus": share / WHOLE_MILLI,
             "pool": scene.pool.id,
         }
         others_hold = sum(scene.ledger.held[top].gpu_milli for top in scene.tree.children[None]) > held
-        if room.too_few and others_hold and held + job.least_milli > share:
+        if room.is_insufficient and others_hold and held + job.required_milli > share:
             sentence = (
-                f"{room.sentence} {scene.tree.name[leaf]} holds {words.number(held)} of its fair share of "
-                f"{words.number(share)}; it starts when GPUs are given back."
+                f"{room.message} {scene.tree.name[leaf]} holds {words.format_gpu_count(held)} of its fair share of "
+                f"{words.format_gpu_count(share)}; it starts when GPUs are given back."
             )
-            return Reason(VerdictCode.SHARE_USED_UP, sentence, numbers)
-        return Reason(VerdictCode.NO_FIT_NOW, room.sentence, numbers)
+            return Reason(VerdictCode.OVER_FAIR_SHARE, sentence, numbers)
+        return Reason(VerdictCode.INSUFFICIENT_RESOURCES, room.message, numbers)
 
-    def _room(self, job: PendingRow, scene: PoolScene) -> Room:
+    def _free_capacity(self, job: PendingRow, scene: PoolState) -> FreeCapacity:
         """What is free after the plan for a request; ``too_few`` is not said of a pool that is closed."""
-        shape, floor = scene.shape(job), scene.floor
+        shape, floor = scene.task_shape(job), scene.available
         free, largest = floor.free_gpus(shape)
-        possible_tasks = floor.room(shape)
-        together = scene.domains.most_together(job.near, floor, shape)
-        numbers: Numbers = {
-            "needed_gpus": job.least_milli / WHOLE_MILLI,
+        possible_tasks = floor.fit_count(shape)
+        together = scene.domains.max_tasks_together(job.topology_constraint, floor, shape)
+        numbers: Details = {
+            "needed_gpus": job.required_milli / WHOLE_MILLI,
             "free_gpus": free,
             "largest_free_gpus": largest,
             "tasks_possible": possible_tasks,
         }
-        for gpus, nodes in floor.histogram(shape).items():
+        for gpus, nodes in floor.free_gpu_histogram(shape).items():
             numbers[f"nodes_with_{gpus}_free"] = nodes
-        closed = floor.closed()
+        closed = floor.closed_node_counts()
         if closed is not None:
-            text = words.closed_nodes(*closed)
-        elif job.near and job.near.required and together < job.least <= possible_tasks:
+            text = words.format_closed_nodes(*closed)
+        elif job.topology_constraint and job.topology_constraint.required and together < job.required_tasks <= possible_tasks:
             numbers["tasks_together"] = together
-            level = words.level(job.near.required)
+            level = words.format_level(job.topology_constraint.required)
             text = (
-                f"the {level} with most room now has room for {together} of its {job.least} tasks"
+                f"the {level} with most room now has room for {together} of its {job.required_tasks} tasks"
                 if together
                 else f"no {level} has room for any of its tasks now"
             )
         elif job.gpus_per_task == 0:
-            text = f"{self._node_or_no_node(job)} has {words.cpu_and_memory(job)} free now"
-        elif not shape.whole:
+            text = f"{self._node_or_no_node(job)} has {words.format_cpu_and_memory(job)} free now"
+        elif not shape.uses_whole_gpus:
             text = (
-                f"no GPU has {words.number(job.milli_per_gpu)} free now"
+                f"no GPU has {words.format_gpu_count(job.milli_per_gpu)} free now"
                 if possible_tasks == 0
-                else f"{possible_tasks} of its {job.least} tasks would find room now"
+                else f"{possible_tasks} of its {job.required_tasks} tasks would find room now"
             )
             if elsewhere := floor.shared_elsewhere(shape):
                 numbers["gpus_shared_elsewhere"] = elsewhere
-                text += f"; {words.shared_elsewhere(elsewhere)}"
+                text += f"; {words.format_shared_elsewhere(elsewhere)}"
         elif largest >= job.gpus_per_task and possible_tasks == 0:
             text = (
                 f"{free} {'is' if free == 1 else 'are'} free now, but {self._node_or_no_node(job)} "
-                f"has {'it' if free == 1 else 'them'} together with {words.cpu_and_memory(job)}"
+                f"has {'it' if free == 1 else 'them'} together with {words.format_cpu_and_memory(job)}"
             )
         else:
             text = f"{free} {'is' if free == 1 else 'are'} free now, the largest node has {largest} free"
-            if job.least > 1 and possible_tasks:
-                text += f": room for {possible_tasks} of its {job.least} tasks"
-        too_few = closed is None and free * WHOLE_MILLI < job.least_milli
-        sentence = f"Needs {words.request(job)}; {text}{self._in_pool(scene)}."
-        if job.cuda:
-            sentence += drivers.passed_over(job.cuda, floor.nodes)
-        sentence += company.sentence(len(floor.index_of.keys() & set(job.strangers)))
-        sentence += words.lacking(job, floor.nodes)
-        return Room(sentence, numbers, too_few)
+            if job.required_tasks > 1 and possible_tasks:
+                text += f": room for {possible_tasks} of its {job.required_tasks} tasks"
+        too_few = closed is None and free * WHOLE_MILLI < job.required_milli
+        sentence = f"Needs {words.format_request(job)}; {text}{self._in_pool(scene)}."
+        if job.required_cuda:
+            sentence += drivers.format_skipped_drivers(job.required_cuda, floor.nodes)
+        sentence += company.format_isolation(len(floor.index_of.keys() & set(job.isolation_excluded_nodes)))
+        sentence += words.format_missing_requirements(job, floor.nodes)
+        return FreeCapacity(sentence, numbers, too_few)
 
     # -- words ----------------------------------------------------------------------------------------
 
@@ -448,18 +448,18 @@ class Explainer:
         self,
         job: PendingRow,
         reason: Reason,
-        ahead: tuple[JobId, ...] = (),
-        cheapest: Change | None = None,
+        jobs_ahead: tuple[JobId, ...] = (),
+        suggestion: Alternative | None = None,
     ) -> Verdict:
-        return Verdict(job.job, reason.code, reason.sentence, reason.numbers, ahead, cheapest)
+        return Verdict(job.job, reason.code, reason.message, reason.details, jobs_ahead, suggestion)
 
-    def _whose(self, job: PendingRow, scene: PoolScene, bound: Bound) -> str:
+    def _project_label(self, job: PendingRow, scene: PoolState, bound: ExceededQuota) -> str:
         name = scene.tree.name[bound.project]
         if scene.tree.project_of(bound.project) == job.project:
             return name
         return f"{name}, above {scene.tree.name[job.project]},"
 
-    def _in_pool(self, scene: PoolScene) -> str:
+    def _in_pool(self, scene: PoolState) -> str:
         return f" in the pool {scene.pool.name}" if len(self._scenes) > 1 else ""
 
     def _pool_names(self, job: PendingRow) -> str:
@@ -472,15 +472,15 @@ class Explainer:
         return f"not {self._nodes[job.node_affinity].name}, which" if job.node_affinity else "no node"
 
 
-def _waits_for_others(job: PendingRow) -> Reason:
+def _dependency_reason(job: PendingRow) -> Reason:
     """The jobs after which it starts; whoever reads this may see those of its own project, and perhaps no others."""
-    names = sorted(each.name for each in job.after if each.project == job.project)
-    whom = words.some_of(names, len(job.after))
-    done = f"{'has' if len(job.after) == 1 else 'have'} {'ended' if job.after_any else 'completed'}"
-    return Reason(VerdictCode.DEPENDENCY, f"It starts after {whom} {done}.", {"jobs_awaited": len(job.after)})
+    names = sorted(each.name for each in job.dependencies if each.project == job.project)
+    whom = words.format_job_names(names, len(job.dependencies))
+    done = f"{'has' if len(job.dependencies) == 1 else 'have'} {'ended' if job.after_any else 'completed'}"
+    return Reason(VerdictCode.DEPENDENCY, f"It starts after {whom} {done}.", {"jobs_awaited": len(job.dependencies)})
 
 
-def rounded(place: int) -> int:
+def round_position(place: int) -> int:
     """How many are ahead, far back in the queue to two digits: so few verdicts change when one job leaves."""
     if place < 100:
         return place

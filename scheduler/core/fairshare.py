@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from scheduler.core.plan import ShareStep
-from scheduler.core.resources import Amounts
+from scheduler.core.resources import ResourceVector
 
 Key = TypeVar("Key", bound=str)
 
-UNITS = Amounts(1000, 1, 1)
+UNITS = ResourceVector(1000, 1, 1)
 """What a share is rounded down to: a whole GPU, a thousandth of a core, a MiB."""
 
 ROUNDING = 1e-9
@@ -53,16 +53,16 @@ class Claim(Generic[Key]):
 
 
 @dataclass(slots=True)
-class Share:
+class FairShare:
     """What one sibling gets, and how."""
 
     amount: float = 0.0
     steps: list[ShareStep] = field(default_factory=list)
 
-    def add(self, kind: str, amount: float, **numbers: float) -> None:
+    def add(self, kind: str, amount: float, **details: float) -> None:
         """Write one step down."""
         self.amount += amount
-        self.steps.append(ShareStep(kind, amount, numbers))
+        self.steps.append(ShareStep(kind, amount, details))
 
 
 def divide(
@@ -72,22 +72,22 @@ def divide(
     unit: float,
     *,
     whole_remainder: bool = False,
-) -> tuple[dict[Key, Share], float]:
+) -> tuple[dict[Key, FairShare], float]:
     """The shares of siblings in ``total`` and what nobody took; ``unit`` is one whole GPU.
 
     ``whole_remainder``: the last step gives whole units even to who asks for less than one (KAI-Scheduler's
     habit); otherwise nobody is given more than it asks for.
     """
-    shares = give_guaranteed(total, claims)
+    shares = grant_guarantees(total, claims)
     rest = max(0.0, total - sum(share.amount for share in shares.values()))
     return shares, divide_rest(rest, claims, shares, usage_weight, unit, whole_remainder=whole_remainder)
 
 
-def give_guaranteed(total: float, claims: Iterable[Claim[Key]]) -> dict[Key, Share]:
+def grant_guarantees(total: float, claims: Iterable[Claim[Key]]) -> dict[Key, FairShare]:
     """Step 1: each sibling's guarantee, as far as it asks for it; an unlimited one promises the total."""
-    shares: dict[Key, Share] = {}
+    shares: dict[Key, FairShare] = {}
     for claim in claims:
-        share = shares[claim.key] = Share()
+        share = shares[claim.key] = FairShare()
         share.add(
             "guaranteed",
             min(total if claim.guaranteed == math.inf else claim.guaranteed, claim.requestable),
@@ -100,7 +100,7 @@ def give_guaranteed(total: float, claims: Iterable[Claim[Key]]) -> dict[Key, Sha
 def divide_rest(
     rest: float,
     claims: Sequence[Claim[Key]],
-    shares: dict[Key, Share],
+    shares: dict[Key, FairShare],
     usage_weight: float,
     unit: float,
     *,
@@ -115,7 +115,7 @@ def divide_rest(
 
 
 def _rounds(
-    rest: float, level: Sequence[Claim[Key]], shares: dict[Key, Share], usage_weight: float, unit: float
+    rest: float, level: Sequence[Claim[Key]], shares: dict[Key, FairShare], usage_weight: float, unit: float
 ) -> tuple[float, dict[Key, float]]:
     """Step 2 within one priority level."""
     fractions: dict[Key, float] = {}
@@ -167,7 +167,7 @@ def _round_weights(unmet: Sequence[Claim[Key]], usage_weight: float) -> dict[Key
 def _remainder(
     rest: float,
     level: Sequence[Claim[Key]],
-    shares: dict[Key, Share],
+    shares: dict[Key, FairShare],
     fractions: Mapping[Key, float],
     unit: float,
     whole_remainder: bool,
@@ -194,12 +194,12 @@ def divide_tree(
     unit: float,
     *,
     whole_remainder: bool = False,
-) -> dict[Key, Share]:
+) -> dict[Key, FairShare]:
     """Shares of a whole forest: the top siblings divide ``total``, each one's children divide its share."""
     children: dict[Key | None, list[Claim[Key]]] = {}
     for claim in claims:
         children.setdefault(parent_of(claim.key), []).append(claim)
-    shares: dict[Key, Share] = {}
+    shares: dict[Key, FairShare] = {}
     waiting: list[tuple[Key | None, float]] = [(None, total)]
     while waiting:
         parent, amount = waiting.pop()
@@ -210,15 +210,15 @@ def divide_tree(
     return shares
 
 
-def divide_each(
-    totals: Amounts,
+def divide_resources(
+    totals: ResourceVector,
     claims: Sequence[Sequence[Claim[Key]]],
     parent_of: Callable[[Key], Key | None],
     usage_weight: float,
-    units: Amounts = UNITS,
+    units: ResourceVector = UNITS,
     *,
     whole_remainder: bool = False,
-) -> tuple[dict[Key, Share], ...]:
+) -> tuple[dict[Key, FairShare], ...]:
     """Shares of a whole forest in several resources: ``claims`` and the answer stand in the order of ``totals``."""
     return tuple(
         divide_tree(total, mine, parent_of, usage_weight, unit, whole_remainder=whole_remainder)

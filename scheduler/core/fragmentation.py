@@ -27,21 +27,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow
+from scheduler.core.cluster import WHOLE_MILLI, TaskRequest, GpuRow
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-USUAL_PART = 0.95
+TYPICAL_FRACTION = 0.95
 """The most frequent requests that make up this part of all are the usual mix."""
-PARTS = 20
-TOGETHER = 3
+WEIGHT_TOTAL = 20
+GROUP_WEIGHT = 3
 """Of ``PARTS`` parts of the score, those that ask how many tasks fit at once; the rest is FGD's own sum."""
-MOST_LEVELS = 40
+MAX_LEVELS = 40
 """Different amounts of CPU, memory or milli told apart; more are rounded up to the next that is."""
 
 
-class Kind(NamedTuple):
+class GpuKind(NamedTuple):
     """A kind of GPU that requests tell apart."""
 
     model: str
@@ -50,13 +50,13 @@ class Kind(NamedTuple):
     compute_capability: float = 0.0  # 0 is not known
 
     @classmethod
-    def of(cls, gpu: GpuRow) -> Kind:
+    def of(cls, gpu: GpuRow) -> GpuKind:
         """That of a GPU or a slice."""
         return cls(gpu.model, gpu.memory_mib, gpu.mig_profile or "", gpu.compute_capability or 0.0)
 
 
-def suits(
-    kind: Kind,
+def gpu_matches(
+    kind: GpuKind,
     gpu_model: str | None,
     min_gpu_memory_mib: int | None,
     mig_profile: str | None = None,
@@ -74,13 +74,13 @@ def suits(
     )
 
 
-def usual(asks: Mapping[Ask, int]) -> dict[Ask, int]:
+def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:
     """The most frequent requests that make up ``USUAL_PART`` of all, with how often each is asked.
 
     What is equally frequent as the last of them stays outside unless it sorts first.
     """
-    wanted = USUAL_PART * sum(asks.values())
-    mix: dict[Ask, int] = {}
+    wanted = TYPICAL_FRACTION * sum(asks.values())
+    mix: dict[TaskRequest, int] = {}
     seen = 0
     for ask, count in sorted(asks.items(), key=lambda pair: (-pair[1], _sortable(pair[0]))):
         if seen >= wanted:
@@ -90,7 +90,7 @@ def usual(asks: Mapping[Ask, int]) -> dict[Ask, int]:
     return mix
 
 
-def _sortable(ask: Ask) -> tuple[float | str, ...]:
+def _sortable(ask: TaskRequest) -> tuple[float | str, ...]:
     return (
         *ask[:4], ask.gpu_model or "", ask.min_gpu_memory_mib or 0, ask.share_mib or 0,
         ask.mig_profile or "", ask.min_compute_capability or 0.0,
@@ -105,7 +105,7 @@ def milli_by_memory(share_mib: int, gpu_memory_mib: int) -> int:
     return -(-share_mib * WHOLE_MILLI // gpu_memory_mib) if gpu_memory_mib > 0 else WHOLE_MILLI + 1
 
 
-class Task(NamedTuple):
+class CandidateTask(NamedTuple):
     """A task on each of some nodes: the milli it takes of each GPU there, and what it leaves; all (nodes,)."""
 
     gpus: int
@@ -123,30 +123,30 @@ class Fragmentation:
         together: of ``PARTS``, the weight of the sum over tasks that fit at once; 0 is FGD as published.
     """
 
-    def __init__(self, kinds: Sequence[Kind], mix: Mapping[Ask, int], together: int = TOGETHER) -> None:
-        self._alone, self._together = PARTS - together, together
+    def __init__(self, kinds: Sequence[GpuKind], mix: Mapping[TaskRequest, int], group_weight: int = GROUP_WEIGHT) -> None:
+        self._single_weight, self._group_weight = WEIGHT_TOTAL - group_weight, group_weight
         self.weight = sum(mix.values())
         with_gpu = {ask: count for ask, count in mix.items() if ask.gpus}
         # Requests without a GPU can use none of what is free: they count in FGD's sum, as FGD has it.
-        self._per_milli = self._alone * self.weight + together * sum(with_gpu.values())
+        self._per_milli = self._single_weight * self.weight + group_weight * sum(with_gpu.values())
         self._milli = _Levels(_milli(a, kind) for a in with_gpu for kind in kinds)
-        self._cpu = _Levels(_of_each(a.cpu_milli, a) for a in with_gpu)
-        self._memory = _Levels(_of_each(a.memory_mib, a) for a in with_gpu)
+        self._cpu = _Levels(_per_share(a.cpu_milli, a) for a in with_gpu)
+        self._memory = _Levels(_per_share(a.memory_mib, a) for a in with_gpu)
         self._milli_at = self._milli.of(np.arange(WHOLE_MILLI + 1))
-        self._most_gpus = max((a.gpus for a in with_gpu if _whole_ones(a)), default=0)
+        self._most_gpus = max((a.gpus for a in with_gpu if _uses_several_whole_gpus(a)), default=0)
         steps = (len(kinds), len(self._milli), len(self._cpu), len(self._memory))
         singles = np.zeros(steps, dtype=np.int64)
         groups = np.zeros((2, len(kinds), self._most_gpus + 1, len(self._cpu), len(self._memory)), np.int64)
         for ask, count in with_gpu.items():
-            cpu = self._cpu.needed(_of_each(ask.cpu_milli, ask))
-            memory = self._memory.needed(_of_each(ask.memory_mib, ask))
+            cpu = self._cpu.needed(_per_share(ask.cpu_milli, ask))
+            memory = self._memory.needed(_per_share(ask.memory_mib, ask))
             for k, kind in enumerate(kinds):
-                fits = suits(
+                fits = gpu_matches(
                     kind, ask.gpu_model, ask.min_gpu_memory_mib, ask.mig_profile, ask.min_compute_capability
                 )
                 if not fits or _milli(ask, kind) > WHOLE_MILLI:
                     continue
-                if _whole_ones(ask):
+                if _uses_several_whole_gpus(ask):
                     groups[0, k, ask.gpus, cpu, memory] += count
                     groups[1, k, ask.gpus, cpu, memory] += count * ask.gpus
                 else:
@@ -155,7 +155,7 @@ class Fragmentation:
         self._singles: Ints = singles.cumsum(1).cumsum(2).cumsum(3).ravel()
         self._groups: Ints = groups.cumsum(2).cumsum(3).cumsum(4).reshape(2, -1)
 
-    def lost(self, free: Ints, kind: Ints, cpu: Ints, memory: Ints) -> Ints:
+    def unusable(self, free: Ints, kind: Ints, cpu: Ints, memory: Ints) -> Ints:
         """F of nodes, in thousandths of a GPU x requests of the mix x ``PARTS``.
 
         Args:
@@ -170,27 +170,27 @@ class Fragmentation:
         kinds = kind[:, None]
         area = len(self._cpu) * len(self._memory)
         at = (kinds * len(self._milli) + self._milli_at[free]) * area
-        granted = self._alone * self._singles[at + room[:, :1]]
-        if self._together:
-            granted += self._together * self._singles[at + room]
+        granted = self._single_weight * self._singles[at + room[:, :1]]
+        if self._group_weight:
+            granted += self._group_weight * self._singles[at + room]
         usable = (granted * free).sum(axis=1)
         if self._most_gpus:
             whole = (free == WHOLE_MILLI).sum(axis=1)[:, None]
             at = (kinds * (self._most_gpus + 1) + np.minimum(whole // tasks, self._most_gpus)) * area + room
-            usable += self._alone * whole[:, 0] * WHOLE_MILLI * self._groups[0, at[:, 0]]
-            usable += self._together * WHOLE_MILLI * self._groups[1, at].sum(axis=1)
+            usable += self._single_weight * whole[:, 0] * WHOLE_MILLI * self._groups[0, at[:, 0]]
+            usable += self._group_weight * WHOLE_MILLI * self._groups[1, at].sum(axis=1)
         return np.asarray(self._per_milli * free.sum(axis=1) - usable, dtype=np.int64)
 
     def milli(self, lost: int) -> float:
         """What ``lost`` told, in thousandths of a GPU."""
-        return lost / (PARTS * self.weight)
+        return lost / (WEIGHT_TOTAL * self.weight)
 
     def score(self, before: Ints, after: Ints) -> Ints:
         """0 to 100 for what placing a task did to F: 50 changes nothing, more heals, less breaks up."""
-        healed = (before - after) / (PARTS * WHOLE_MILLI * self.weight)
+        healed = (before - after) / (WEIGHT_TOTAL * WHOLE_MILLI * self.weight)
         return np.asarray(100.0 / (1.0 + np.exp(-healed)), dtype=np.int64)
 
-    def best(self, task: Task, free: Ints, fits: Bools, kind: Ints, before: Ints) -> tuple[Ints, Ints]:
+    def best(self, task: CandidateTask, free: Ints, fits: Bools, kind: Ints, before: Ints) -> tuple[Ints, Ints]:
         """The score of placing a task on each of some nodes that can take it, and which GPU it should share.
 
         Args:
@@ -209,7 +209,7 @@ class Fragmentation:
                 fullest_first = fits[:, ::-1].cumsum(axis=1)[:, ::-1]
                 after = free - np.where(fits & (fullest_first <= task.gpus), task.milli[:, None], 0)
                 after = np.sort(after, axis=1)[:, ::-1]
-            points = self.score(before, self.lost(after, kind, task.cpu_left, task.memory_left))
+            points = self.score(before, self.unusable(after, kind, task.cpu_left, task.memory_left))
             return points, np.zeros(len(points), dtype=np.int64)
         different = fits.copy()
         different[:, 1:] &= (free[:, 1:] != free[:, :-1]) | ~fits[:, :-1]
@@ -218,7 +218,7 @@ class Fragmentation:
         after[np.arange(len(node)), slot] -= task.milli[node]
         after = np.sort(after, axis=1)[:, ::-1]
         points = self.score(
-            before[node], self.lost(after, kind[node], task.cpu_left[node], task.memory_left[node])
+            before[node], self.unusable(after, kind[node], task.cpu_left[node], task.memory_left[node])
         )
         # Of a node's equally good GPUs the fullest, which comes last.
         first = np.flatnonzero(np.diff(node, prepend=-1))
@@ -232,9 +232,9 @@ class _Levels:
 
     def __init__(self, amounts: Iterable[int]) -> None:
         different = sorted(set(amounts))
-        if len(different) > MOST_LEVELS:
+        if len(different) > MAX_LEVELS:
             last = len(different) - 1
-            different = sorted({different[-(-i * last // (MOST_LEVELS - 1))] for i in range(MOST_LEVELS)})
+            different = sorted({different[-(-i * last // (MAX_LEVELS - 1))] for i in range(MAX_LEVELS)})
         self._steps: Ints = np.array(different, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -249,17 +249,17 @@ class _Levels:
         return int(self._steps.searchsorted(amount)) + 1
 
 
-def _whole_ones(ask: Ask) -> bool:
+def _uses_several_whole_gpus(ask: TaskRequest) -> bool:
     return ask.gpus > 1 and ask.milli == WHOLE_MILLI and ask.share_mib is None
 
 
-def _milli(ask: Ask, kind: Kind) -> int:
+def _milli(ask: TaskRequest, kind: GpuKind) -> int:
     """What the request takes of each GPU of this kind."""
     if ask.share_mib is None:
         return ask.milli
     return min(milli_by_memory(ask.share_mib, kind.memory_mib), WHOLE_MILLI + 1)
 
 
-def _of_each(amount: int, ask: Ask) -> int:
+def _per_share(amount: int, ask: TaskRequest) -> int:
     """A task of several shares counts as that many tasks of one share, each with its part of the rest."""
-    return amount if ask.gpus <= 1 or _whole_ones(ask) else -(-amount // ask.gpus)
+    return amount if ask.gpus <= 1 or _uses_several_whole_gpus(ask) else -(-amount // ask.gpus)

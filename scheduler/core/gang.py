@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from scheduler.core.cluster import (
     WHOLE_MILLI,
-    Ask,
+    TaskRequest,
     GroupRow,
     JobId,
-    Near,
+    TopologyConstraint,
     NodeId,
     PendingRow,
     PoolId,
@@ -24,123 +24,123 @@ from scheduler.core.cluster import (
     RunningRow,
     UserId,
 )
-from scheduler.core.resources import Amounts
-from scheduler.core.shape import Held, Shape
+from scheduler.core.resources import ResourceVector
+from scheduler.core.shape import HeldSlots, TaskShape
 
 
-class State(IntEnum):
+class GangTaskState(IntEnum):
     """What a task does in the plan so far."""
 
-    WAITS = 0
-    RUNS = 1
-    STARTS = 2
-    KEPT = 3
+    PENDING = 0
+    RUNNING = 1
+    ALLOCATED = 2
+    NOMINATED = 3
     """It starts once others have left; the place is kept."""
-    LEAVES = 4
+    RELEASING = 4
 
 
-ACTIVE = (State.RUNS, State.STARTS, State.KEPT)
+ACTIVE_STATES = (GangTaskState.RUNNING, GangTaskState.ALLOCATED, GangTaskState.NOMINATED)
 
 
-class Task:
+class GangTask:
     """One rank. ``held`` is where it stands, ``kept`` where it is to stand."""
 
     __slots__ = ("amounts", "gang", "group", "held", "kept", "rank", "shape", "state")
 
-    def __init__(self, gang: Gang, rank: int, group: Group, shape: Shape, amounts: Amounts) -> None:
+    def __init__(self, gang: Gang, rank: int, group: TaskGroup, shape: TaskShape, amounts: ResourceVector) -> None:
         self.gang = gang
         self.rank = rank
         self.group = group
         self.shape = shape
         self.amounts = amounts
-        self.state = State.WAITS
-        self.held: tuple[Held, ...] = ()
-        self.kept: Held | None = None
+        self.state = GangTaskState.PENDING
+        self.held: tuple[HeldSlots, ...] = ()
+        self.nominated: HeldSlots | None = None
 
 
-def _waits(task: Task) -> bool:
-    return task.state is State.WAITS
+def _is_pending(task: GangTask) -> bool:
+    return task.state is GangTaskState.PENDING
 
 
-class Group:
+class TaskGroup:
     """A part of a gang: a leaf with tasks, or an inner group with children."""
 
-    __slots__ = ("active", "children", "least", "name", "near", "tasks")
+    __slots__ = ("active_count", "children", "min_members", "name", "topology_constraint", "tasks")
 
-    def __init__(self, name: str, least: int | None, near: Near | None) -> None:
+    def __init__(self, name: str, min_members: int | None, topology_constraint: TopologyConstraint | None) -> None:
         self.name = name
-        self.least = least
-        self.near = near
-        self.children: list[Group] = []
-        self.tasks: list[Task] = []
-        self.active = 0  # tasks of a leaf that run, start or keep a place
+        self.min_members = min_members
+        self.topology_constraint = topology_constraint
+        self.children: list[TaskGroup] = []
+        self.tasks: list[GangTask] = []
+        self.active_count = 0  # tasks of a leaf that run, start or keep a place
 
     @property
-    def needed(self) -> int:
+    def required_members(self) -> int:
         """How many tasks or children make it whole."""
-        if self.least is not None:
-            return self.least
+        if self.min_members is not None:
+            return self.min_members
         return len(self.children) if self.children else len(self.tasks)
 
     @property
-    def whole(self) -> bool:
+    def is_satisfied(self) -> bool:
         """True when enough of it is active."""
         if self.children:
-            return sum(child.whole for child in self.children) >= self.needed
-        return self.active >= self.needed
+            return sum(child.is_satisfied for child in self.children) >= self.required_members
+        return self.active_count >= self.required_members
 
-    def all_tasks(self) -> Iterable[Task]:
+    def all_tasks(self) -> Iterable[GangTask]:
         """Its tasks and those of the groups below it."""
         yield from self.tasks
         for child in self.children:
             yield from child.all_tasks()
 
-    def to_place(self, comes: Callable[[Task], bool] = _waits) -> list[Task]:
+    def next_to_place(self, is_candidate: Callable[[GangTask], bool] = _is_pending) -> list[GangTask]:
         """The tasks that come next: all that make it whole, then one at a time; none when too few come."""
         if not self.children:
-            return self._leaf_to_place(comes)
+            return self._next_of_leaf(is_candidate)
         ordered = sorted(self.children, key=_group_order)
-        missing = self.needed - sum(child.whole for child in self.children)
+        missing = self.required_members - sum(child.is_satisfied for child in self.children)
         if missing <= 0:
-            return next((tasks for child in ordered if (tasks := child.to_place(comes))), [])
-        found: list[Task] = []
+            return next((tasks for child in ordered if (tasks := child.next_to_place(is_candidate))), [])
+        found: list[GangTask] = []
         for child in ordered:
-            if missing and not child.whole and (tasks := child.to_place(comes)):
+            if missing and not child.is_satisfied and (tasks := child.next_to_place(is_candidate)):
                 found += tasks
                 missing -= 1
         return found if not missing else []
 
-    def _leaf_to_place(self, comes: Callable[[Task], bool]) -> list[Task]:
-        missing = max(1, self.needed - self.active)
+    def _next_of_leaf(self, is_candidate: Callable[[GangTask], bool]) -> list[GangTask]:
+        missing = max(1, self.required_members - self.active_count)
         waiting = []
         for task in self.tasks:
-            if comes(task):
+            if is_candidate(task):
                 waiting.append(task)
                 if len(waiting) == missing:
                     return waiting
         return []
 
-    def to_evict(self, gone: set[Task]) -> list[Task]:
+    def next_to_evict(self, gone: set[GangTask]) -> list[GangTask]:
         """The tasks that leave next, ``gone`` set aside: one that is more than it needs, else all."""
         if not self.children:
-            standing = [task for task in self.tasks if task.state in ACTIVE and task not in gone]
-            return standing[-1:] if len(standing) > self.needed else standing
-        alive = [child for child in self.children if any(_stands(task, gone) for task in child.all_tasks())]
+            standing = [task for task in self.tasks if task.state in ACTIVE_STATES and task not in gone]
+            return standing[-1:] if len(standing) > self.required_members else standing
+        alive = [child for child in self.children if any(_is_active(task, gone) for task in child.all_tasks())]
         for child in sorted(alive, key=_group_order, reverse=True):
-            if not child.children and sum(_stands(task, gone) for task in child.tasks) > child.needed:
-                return child.to_evict(gone)
-        if len(alive) > self.needed:
-            return alive[-1].to_evict(gone)
-        return [task for task in self.all_tasks() if _stands(task, gone)]
+            if not child.children and sum(_is_active(task, gone) for task in child.tasks) > child.required_members:
+                return child.next_to_evict(gone)
+        if len(alive) > self.required_members:
+            return alive[-1].next_to_evict(gone)
+        return [task for task in self.all_tasks() if _is_active(task, gone)]
 
 
-def _stands(task: Task, gone: set[Task]) -> bool:
-    return task.state in ACTIVE and task not in gone
+def _is_active(task: GangTask, gone: set[GangTask]) -> bool:
+    return task.state in ACTIVE_STATES and task not in gone
 
 
-def _group_order(group: Group) -> tuple[bool, float, str]:
+def _group_order(group: TaskGroup) -> tuple[bool, float, str]:
     """Groups that are not whole first, then the one that is least beyond what it needs."""
-    return (group.whole, group.active / group.needed if group.needed and not group.children else 0.0, "")
+    return (group.is_satisfied, group.active_count / group.required_members if group.required_members and not group.children else 0.0, "")
 
 
 class Gang:
@@ -153,28 +153,28 @@ class Gang:
         "_standing",
         "_waiting",
         "checkpoint_s",
-        "fickle",
-        "fixed",
+        "time_dependent",
+        "pinned",
         "groups",
         "job",
-        "key",
-        "kind",
-        "leaf",
+        "shape_id",
+        "class_id",
+        "leaf_project",
         "next",
-        "ordered_s",
-        "plain",
+        "effective_submit_s",
+        "homogeneous",
         "possible",
         "preemptible",
         "priority",
         "project",
-        "question",
+        "quota_class_id",
         "root",
         "row",
         "running",
         "started_s",
         "submitted_s",
         "tasks",
-        "touched",
+        "dirty",
         "turn",
         "user",
     )
@@ -183,7 +183,7 @@ class Gang:
         self,
         job: JobId,
         project: ProjectId,
-        leaf: ProjectId,
+        leaf_project: ProjectId,
         user: UserId,
         priority: int,
         preemptible: bool,
@@ -192,209 +192,209 @@ class Gang:
     ) -> None:
         self.job = job
         self.project = project
-        self.leaf = leaf
+        self.leaf_project = leaf_project
         self.user = user
         self.priority = priority
         self.preemptible = preemptible
         self.submitted_s = submitted_s
-        self.ordered_s = submitted_s  # its age in the queue
+        self.effective_submit_s = submitted_s  # its age in the queue
         self.started_s = started_s
         self.checkpoint_s: float | None = None
-        self.row: PendingRow | None = None
-        self.running: RunningRow | None = None
-        self.root = Group("", None, None)
-        self.groups: dict[str, Group] = {"": self.root}
-        self.turn: tuple[int, float, str] | None = None  # its key in the queue, while nothing of it changes
-        self.touched = False  # a task of it changed its state
-        self.fixed = False  # others made room for it: nobody takes its start away in the same plan
-        self.plain = True  # one group of equal tasks, none of which runs yet
-        self.tasks: list[Task] = []
-        self.question = -1
-        self.kind = -1  # gangs of one kind differ only in age, and in a person nobody counts
-        self.possible: Sequence[PoolId] = ()  # the pools where it could run if they were empty
-        self.fickle = False  # what is possible changes with time, with other jobs or with one node
-        self.key = -1  # where one of these could stand, all others with this number could
+        self.pending_row: PendingRow | None = None
+        self.running_row: RunningRow | None = None
+        self.root = TaskGroup("", None, None)
+        self.groups: dict[str, TaskGroup] = {"": self.root}
+        self.sort_key: tuple[int, float, str] | None = None  # its key in the queue, while nothing of it changes
+        self.dirty = False  # a task of it changed its state
+        self.pinned = False  # others made room for it: nobody takes its start away in the same plan
+        self.homogeneous = True  # one group of equal tasks, none of which runs yet
+        self.tasks: list[GangTask] = []
+        self.quota_class_id = -1
+        self.class_id = -1  # gangs of one kind differ only in age, and in a person nobody counts
+        self.feasible_pools: Sequence[PoolId] = ()  # the pools where it could run if they were empty
+        self.time_dependent = False  # what is possible changes with time, with other jobs or with one node
+        self.shape_id = -1  # where one of these could stand, all others with this number could
         # known until a task changes its state
-        self.next: list[Task] | None = None
-        self._asked: Amounts | None = None
-        self._waiting: Amounts | None = None
-        self._growth: int | None = None
-        self._standing: list[Task] | None = None
-        self._places: list[Held] | None = None
+        self.next_tasks: list[GangTask] | None = None
+        self._next_demand: ResourceVector | None = None
+        self._pending_demand: ResourceVector | None = None
+        self._size_level: int | None = None
+        self._evictable_tasks: list[GangTask] | None = None
+        self._evictable_slots: list[HeldSlots] | None = None
 
-    def build_groups(self, rows: Sequence[GroupRow], least: int | None, near: Near | None) -> None:
+    def build_groups(self, rows: Sequence[GroupRow], min_members: int | None, topology_constraint: TopologyConstraint | None) -> None:
         """Make the tree of groups; parents may stand after their children."""
-        self.root.least = least
-        self.root.near = near
+        self.root.min_members = min_members
+        self.root.topology_constraint = topology_constraint
         if not rows:
             return
-        self.plain = False
+        self.homogeneous = False
         for row in rows:
-            self.groups[row.name] = Group(row.name, row.least, row.near)
+            self.groups[row.name] = TaskGroup(row.name, row.min_members, row.topology_constraint)
         for row in rows:
             self.groups[row.parent or ""].children.append(self.groups[row.name])
 
-    def changed(self) -> None:
+    def mark_changed(self) -> None:
         """A task came or changed its state: what follows from that is worked out anew."""
-        self.next = self._asked = self._waiting = self._growth = self._standing = self._places = None
-        self.touched = True
+        self.next_tasks = self._next_demand = self._pending_demand = self._size_level = self._evictable_tasks = self._evictable_slots = None
+        self.dirty = True
 
-    def to_place(self) -> list[Task]:
+    def next_to_place(self) -> list[GangTask]:
         """The tasks that would be placed next."""
-        if self.next is None:
-            self.next = self.root.to_place()
-        return self.next
+        if self.next_tasks is None:
+            self.next_tasks = self.root.next_to_place()
+        return self.next_tasks
 
     @property
-    def asked(self) -> Amounts:
+    def next_demand(self) -> ResourceVector:
         """What the tasks that come next ask together."""
-        if self._asked is None:
-            self._asked = total(self.to_place())
-        return self._asked
+        if self._next_demand is None:
+            self._next_demand = total_demand(self.next_to_place())
+        return self._next_demand
 
     @property
-    def waiting(self) -> Amounts:
+    def pending_demand(self) -> ResourceVector:
         """What all its tasks that wait ask together."""
-        if self._waiting is None:
-            self._waiting = total(task for task in self.tasks if task.state is State.WAITS)
-        return self._waiting
+        if self._pending_demand is None:
+            self._pending_demand = total_demand(task for task in self.tasks if task.state is GangTaskState.PENDING)
+        return self._pending_demand
 
     @property
-    def standing(self) -> list[Task]:
+    def evictable_tasks(self) -> list[GangTask]:
         """Its tasks that could leave: they run or start."""
-        if self._standing is None:
-            self._standing = [task for task in self.tasks if task.state in (State.RUNS, State.STARTS)]
-        return self._standing
+        if self._evictable_tasks is None:
+            self._evictable_tasks = [task for task in self.tasks if task.state in (GangTaskState.RUNNING, GangTaskState.ALLOCATED)]
+        return self._evictable_tasks
 
     @property
-    def places(self) -> list[Held]:
+    def evictable_slots(self) -> list[HeldSlots]:
         """What these hold."""
-        if self._places is None:
-            self._places = [place for task in self.standing for place in task.held]
-        return self._places
+        if self._evictable_slots is None:
+            self._evictable_slots = [place for task in self.evictable_tasks for place in task.held]
+        return self._evictable_slots
 
     @property
-    def active(self) -> int:
+    def active_count(self) -> int:
         """How many tasks run, start or keep a place."""
-        return sum(task.state in ACTIVE for task in self.tasks)
+        return sum(task.state in ACTIVE_STATES for task in self.tasks)
 
-    def growth_without(self, gone: set[Task]) -> int:
+    def size_level_without(self, gone: set[GangTask]) -> int:
         """``growth`` once ``gone`` have left."""
         leaves = [group for group in self.groups.values() if not group.children]
-        active = [sum(_stands(task, gone) for task in leaf.tasks) for leaf in leaves]
-        if any(count > leaf.needed for count, leaf in zip(active, leaves, strict=True)):
+        active = [sum(_is_active(task, gone) for task in leaf.tasks) for leaf in leaves]
+        if any(count > leaf.required_members for count, leaf in zip(active, leaves, strict=True)):
             return 2
-        return int(all(count >= leaf.needed for count, leaf in zip(active, leaves, strict=True)))
+        return int(all(count >= leaf.required_members for count, leaf in zip(active, leaves, strict=True)))
 
     @property
-    def growth(self) -> int:
+    def size_level(self) -> int:
         """0 below what it needs, 1 just whole, 2 beyond."""
-        if self._growth is None:
-            self._growth = self._grown()
-        return self._growth
+        if self._size_level is None:
+            self._size_level = self._compute_size_level()
+        return self._size_level
 
-    def _grown(self) -> int:
-        if not self.root.whole:
+    def _compute_size_level(self) -> int:
+        if not self.root.is_satisfied:
             return 0
         if self.root.children:
-            return 2 if any(not g.children and g.active > g.needed for g in self.groups.values()) else 1
-        return 2 if self.root.active > self.root.needed else 1
+            return 2 if any(not g.children and g.active_count > g.required_members for g in self.groups.values()) else 1
+        return 2 if self.root.active_count > self.root.required_members else 1
 
 
-def first_to_place(group: Sequence[Gang]) -> Gang | None:
+def first_placeable(group: Sequence[Gang]) -> Gang | None:
     """The first gang of a kind with tasks to place; nearly always it is the first of all."""
-    if group[0].to_place():
+    if group[0].next_to_place():
         return group[0]
-    return next((gang for gang in group if gang.to_place()), None)
+    return next((gang for gang in group if gang.next_to_place()), None)
 
 
-class Wanted(NamedTuple):
+class BatchRequest(NamedTuple):
     """Tasks that are alike and start together: the shape of each, what each counts for, and how many."""
 
-    shape: Shape
-    each: Amounts
-    tasks: int
-    near: Near | None
+    shape: TaskShape
+    per_task: ResourceVector
+    task_count: int
+    topology_constraint: TopologyConstraint | None
     preemptible: bool
 
 
-def total(tasks: Iterable[Task]) -> Amounts:
+def total_demand(tasks: Iterable[GangTask]) -> ResourceVector:
     """What tasks ask together."""
     milli = cpu = memory = 0.0
     for task in tasks:
         milli += task.amounts[0]
         cpu += task.amounts[1]
         memory += task.amounts[2]
-    return Amounts(milli, cpu, memory)
+    return ResourceVector(milli, cpu, memory)
 
 
-def shape_of(
-    ask: Ask, project: ProjectId, avoid: tuple[NodeId, ...], affinity: NodeId | None, smallest_gpu_mib: int
-) -> tuple[Shape, Amounts]:
+def build_task_shape(
+    request: TaskRequest, project: ProjectId, avoid_nodes: tuple[NodeId, ...], node_affinity: NodeId | None, smallest_gpu_mib: int
+) -> tuple[TaskShape, ResourceVector]:
     """The shape of a task of ``project`` and what it counts for.
 
     A share by memory becomes milli of the smallest GPU.
     """
-    milli = ask.milli
-    if ask.share_mib is not None:
-        milli = min(WHOLE_MILLI + 1, ceil(WHOLE_MILLI * ask.share_mib / max(1, smallest_gpu_mib)))
-    shape = Shape(
-        ask.gpus,
-        milli if ask.gpus else WHOLE_MILLI,
-        ask.gpu_model,
-        ask.min_gpu_memory_mib,
-        ask.cpu_milli,
-        ask.memory_mib,
-        avoid,
-        affinity,
-        mig_profile=ask.mig_profile,
-        min_compute_capability=ask.min_compute_capability,
-        tenant=project if ask.shares else None,
+    milli = request.milli
+    if request.share_mib is not None:
+        milli = min(WHOLE_MILLI + 1, ceil(WHOLE_MILLI * request.share_mib / max(1, smallest_gpu_mib)))
+    shape = TaskShape(
+        request.gpus,
+        milli if request.gpus else WHOLE_MILLI,
+        request.gpu_model,
+        request.min_gpu_memory_mib,
+        request.cpu_milli,
+        request.memory_mib,
+        avoid_nodes,
+        node_affinity,
+        mig_profile=request.mig_profile,
+        min_compute_capability=request.min_compute_capability,
+        tenant=project if request.is_fractional else None,
     )
-    return shape, Amounts(ask.gpus * milli if ask.gpus else 0, ask.cpu_milli, ask.memory_mib)
+    return shape, ResourceVector(request.gpus * milli if request.gpus else 0, request.cpu_milli, request.memory_mib)
 
 
-def gang_of_pending(row: PendingRow, leaf: ProjectId, smallest_gpu_mib: int) -> Gang:
+def build_pending_gang(row: PendingRow, leaf_project: ProjectId, smallest_gpu_mib: int) -> Gang:
     """A job of which nothing runs."""
-    gang = Gang(row.job, row.project, leaf, row.user, row.priority, row.preemptible, row.submitted_s, None)
-    gang.build_groups(row.groups, row.min_tasks, row.near)
-    add_waiting(gang, row, smallest_gpu_mib)
+    gang = Gang(row.job, row.project, leaf_project, row.user, row.priority, row.preemptible, row.submitted_s, None)
+    gang.build_groups(row.groups, row.min_tasks, row.topology_constraint)
+    add_pending_tasks(gang, row, smallest_gpu_mib)
     return gang
 
 
-def add_waiting(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> None:
+def add_pending_tasks(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> None:
     """Add the ranks of ``row`` that wait."""
-    gang.row = row
+    gang.pending_row = row
     avoid = tuple(sorted(row.avoid_nodes))
-    asks = row.asks or (row.ask,) * row.tasks
-    gang.plain = gang.plain and not row.asks and not gang.tasks
-    shapes: dict[Ask, tuple[Shape, Amounts]] = {}
+    asks = row.task_requests or (row.task_request,) * row.tasks
+    gang.homogeneous = gang.homogeneous and not row.task_requests and not gang.tasks
+    shapes: dict[TaskRequest, tuple[TaskShape, ResourceVector]] = {}
     for i, ask in enumerate(asks):
         if ask not in shapes:
-            shapes[ask] = shape_of(ask, row.project, avoid, row.node_affinity, smallest_gpu_mib)
+            shapes[ask] = build_task_shape(ask, row.project, avoid, row.node_affinity, smallest_gpu_mib)
         shape, amounts = shapes[ask]
-        group = gang.groups[row.group_of[i]] if row.group_of else gang.root
-        task = Task(gang, row.ranks[i] if row.ranks else i, group, shape, amounts)
+        group = gang.groups[row.group_of_rank[i]] if row.group_of_rank else gang.root
+        task = GangTask(gang, row.ranks[i] if row.ranks else i, group, shape, amounts)
         group.tasks.append(task)
         gang.tasks.append(task)
 
 
-def gang_of_running(row: RunningRow, leaf: ProjectId, held: Sequence[tuple[Held, ...]]) -> Gang:
+def build_running_gang(row: RunningRow, leaf_project: ProjectId, held: Sequence[tuple[HeldSlots, ...]]) -> Gang:
     """A job that runs; ``held`` is what each of its tasks would give back."""
     gang = Gang(
-        row.job, row.project, leaf, row.user, row.priority, row.preemptible,
+        row.job, row.project, leaf_project, row.user, row.priority, row.preemptible,
         row.started_s if row.submitted_s is None else row.submitted_s, row.started_s,
     )  # fmt: skip
-    gang.running = row
+    gang.running_row = row
     gang.checkpoint_s = row.checkpoint_s
-    gang.build_groups(row.groups, row.min_tasks, row.near)
-    gang.plain = False
+    gang.build_groups(row.groups, row.min_tasks, row.topology_constraint)
+    gang.homogeneous = False
     avoid = tuple(sorted(row.avoid_nodes))
     rank = -1
     for stands, places in zip(row.tasks, held, strict=True):
         rank = rank + 1 if stands.rank is None else stands.rank
         milli = sum(share.milli for share in stands.gpus)
-        shape = Shape(
+        shape = TaskShape(
             len(stands.gpus),
             stands.gpus[0].milli if stands.gpus else WHOLE_MILLI,
             row.gpu_model,
@@ -408,10 +408,10 @@ def gang_of_running(row: RunningRow, leaf: ProjectId, held: Sequence[tuple[Held,
             tenant=row.project if stands.gpus and stands.gpus[0].milli < WHOLE_MILLI else None,
         )
         group = gang.groups[stands.group or ""]
-        task = Task(gang, rank, group, shape, Amounts(milli, stands.cpu_milli, stands.memory_mib))
+        task = GangTask(gang, rank, group, shape, ResourceVector(milli, stands.cpu_milli, stands.memory_mib))
         task.held = places
-        task.state = State.LEAVES if row.stopping or stands.stopping else State.RUNS
-        group.active += task.state is State.RUNS
+        task.state = GangTaskState.RELEASING if row.stopping or stands.stopping else GangTaskState.RUNNING
+        group.active_count += task.state is GangTaskState.RUNNING
         group.tasks.append(task)
         gang.tasks.append(task)
     return gang

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from portal.words.reasons import VerdictCode
-from scheduler.core.check import Fault, RowKind, SnapshotError, check_task, find_faults, usage_id
+from scheduler.core.check import Fault, RowKind, SnapshotError, check_task, find_faults, usage_row_id
 from scheduler.core.cluster import (
     WHOLE_MILLI,
     GpuUuid,
@@ -23,14 +23,14 @@ from scheduler.core.cluster import (
 )
 from scheduler.core.fault_messages import message_for_job, names_of
 from scheduler.core.plan import Verdict
-from scheduler.core.tree import INNER
+from scheduler.core.tree import OWN_LEAF_SUFFIX
 
-MOST_PASSES = 8
+MAX_PASSES = 8
 """Isolating a row may make others invalid that refer to it; more than four passes have not been seen."""
 
 
 @dataclass(frozen=True)
-class Isolated:
+class IsolationResult:
     """A snapshot that passes the checks, the faults that were found, and a verdict for each job left out."""
 
     snapshot: Snapshot
@@ -38,7 +38,7 @@ class Isolated:
     verdicts: tuple[Verdict, ...]
 
 
-def isolate(snapshot: Snapshot, known: Iterable[Fault] = ()) -> Isolated:
+def isolate_faults(snapshot: Snapshot, known: Iterable[Fault] = ()) -> IsolationResult:
     """Return ``snapshot`` without what is wrong in it; ``known`` are faults that its reader found.
 
     Capacity is never made up: a node with a fault, or with a running job that has one, takes no new work, and
@@ -48,13 +48,13 @@ def isolate(snapshot: Snapshot, known: Iterable[Fault] = ()) -> Isolated:
     work = _Isolation(snapshot)
     found: dict[tuple[RowKind, str], Fault] = {}
     new = [*known, *find_faults(snapshot)]
-    for _ in range(MOST_PASSES):
+    for _ in range(MAX_PASSES):
         for fault in new:
             found.setdefault((fault.kind, fault.row), fault)
         work.apply(new)
         new = find_faults(work.snapshot)
         if not new:
-            return Isolated(work.snapshot, tuple(found.values()), work.verdicts(snapshot))
+            return IsolationResult(work.snapshot, tuple(found.values()), work.verdicts(snapshot))
     raise SnapshotError(new[0].field, new[0].message)
 
 
@@ -145,7 +145,7 @@ class _Isolation:
 
     def _projects(self, wrong: Mapping[str, Fault]) -> None:
         self.blocked |= {(ProjectId(project), None): fault for project, fault in wrong.items()}
-        gone = {project for project in wrong if INNER in project}
+        gone = {project for project in wrong if OWN_LEAF_SUFFIX in project}
         known = {row.id for row in self.snapshot.projects} - gone
         projects = [
             replace(row, parent=None, created_s=0.0)
@@ -164,23 +164,23 @@ class _Isolation:
                 self.blocked[row.project, row.pool] = wrong[name]
                 if row.project not in known[0] or row.pool not in known[1]:
                     continue
-                row = self._harmless(row)
+                row = self._neutralized(row)
             kept.append(row)
         self._change(quotas=_first_of(kept, lambda row: f"{row.project},{row.pool}"))
 
-    def _harmless(self, quota: QuotaRow) -> QuotaRow:
+    def _neutralized(self, quota: QuotaRow) -> QuotaRow:
         """A quota of which nothing starts; it guarantees what its project holds, so that nobody takes that away."""
         held = sum(
             gpu.milli
             for row in self.snapshot.running
-            if row.pool == quota.pool and quota.project in self._line(row.project)
+            if row.pool == quota.pool and quota.project in self._ancestors(row.project)
             for task in row.tasks
             for gpu in task.gpus
         )
         return QuotaRow(quota.project, quota.pool, held, None)
 
     def _usage(self, wrong: Mapping[str, Fault]) -> None:
-        self._change(usage=tuple(row for row in self.snapshot.usage if usage_id(row) not in wrong))
+        self._change(usage=tuple(row for row in self.snapshot.usage if usage_row_id(row) not in wrong))
 
     def _environments(self, wrong: Mapping[str, Fault]) -> None:
         self.jobs |= {job: fault for fault in wrong.values() for job in fault.jobs}
@@ -253,14 +253,14 @@ class _Isolation:
                 held.update({gpu.uuid: gpu.milli for gpu in task.gpus})
         full = {uuid for uuid, milli in held.items() if milli > WHOLE_MILLI}
         if full:
-            self._change(running=_within(self.snapshot.running, full))
+            self._change(running=_clamp_to_capacity(self.snapshot.running, full))
 
     def _leave_out(self) -> None:
         """Drop the waiting jobs that a fault concerns."""
         kept = []
         changed = False
         for row in self.snapshot.pending:
-            fault = self.jobs.get(row.job) or (self.topologies.get(row.near.topology) if row.near else None)
+            fault = self.jobs.get(row.job) or (self.topologies.get(row.topology_constraint.topology) if row.topology_constraint else None)
             if fault is None and (self.blocked or self.closed_pools):
                 open_pools = []
                 for pool in row.pools:
@@ -281,11 +281,11 @@ class _Isolation:
             self._change(pending=tuple(kept))
 
     def _blocks(self, project: ProjectId, pool: PoolId) -> Fault | None:
-        line = self._line(project)
+        line = self._ancestors(project)
         faults = (self.blocked.get((each, None)) or self.blocked.get((each, pool)) for each in line)
         return next((fault for fault in faults if fault is not None), None)
 
-    def _line(self, project: ProjectId) -> list[ProjectId]:
+    def _ancestors(self, project: ProjectId) -> list[ProjectId]:
         """A project and those above it, as they were read; a circle is followed once."""
         line: list[ProjectId] = []
         here: ProjectId | None = project
@@ -319,7 +319,7 @@ def _closed(node: NodeRow) -> NodeRow:
     )
 
 
-def _within(running: Iterable[RunningRow], full: Collection[GpuUuid]) -> tuple[RunningRow, ...]:
+def _clamp_to_capacity(running: Iterable[RunningRow], full: Collection[GpuUuid]) -> tuple[RunningRow, ...]:
     """The running jobs with no more of each GPU in ``full`` than there is; those that come first keep theirs."""
     left = dict.fromkeys(full, WHOLE_MILLI)
     found = []

@@ -13,12 +13,12 @@ from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 
-from scheduler.core.cluster import UNLIMITED_MILLI, Bounds, ProjectId, QuotaRow, UserId
-from scheduler.core.resources import NOTHING, Amounts, Owed, owed_to
+from scheduler.core.cluster import UNLIMITED_MILLI, ResourceQuota, ProjectId, QuotaRow, UserId
+from scheduler.core.resources import ZERO, ResourceVector, Entitlement, build_entitlement
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class ExceededQuota:
     """The project on a job's path whose number stops it, and the numbers (of ``resource``, as in ``Amounts``)."""
 
     project: ProjectId
@@ -27,41 +27,41 @@ class Bound:
     resource: int = 0
 
 
-class Gone(Enum):
+class AssumeReleased(Enum):
     """Who counts as gone already, of those that are leaving."""
 
-    NOBODY = "nobody"
-    ASKED = "asked"
+    NONE = "nobody"
+    EVICTED = "asked"
     """Those who make room for somebody; whoever leaves of their own accord is still there."""
-    EVERYBODY = "everybody"
+    ALL = "everybody"
 
 
-class People:
+class UserHoldings:
     """What each person holds through one project and those below it, in thousandths of a GPU."""
 
-    __slots__ = ("held", "leaving", "most_milli", "unasked")
+    __slots__ = ("held", "leaving", "limit_milli", "unasked")
 
-    def __init__(self, most_milli: float) -> None:
-        self.most_milli = most_milli
+    def __init__(self, limit_milli: float) -> None:
+        self.limit_milli = limit_milli
         self.held: dict[UserId, float] = {}
-        self.leaving: dict[UserId, float] = {}
-        self.unasked: dict[UserId, float] = {}
+        self.releasing: dict[UserId, float] = {}
+        self.releasing_voluntarily: dict[UserId, float] = {}
 
-    def has(self, user: UserId, gone: Gone) -> float:
+    def held_by(self, user: UserId, assume_released: AssumeReleased) -> float:
         """What a person holds there, less what counts as gone."""
-        there = {Gone.NOBODY: self.leaving, Gone.ASKED: self.unasked, Gone.EVERYBODY: {}}[gone]
+        there = {AssumeReleased.NONE: self.releasing, AssumeReleased.EVICTED: self.releasing_voluntarily, AssumeReleased.ALL: {}}[assume_released]
         return self.held.get(user, 0.0) + there.get(user, 0.0)
 
-    def copy(self) -> People:
+    def copy(self) -> UserHoldings:
         """The same, to change on its own."""
         other = copy(self)
-        other.held, other.leaving, other.unasked = dict(self.held), dict(self.leaving), dict(self.unasked)
+        other.held, other.releasing, other.releasing_voluntarily = dict(self.held), dict(self.releasing), dict(self.releasing_voluntarily)
         return other
 
-    def may_hold(self, asked: Mapping[UserId, float]) -> float:
+    def requestable(self, requested: Mapping[UserId, float]) -> float:
         """What all people together hold and may still get of what they ask for."""
-        everybody = sorted({*self.held, *self.leaving, *asked})
-        return sum(min(self.most_milli, self.has(u, Gone.NOBODY) + asked.get(u, 0.0)) for u in everybody)
+        everybody = sorted({*self.held, *self.releasing, *requested})
+        return sum(min(self.limit_milli, self.held_by(u, AssumeReleased.NONE) + requested.get(u, 0.0)) for u in everybody)
 
 
 class PoolLedger:
@@ -74,17 +74,17 @@ class PoolLedger:
         self.paths = paths
         self.guaranteed = {project: _guaranteed(quota) for project, quota in quotas.items()}
         self.limit = {project: _limit(quota) for project, quota in quotas.items()}
-        self.owed: dict[ProjectId, Owed] = {}
-        self.held: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
-        self.firm: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
-        self.leaving: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
-        self._leaving_firm: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
-        self._unasked: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
-        self._unasked_firm: dict[ProjectId, Amounts] = dict.fromkeys(quotas, NOTHING)
-        self.counts_all = any(quota.cpu or quota.memory for quota in quotas.values())
+        self.entitlements: dict[ProjectId, Entitlement] = {}
+        self.held: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
+        self.held_non_preemptible: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
+        self.releasing: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
+        self._releasing_non_preemptible: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
+        self._releasing_voluntarily: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
+        self._releasing_voluntarily_non_preemptible: dict[ProjectId, ResourceVector] = dict.fromkeys(quotas, ZERO)
+        self.has_cpu_or_memory_quota = any(quota.cpu or quota.memory for quota in quotas.values())
         """False: only GPUs can be in the way."""
-        self.people = {
-            project: People(quota.user_limit_milli)
+        self.user_holdings = {
+            project: UserHoldings(quota.user_limit_milli)
             for project, quota in quotas.items()
             if quota.user_limit_milli is not None
         }
@@ -92,16 +92,16 @@ class PoolLedger:
     def copy(self) -> PoolLedger:
         """The same ledger, to count on its own; what never changes is shared."""
         other = copy(self)
-        other.held, other.firm, other.leaving = dict(self.held), dict(self.firm), dict(self.leaving)
-        other._leaving_firm = dict(self._leaving_firm)
-        other._unasked, other._unasked_firm = dict(self._unasked), dict(self._unasked_firm)
-        other.people = {project: people.copy() for project, people in self.people.items()}
+        other.held, other.held_non_preemptible, other.releasing = dict(self.held), dict(self.held_non_preemptible), dict(self.releasing)
+        other._releasing_non_preemptible = dict(self._releasing_non_preemptible)
+        other._releasing_voluntarily, other._releasing_voluntarily_non_preemptible = dict(self._releasing_voluntarily), dict(self._releasing_voluntarily_non_preemptible)
+        other.user_holdings = {project: people.copy() for project, people in self.user_holdings.items()}
         return other
 
-    def divide(self, fair_share: Mapping[ProjectId, Amounts], created_s: Mapping[ProjectId, float]) -> None:
+    def set_fair_shares(self, fair_share: Mapping[ProjectId, ResourceVector], created_s: Mapping[ProjectId, float]) -> None:
         """Take over the fair shares: from now on ``owed`` tells what each project may call its own."""
-        self.owed = {
-            project: owed_to(
+        self.entitlements = {
+            project: build_entitlement(
                 self.guaranteed[project],
                 self.limit[project],
                 share,
@@ -112,173 +112,173 @@ class PoolLedger:
         }
 
     def add(
-        self, project: ProjectId, user: UserId, amounts: Amounts, preemptible: bool, sign: int = 1
+        self, project: ProjectId, user: UserId, amounts: ResourceVector, preemptible: bool, sign: int = 1
     ) -> None:
         """Count work in; a negative sign takes it out again."""
         _add(self.held, self.paths[project], amounts, sign)
-        for people in self._people_above(project):
+        for people in self._user_holdings_above(project):
             _count(people.held, user, sign * amounts.gpu_milli)
         if not preemptible:
-            _add(self.firm, self.paths[project], amounts, sign)
+            _add(self.held_non_preemptible, self.paths[project], amounts, sign)
 
-    def add_leaving(
+    def add_releasing(
         self,
         project: ProjectId,
         user: UserId,
-        amounts: Amounts,
+        amounts: ResourceVector,
         preemptible: bool,
         sign: int = 1,
         *,
-        asked: bool = True,
+        evicted: bool = True,
     ) -> None:
         """Count in what has to let go but has not; ``asked``: it makes room for somebody."""
         path = self.paths[project]
-        for people in self._people_above(project):
-            _count(people.leaving, user, sign * amounts.gpu_milli)
-            if not asked:
-                _count(people.unasked, user, sign * amounts.gpu_milli)
-        _add(self.leaving, path, amounts, sign)
-        if not asked:
-            _add(self._unasked, path, amounts, sign)
+        for people in self._user_holdings_above(project):
+            _count(people.releasing, user, sign * amounts.gpu_milli)
+            if not evicted:
+                _count(people.releasing_voluntarily, user, sign * amounts.gpu_milli)
+        _add(self.releasing, path, amounts, sign)
+        if not evicted:
+            _add(self._releasing_voluntarily, path, amounts, sign)
         if not preemptible:
-            _add(self._leaving_firm, path, amounts, sign)
-            if not asked:
-                _add(self._unasked_firm, path, amounts, sign)
+            _add(self._releasing_non_preemptible, path, amounts, sign)
+            if not evicted:
+                _add(self._releasing_voluntarily_non_preemptible, path, amounts, sign)
 
-    def bounds(self, preemptible: bool) -> bool:
+    def can_block(self, preemptible: bool) -> bool:
         """True when a quota can keep somebody from starting, if all are ``preemptible``."""
         limited = any(each != math.inf for limit in self.limit.values() for each in limit)
-        return limited or bool(self.people) or not preemptible
+        return limited or bool(self.user_holdings) or not preemptible
 
-    def over_limit(self, project: ProjectId) -> bool:
+    def is_over_limit(self, project: ProjectId) -> bool:
         """True when ``project`` would hold more than a limit even once everybody leaving has left."""
         return not self.held[project].fits_in(self.limit[project])
 
-    def levels_over(self, project: ProjectId, user: UserId) -> list[ProjectId]:
+    def user_limits_exceeded(self, project: ProjectId, user: UserId) -> list[ProjectId]:
         """Where ``user`` would hold more than one person may even once everybody leaving has left."""
-        if not self.people:
+        if not self.user_holdings:
             return []
         return [
             level
             for level in self.paths[project]
-            if level in self.people
-            and self.people[level].has(user, Gone.EVERYBODY) > self.people[level].most_milli
+            if level in self.user_holdings
+            and self.user_holdings[level].held_by(user, AssumeReleased.ALL) > self.user_holdings[level].limit_milli
         ]
 
-    def counts_people(self, project: ProjectId) -> bool:
+    def has_user_limit(self, project: ProjectId) -> bool:
         """True when it matters in ``project`` who asks: its quota, or one above it, bounds what one person holds."""
-        return any(True for _ in self._people_above(project))
+        return any(True for _ in self._user_holdings_above(project))
 
-    def _people_above(self, project: ProjectId) -> Iterable[People]:
-        if not self.people:
+    def _user_holdings_above(self, project: ProjectId) -> Iterable[UserHoldings]:
+        if not self.user_holdings:
             return ()
-        return (self.people[level] for level in self.paths[project] if level in self.people)
+        return (self.user_holdings[level] for level in self.paths[project] if level in self.user_holdings)
 
-    def limit_in_the_way(
-        self, project: ProjectId, amounts: Amounts, *, empty: bool = False, gone: Gone = Gone.NOBODY
-    ) -> Bound | None:
+    def exceeded_limit(
+        self, project: ProjectId, amounts: ResourceVector, *, empty: bool = False, assume_released: AssumeReleased = AssumeReleased.NONE
+    ) -> ExceededQuota | None:
         """The nearest project on the path whose limit ``amounts`` more would pass; ``empty``: with nothing held."""
-        there = {Gone.NOBODY: self.leaving, Gone.ASKED: self._unasked, Gone.EVERYBODY: None}[gone]
-        return self._first(self.limit, self.held, there, project, amounts, empty)
+        there = {AssumeReleased.NONE: self.releasing, AssumeReleased.EVICTED: self._releasing_voluntarily, AssumeReleased.ALL: None}[assume_released]
+        return self._first_exceeded(self.limit, self.held, there, project, amounts, empty)
 
-    def guarantee_in_the_way(
-        self, project: ProjectId, amounts: Amounts, *, empty: bool = False, gone: Gone = Gone.NOBODY
-    ) -> Bound | None:
+    def exceeded_guarantee(
+        self, project: ProjectId, amounts: ResourceVector, *, empty: bool = False, assume_released: AssumeReleased = AssumeReleased.NONE
+    ) -> ExceededQuota | None:
         """The nearest project whose guarantee cannot hold ``amounts`` more of non-preemptible work."""
-        there = {Gone.NOBODY: self._leaving_firm, Gone.ASKED: self._unasked_firm, Gone.EVERYBODY: None}[gone]
-        return self._first(self.guaranteed, self.firm, there, project, amounts, empty)
+        there = {AssumeReleased.NONE: self._releasing_non_preemptible, AssumeReleased.EVICTED: self._releasing_voluntarily_non_preemptible, AssumeReleased.ALL: None}[assume_released]
+        return self._first_exceeded(self.guaranteed, self.held_non_preemptible, there, project, amounts, empty)
 
-    def user_limit_in_the_way(
+    def exceeded_user_limit(
         self,
         project: ProjectId,
         user: UserId,
-        amounts: Amounts,
+        amounts: ResourceVector,
         *,
         empty: bool = False,
-        gone: Gone = Gone.NOBODY,
-    ) -> Bound | None:
+        assume_released: AssumeReleased = AssumeReleased.NONE,
+    ) -> ExceededQuota | None:
         """The nearest project in which ``user`` would hold more than one person may, with ``amounts`` more."""
-        if not self.people or not amounts.gpu_milli:
+        if not self.user_holdings or not amounts.gpu_milli:
             return None
         for level in self.paths[project]:
-            people = self.people.get(level)
+            people = self.user_holdings.get(level)
             if people is None:
                 continue
-            has = 0.0 if empty else people.has(user, gone)
-            if has + amounts.gpu_milli > people.most_milli:
-                return Bound(level, has, people.most_milli)
+            has = 0.0 if empty else people.held_by(user, assume_released)
+            if has + amounts.gpu_milli > people.limit_milli:
+                return ExceededQuota(level, has, people.limit_milli)
         return None
 
-    def _first(
+    def _first_exceeded(
         self,
-        bounds: Mapping[ProjectId, Amounts],
-        held: Mapping[ProjectId, Amounts],
-        there: Mapping[ProjectId, Amounts] | None,
+        bounds: Mapping[ProjectId, ResourceVector],
+        held: Mapping[ProjectId, ResourceVector],
+        releasing: Mapping[ProjectId, ResourceVector] | None,
         project: ProjectId,
-        amounts: Amounts,
+        amounts: ResourceVector,
         empty: bool,
-    ) -> Bound | None:
-        resources = (0, 1, 2) if self.counts_all else (0,)
+    ) -> ExceededQuota | None:
+        resources = (0, 1, 2) if self.has_cpu_or_memory_quota else (0,)
         for level in self.paths[project]:
             for resource in resources:
                 bound = bounds[level][resource]
                 if bound == math.inf or not amounts[resource]:
                     continue
-                has = 0 if empty else held[level][resource] + (there[level][resource] if there else 0)
+                has = 0 if empty else held[level][resource] + (releasing[level][resource] if releasing else 0)
                 if has + amounts[resource] > bound:
-                    return Bound(level, has, bound, resource)
+                    return ExceededQuota(level, has, bound, resource)
         return None
 
-    def first_in_the_way(
+    def exceeded_quota(
         self,
         project: ProjectId,
         user: UserId,
-        amounts: Amounts,
+        amounts: ResourceVector,
         preemptible: bool,
         *,
         empty: bool = False,
-        gone: Gone = Gone.NOBODY,
-    ) -> Bound | None:
+        assume_released: AssumeReleased = AssumeReleased.NONE,
+    ) -> ExceededQuota | None:
         """The limit, or for non-preemptible work the guarantee, that ``amounts`` more would pass.
 
         ``empty``: even with nothing held.
         """
-        limit = self.limit_in_the_way(project, amounts, empty=empty, gone=gone)
+        limit = self.exceeded_limit(project, amounts, empty=empty, assume_released=assume_released)
         if limit is None:
-            limit = self.user_limit_in_the_way(project, user, amounts, empty=empty, gone=gone)
+            limit = self.exceeded_user_limit(project, user, amounts, empty=empty, assume_released=assume_released)
         if limit is not None or preemptible:
             return limit
-        return self.guarantee_in_the_way(project, amounts, empty=empty, gone=gone)
+        return self.exceeded_guarantee(project, amounts, empty=empty, assume_released=assume_released)
 
-    def closed_to(
+    def is_blocked(
         self,
         project: ProjectId,
         user: UserId,
-        amounts: Amounts,
+        amounts: ResourceVector,
         preemptible: bool,
         *,
         empty: bool = False,
-        gone: Gone = Gone.NOBODY,
+        assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> bool:
         """True when something is in the way of ``amounts`` more; ``empty``: even with nothing held."""
-        return self.first_in_the_way(project, user, amounts, preemptible, empty=empty, gone=gone) is not None
+        return self.exceeded_quota(project, user, amounts, preemptible, empty=empty, assume_released=assume_released) is not None
 
-    def highest_bound(self, project: ProjectId, preemptible: bool) -> ProjectId | None:
+    def highest_bounded_project(self, project: ProjectId, preemptible: bool) -> ProjectId | None:
         """The highest project on the path whose quota can be in the way; None: no quota ever is."""
         path = self.paths[project]
         if not preemptible:
             return path[-1]
         bounds = (
-            each for each in path if each in self.people or any(most != math.inf for most in self.limit[each])
+            each for each in path if each in self.user_holdings or any(most != math.inf for most in self.limit[each])
         )
         return max(bounds, key=path.index, default=None)
 
 
-def _add(book: dict[ProjectId, Amounts], path: tuple[ProjectId, ...], amounts: Amounts, sign: int) -> None:
+def _add(book: dict[ProjectId, ResourceVector], path: tuple[ProjectId, ...], amounts: ResourceVector, sign: int) -> None:
     milli, cpu, memory = amounts
     for level in path:
         before = book[level]
-        book[level] = Amounts(before[0] + sign * milli, before[1] + sign * cpu, before[2] + sign * memory)
+        book[level] = ResourceVector(before[0] + sign * milli, before[1] + sign * cpu, before[2] + sign * memory)
 
 
 def _count(book: dict[UserId, float], user: UserId, milli: float) -> None:
@@ -289,12 +289,12 @@ def _number(value: float | None) -> float:
     return math.inf if value is None else value
 
 
-def _guaranteed(quota: QuotaRow) -> Amounts:
+def _guaranteed(quota: QuotaRow) -> ResourceVector:
     milli = math.inf if quota.guaranteed_milli >= UNLIMITED_MILLI else quota.guaranteed_milli
-    cpu, memory = quota.cpu or Bounds(), quota.memory or Bounds()
-    return Amounts(milli, _number(cpu.guaranteed), _number(memory.guaranteed))
+    cpu, memory = quota.cpu or ResourceQuota(), quota.memory or ResourceQuota()
+    return ResourceVector(milli, _number(cpu.guaranteed), _number(memory.guaranteed))
 
 
-def _limit(quota: QuotaRow) -> Amounts:
-    cpu, memory = quota.cpu or Bounds(), quota.memory or Bounds()
-    return Amounts(_number(quota.limit_milli), _number(cpu.limit), _number(memory.limit))
+def _limit(quota: QuotaRow) -> ResourceVector:
+    cpu, memory = quota.cpu or ResourceQuota(), quota.memory or ResourceQuota()
+    return ResourceVector(_number(quota.limit_milli), _number(cpu.limit), _number(memory.limit))

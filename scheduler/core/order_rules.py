@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from typing import Generic, NamedTuple, TypeVar
 
-from scheduler.core.entitlement import within_guarantee
-from scheduler.core.resources import NOTHING, ROUNDING, Amounts, Owed
+from scheduler.core.entitlement import is_within_guarantee
+from scheduler.core.resources import ZERO, ROUNDING, ResourceVector, Entitlement
 
 Key = TypeVar("Key", bound=str)
 
-NO_SHARE_FACTOR = 1_000.0
+UNENTITLED_FACTOR = 1_000.0
 """What is held of a resource of which nothing is its own counts this many times over."""
 
 
@@ -28,22 +28,22 @@ class SiblingKey(NamedTuple, Generic[Key]):
 
     over_fair_share: bool
     over_guarantee_with_job: bool
-    priority_down: int
-    takes_where_nothing_is_owed: bool
+    negated_priority: int
+    uses_unentitled_resource: bool
     share_with_job: float
     share_without_job: float
-    claimable: Amounts
+    entitled: ResourceVector
     created_s: float
     project: Key
 
 
 def sibling_key(
     project: Key,
-    owed: Owed,
-    held: Amounts,
-    job: Amounts,
-    capacity: Amounts,
-    leaving: Amounts = NOTHING,
+    entitlement: Entitlement,
+    held: ResourceVector,
+    job: ResourceVector,
+    capacity: ResourceVector,
+    releasing: ResourceVector = ZERO,
     *,
     involved_only: bool = True,
 ) -> SiblingKey[Key]:
@@ -53,45 +53,45 @@ def sibling_key(
     its fair share when it is so in a resource that the job asks for; otherwise (KAI-Scheduler) only when it is
     so in all three.
     """
-    with_job = held.plus(job)
+    with_job = held.add(job)
     return SiblingKey(
-        over_in_any(owed, with_job, job) if involved_only else over_in_all(owed, held),
-        not within_guarantee(owed, held, job),
-        -owed.priority,
-        _takes_where_nothing_is_owed(owed, with_job),
-        dominant_share(owed, with_job.minus(leaving), capacity),
-        dominant_share(owed, held, capacity),
-        owed.claimable,
-        owed.created_s,
+        is_over_in_any(entitlement, with_job, job) if involved_only else is_over_in_all(entitlement, held),
+        not is_within_guarantee(entitlement, held, job),
+        -entitlement.priority,
+        _uses_unentitled_resource(entitlement, with_job),
+        dominant_share(entitlement, with_job.subtract(releasing), capacity),
+        dominant_share(entitlement, held, capacity),
+        entitlement.entitled,
+        entitlement.created_s,
         project,
     )
 
 
-def over_in_any(owed: Owed, held: Amounts, job: Amounts) -> bool:
+def is_over_in_any(entitlement: Entitlement, held: ResourceVector, job: ResourceVector) -> bool:
     """True when ``held`` is above the fair share in a resource that ``job`` asks for."""
-    over = held.beyond(owed.fair_share)
+    over = held.exceeds_each(entitlement.fair_share)
     return (job[0] > 0 and over[0]) or (job[1] > 0 and over[1]) or (job[2] > 0 and over[2])
 
 
-def over_in_all(owed: Owed, held: Amounts) -> bool:
+def is_over_in_all(entitlement: Entitlement, held: ResourceVector) -> bool:
     """True when ``held`` is above the fair share in every resource."""
-    return all(held.beyond(owed.fair_share))
+    return all(held.exceeds_each(entitlement.fair_share))
 
 
-def dominant_share(owed: Owed, held: Amounts, capacity: Amounts) -> float:
+def dominant_share(entitlement: Entitlement, held: ResourceVector, capacity: ResourceVector) -> float:
     """The largest part that ``held`` is of what is the project's own, over the resources; never below 0."""
     largest = 0.0
     for i in (0, 1, 2):
-        own = owed.claimable[i]
+        own = entitlement.entitled[i]
         if own == math.inf:
             own = capacity[i]
-        largest = max(largest, held[i] / own if own > 0 else held[i] * NO_SHARE_FACTOR)
+        largest = max(largest, held[i] / own if own > 0 else held[i] * UNENTITLED_FACTOR)
     return largest
 
 
-def _takes_where_nothing_is_owed(owed: Owed, with_job: Amounts) -> bool:
+def _uses_unentitled_resource(entitlement: Entitlement, with_job: ResourceVector) -> bool:
     """True when the job, or what is held already, uses a resource of which nothing is the project's own."""
-    own = owed.claimable
+    own = entitlement.entitled
     return (
         (own[0] == 0 and with_job[0] > ROUNDING)
         or (own[1] == 0 and with_job[1] > ROUNDING)

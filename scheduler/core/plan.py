@@ -19,7 +19,7 @@ class TaskPlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class JobPlacement:
     """A gang with a place for every rank. ``version`` is the pending row's: commit refuses another."""
 
     job: JobId
@@ -33,8 +33,8 @@ class EvictionReason(StrEnum):
 
     RECLAIMED = "reclaimed"  # for another project
     PREEMPTED = "preempted"  # for a job of higher priority in its own project
-    CONSOLIDATED = "consolidated"  # moved, so that another job fits; it has a new place in the same plan
-    STALE_GANG = "stale_gang"  # fewer of its tasks live than it can work with
+    MIGRATED = "consolidated"  # moved, so that another job fits; it has a new place in the same plan
+    GANG_INCOMPLETE = "stale_gang"  # fewer of its tasks live than it can work with
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Eviction:
     ranks: tuple[int, ...] = ()
 
 
-class ChangeKind(StrEnum):
+class AlternativeKind(StrEnum):
     """What one could change in a request."""
 
     FEWER_GPUS = "fewer_gpus"
@@ -58,15 +58,15 @@ class ChangeKind(StrEnum):
     OTHER_MODEL = "other_model"
     OTHER_POOL = "other_pool"
     PREEMPTIBLE = "preemptible"
-    FARTHER = "farther"
+    RELAX_TOPOLOGY = "farther"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Alternative:
     """A change that lets a job start now, found by asking again; ``fields`` are the request's new values."""
 
-    kind: ChangeKind
-    sentence: str
+    kind: AlternativeKind
+    message: str
     fields: dict[str, int | str | bool | None] = field(default_factory=dict)
 
 
@@ -80,7 +80,7 @@ class StartInterval:
     p10_s: float
     p50_s: float
     p90_s: float
-    played_s: float | None = None
+    simulated_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,10 @@ class Verdict:
 
     job: JobId
     code: VerdictCode
-    sentence: str
-    numbers: dict[str, int | float | str | None] = field(default_factory=dict)
-    ahead: tuple[JobId, ...] = ()
-    cheapest: Change | None = None
+    message: str
+    details: dict[str, int | float | str | None] = field(default_factory=dict)
+    jobs_ahead: tuple[JobId, ...] = ()
+    suggestion: Alternative | None = None
     interval: StartInterval | None = None
 
 
@@ -102,11 +102,11 @@ class ShareStep:
 
     kind: str  # "guaranteed" | "round" | "remainder"
     amount_milli: float
-    numbers: dict[str, float] = field(default_factory=dict)
+    details: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class ShareReceipt:
+class FairShareBreakdown:
     """How a project's fair share in a pool came about; the steps add up to ``fair_share_milli``."""
 
     project: ProjectId
@@ -123,30 +123,30 @@ class ShareReceipt:
 class Plan:
     """A whole decision. Every pending job stands in ``starts`` or in ``verdicts``, once, if it is ``told``."""
 
-    starts: tuple[Start, ...] = ()
+    starts: tuple[JobPlacement, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    receipts: tuple[ShareReceipt, ...] = ()
+    share_breakdowns: tuple[FairShareBreakdown, ...] = ()
     steps_used: int = 0
     truncated: bool = False
-    told: bool = True
+    explained: bool = True
     """False: nobody asked why jobs wait; then there are no verdicts."""
-    keeps: tuple[Start, ...] = ()
+    nominations: tuple[JobPlacement, ...] = ()
     """Places kept for gangs that start there once others have left; a victim's place elsewhere is one too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestPreview:
     """What would happen to one request if it were submitted now."""
 
     starts_now: bool
-    start: Start | None
+    placement: JobPlacement | None
     verdict: Verdict | None
-    alternatives: tuple[Change, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     """Who would be asked to leave for it."""
 
     @property
-    def never(self) -> bool:
+    def is_unsatisfiable(self) -> bool:
         """True when this cluster could not run it even if it were empty."""
-        return self.verdict is not None and self.verdict.code is VerdictCode.NEVER
+        return self.verdict is not None and self.verdict.code is VerdictCode.UNSATISFIABLE

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from portal.words.knobs import CHOICES, KNOBS, decides
+from portal.words.knobs import CHOICE_SETTINGS, NUMBER_SETTINGS, affects_decisions
 
 ACTIONS = ("allocate", "consolidate", "reclaim", "preempt", "stale_gangs")
 """What a decision does, least disruptive first."""
@@ -25,27 +25,27 @@ class PolicyError(ValueError):
 class Policy:
     """Knobs of one decision; the defaults are Fairway's own (units and ranges: ``portal.words.knobs``)."""
 
-    half_life_s: float = KNOBS["half_life_s"].default
-    usage_weight: float = KNOBS["usage_weight"].default
-    entry_charge_s: float = KNOBS["entry_charge_s"].default
-    cycle_budget_steps: int = int(KNOBS["cycle_budget_steps"].default)
-    change_budget_steps: int = int(KNOBS["change_budget_steps"].default)
-    ahead_shown: int = int(KNOBS["ahead_shown"].default)
-    reserve_after_s: float = KNOBS["reserve_after_s"].default
-    preempt_after_s: float = KNOBS["preempt_after_s"].default
-    size_ageing_s_per_gpu: float = KNOBS["size_ageing_s_per_gpu"].default
-    predicted_ageing: float = KNOBS["predicted_ageing"].default
-    spare_ending_s: float = KNOBS["spare_ending_s"].default
-    min_runtime_s: float = KNOBS["min_runtime_s"].default
-    max_victims: int = int(KNOBS["max_victims"].default)
-    max_movers: int = int(KNOBS["max_movers"].default)
-    move_loss_gpu_s: float = KNOBS["move_loss_gpu_s"].default
-    stale_grace_s: float = KNOBS["stale_grace_s"].default
-    placement: str = CHOICES["placement"].default
-    victim_order: str = CHOICES["victim_order"].default
-    use_predictions: str = CHOICES["use_predictions"].default  # whether photographs tell any
-    share_gpus: str = CHOICES["share_gpus"].default
-    share_needs_mps: str = CHOICES["share_needs_mps"].default  # which nodes photographs say are unfit
+    half_life_s: float = NUMBER_SETTINGS["half_life_s"].default
+    usage_weight: float = NUMBER_SETTINGS["usage_weight"].default
+    entry_charge_s: float = NUMBER_SETTINGS["entry_charge_s"].default
+    cycle_budget_steps: int = int(NUMBER_SETTINGS["cycle_budget_steps"].default)
+    change_budget_steps: int = int(NUMBER_SETTINGS["change_budget_steps"].default)
+    ahead_shown: int = int(NUMBER_SETTINGS["ahead_shown"].default)
+    reserve_after_s: float = NUMBER_SETTINGS["reserve_after_s"].default
+    preempt_after_s: float = NUMBER_SETTINGS["preempt_after_s"].default
+    size_ageing_s_per_gpu: float = NUMBER_SETTINGS["size_ageing_s_per_gpu"].default
+    predicted_ageing: float = NUMBER_SETTINGS["predicted_ageing"].default
+    spare_ending_s: float = NUMBER_SETTINGS["spare_ending_s"].default
+    min_runtime_s: float = NUMBER_SETTINGS["min_runtime_s"].default
+    max_victims: int = int(NUMBER_SETTINGS["max_victims"].default)
+    max_movers: int = int(NUMBER_SETTINGS["max_movers"].default)
+    move_loss_gpu_s: float = NUMBER_SETTINGS["move_loss_gpu_s"].default
+    stale_grace_s: float = NUMBER_SETTINGS["stale_grace_s"].default
+    placement: str = CHOICE_SETTINGS["placement"].default
+    victim_order: str = CHOICE_SETTINGS["victim_order"].default
+    use_predictions: str = CHOICE_SETTINGS["use_predictions"].default  # whether photographs tell any
+    share_gpus: str = CHOICE_SETTINGS["share_gpus"].default
+    share_needs_mps: str = CHOICE_SETTINGS["share_needs_mps"].default  # which nodes photographs say are unfit
     fill_back: bool = True  # spare each victim that turns out not to be needed
     actions: tuple[str, ...] = ACTIONS
     settles: bool = True  # as long as making room seats somebody, what is left is handed out again
@@ -63,32 +63,32 @@ class Policy:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if (knob := KNOBS.get(field.name)) and not knob.low <= value <= knob.high:
-                raise PolicyError(field.name, f"{value} is outside {knob.low:g} to {knob.high:g} {knob.unit}")
-            if (choice := CHOICES.get(field.name)) and value not in choice.options:
+            if (knob := NUMBER_SETTINGS.get(field.name)) and not knob.minimum <= value <= knob.maximum:
+                raise PolicyError(field.name, f"{value} is outside {knob.minimum:g} to {knob.maximum:g} {knob.unit}")
+            if (choice := CHOICE_SETTINGS.get(field.name)) and value not in choice.options:
                 raise PolicyError(field.name, f"{value!r} is none of {', '.join(choice.options)}")
         if unknown := set(self.actions) - set(ACTIONS):
             raise PolicyError("actions", f"{sorted(unknown)[0]!r} is none of {', '.join(ACTIONS)}")
 
     @classmethod
-    def of(cls, knobs: Mapping[str, Any]) -> Policy:
+    def from_settings(cls, settings: Mapping[str, Any]) -> Policy:
         """The defaults with these knobs turned; those that no decision reads are left out.
 
         Raises PolicyError naming one that is unknown or out of range.
         """
         known = {field.name for field in fields(cls)}
         turned: dict[str, Any] = {}
-        for name, value in knobs.items():
-            if not decides(name):
+        for name, value in settings.items():
+            if not affects_decisions(name):
                 continue
             if name not in known:
                 raise PolicyError(name, "is no knob of this version")
             turned[name] = tuple(value) if isinstance(value, list) else value
         return cls(**turned)
 
-    def in_pool(self, knobs: Iterable[tuple[str, float | str]]) -> Policy:
+    def for_pool(self, settings: Iterable[tuple[str, float | str]]) -> Policy:
         """This policy with the knobs that have another value in one pool."""
-        turned: dict[str, Any] = dict(knobs)
+        turned: dict[str, Any] = dict(settings)
         return replace(self, **turned) if turned else self
 
     @classmethod
@@ -98,7 +98,7 @@ class Policy:
             usage_weight=0.0,
             entry_charge_s=0.0,
             fill_back=False,
-            reserve_after_s=KNOBS["reserve_after_s"].high,
+            reserve_after_s=NUMBER_SETTINGS["reserve_after_s"].maximum,
             victim_order="youngest",
             bounded_preemption=False,
             settles=False,
@@ -106,9 +106,9 @@ class Policy:
             by_turns=True,
             moves_victims=True,
             leaving_counts=False,
-            max_victims=int(KNOBS["max_victims"].high),
-            max_movers=int(KNOBS["max_movers"].high),
-            move_loss_gpu_s=KNOBS["move_loss_gpu_s"].high,
+            max_victims=int(NUMBER_SETTINGS["max_victims"].maximum),
+            max_movers=int(NUMBER_SETTINGS["max_movers"].maximum),
+            move_loss_gpu_s=NUMBER_SETTINGS["move_loss_gpu_s"].maximum,
             people_in_turn=False,
             involved_only=False,
             every_level=False,

@@ -12,136 +12,136 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 
-from scheduler.core.candidates import Candidates
+from scheduler.core.candidates import VictimCandidates
 from scheduler.core.cluster import JobId, ProjectId
-from scheduler.core.domains import Domains
-from scheduler.core.entitlement import Reach, Taking, may_ask, within_guarantee
-from scheduler.core.gang import Gang, Task, total
-from scheduler.core.ledger import Gone
+from scheduler.core.domains import TopologyDomains
+from scheduler.core.entitlement import ReclaimScope, ReclaimCheck, may_reclaim, is_within_guarantee
+from scheduler.core.gang import Gang, GangTask, total_demand
+from scheduler.core.ledger import AssumeReleased
 from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
-from scheduler.core.resources import Amounts
-from scheduler.core.scene import PoolScene
-from scheduler.core.search import Room, Search, Wish
+from scheduler.core.resources import ResourceVector
+from scheduler.core.scene import PoolState
+from scheduler.core.search import EvictionSet, VictimSearch, SearchRequest
 
 
-class RoomMaker:
+class PreemptionPlanner:
     """The three ways to make room in one pool, and the rules of each."""
 
     def __init__(
         self,
-        scene: PoolScene,
-        domains: Domains,
+        scene: PoolState,
+        domains: TopologyDomains,
         policy: Policy,
         now_s: float,
         *,
-        on_paper_at_s: float | None = None,
+        simulate_at_s: float | None = None,
     ) -> None:
         """``on_paper_at_s``: nothing is changed, and jobs protected until then may be asked; see ``opening_s``."""
         self._scene = scene
         self._domains = domains
         self._policy = policy
         self._now_s = now_s
-        self._on_paper = on_paper_at_s is not None
-        self._reach = Reach(policy.involved_only, policy.every_level)
-        self._who = Candidates(scene, policy, now_s, on_paper_at_s)
-        self._search = Search(scene, domains, policy, self._who)
-        self._free: tuple[int, int] | None = None
-        self._reclaims: dict[tuple[ProjectId, Amounts, bool], bool] = {}  # who may, as the scene stood at
-        self._reclaims_at = -1
-        self._paper_steps = 0
-        self._papers: dict[float, RoomMaker] = {}  # by moment, while nothing changes any more
+        self._dry_run = simulate_at_s is not None
+        self._reclaim_scope = ReclaimScope(policy.involved_only, policy.every_level)
+        self._candidates = VictimCandidates(scene, policy, now_s, simulate_at_s)
+        self._search = VictimSearch(scene, domains, policy, self._candidates)
+        self._future_free: tuple[int, int] | None = None
+        self._reclaim_allowed: dict[tuple[ProjectId, ResourceVector, bool], bool] = {}  # who may, as the scene stood at
+        self._reclaim_allowed_version = -1
+        self._dry_run_steps = 0
+        self._dry_run_planners: dict[float, PreemptionPlanner] = {}  # by moment, while nothing changes any more
 
     @property
     def steps_used(self) -> int:
         """Victim sets tried."""
-        return self._search.steps_used + self._paper_steps
+        return self._search.steps_used + self._dry_run_steps
 
     @property
     def truncated(self) -> bool:
         """True when a search ended because the budget did."""
         return self._search.truncated
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """The scene changed otherwise: candidates and what was hopeless are looked at anew."""
-        self._who.forget()
-        self._search.forget()
-        self._papers.clear()
+        self._candidates.invalidate()
+        self._search.invalidate()
+        self._dry_run_planners.clear()
 
-    def hopeless(self, reason: EvictionReason) -> Set[int]:
+    def infeasible(self, reason: EvictionReason) -> Set[int]:
         """The questions of jobs that found no room since the scene changed for the better; kept up to date."""
-        return self._who.hopeless(reason)
+        return self._candidates.infeasible(reason)
 
-    def give_up(self, gang: Gang, reason: EvictionReason) -> None:
+    def mark_infeasible(self, gang: Gang, reason: EvictionReason) -> None:
         """Nobody alike needs to ask until ``forget``."""
-        self._who.give_up(gang, reason)
+        self._candidates.mark_infeasible(gang, reason)
 
-    def lost_work(self, gang: Gang) -> float:
+    def lost_gpu_seconds(self, gang: Gang) -> float:
         """What a gang would lose if it left, in GPU-seconds."""
-        return self._who.lost_work(gang)
+        return self._candidates.lost_gpu_seconds(gang)
 
-    def preempt(self, gang: Gang, budget_steps: int) -> Room | None:
+    def preempt(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
         """Room inside the project."""
-        lower = self._who.of(gang.leaf, "preempt", gang.priority)
-        asked = gang.asked
-        if not gang.preemptible and self._scene.ledger.guarantee_in_the_way(
-            gang.leaf, asked, gone=Gone.EVERYBODY
+        lower = self._candidates.in_project(gang.leaf_project, "preempt", gang.priority)
+        asked = gang.next_demand
+        if not gang.preemptible and self._scene.ledger.exceeded_guarantee(
+            gang.leaf_project, asked, assume_released=AssumeReleased.ALL
         ):
             return None
-        most = self._most(gang, asked) if self._policy.bounded_preemption else None
+        most = self._max_held(gang, asked) if self._policy.bounded_preemption else None
 
-        def allowed(gone: Sequence[Task]) -> bool:
-            held, path = self._scene.ledger.held, self._scene.tree.path[gang.leaf]
+        def allowed(gone: Sequence[GangTask]) -> bool:
+            held, path = self._scene.ledger.held, self._scene.tree.path[gang.leaf_project]
             return most is None or all(held[level].fits_in(most[level]) for level in path)
 
         return self._search.find(
-            Wish(gang, {gang.leaf: lower}, EvictionReason.PREEMPTED, allowed, budget_steps, self._on_paper)
+            SearchRequest(gang, {gang.leaf_project: lower}, EvictionReason.PREEMPTED, allowed, budget_steps, self._dry_run)
         )
 
-    def _most(self, gang: Gang, asked: Amounts) -> dict[ProjectId, Amounts]:
+    def _max_held(self, gang: Gang, asked: ResourceVector) -> dict[ProjectId, ResourceVector]:
         """What each project above ``gang`` may hold afterwards: its share, or what it holds already.
 
         Otherwise others could reclaim what it gained, and its own lower jobs what they lost, for ever.
         """
         ledger = self._scene.ledger
         return {
-            level: Amounts(*map(max, ledger.owed[level].fair_share, ledger.held[level]))
-            for level in self._scene.tree.path[gang.leaf]
+            level: ResourceVector(*map(max, ledger.entitlements[level].fair_share, ledger.held[level]))
+            for level in self._scene.tree.path[gang.leaf_project]
         }
 
-    def reclaim(self, gang: Gang, budget_steps: int) -> Room | None:
+    def reclaim(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
         """Room from other projects."""
-        ledger, leaf = self._scene.ledger, gang.leaf
-        asked = gang.asked
-        taking = self._taking(gang, asked)
+        ledger, leaf = self._scene.ledger, gang.leaf_project
+        asked = gang.next_demand
+        taking = self._reclaim_check(gang, asked)
         if not self.may_reclaim(gang):
             return None
-        kind = "owed" if within_guarantee(ledger.owed[leaf], ledger.held[leaf], asked) else "reclaim"
+        kind = "owed" if is_within_guarantee(ledger.entitlements[leaf], ledger.held[leaf], asked) else "reclaim"
         givers = {
             each: mine
-            for each in sorted(self._who.by_project())
-            if each != leaf and taking.worth_trying(each) and (mine := self._who.of(each, kind))
+            for each in sorted(self._candidates.by_project())
+            if each != leaf and taking.may_have_reclaimable(each) and (mine := self._candidates.in_project(each, kind))
         }
-        before_held, before_firm = dict(ledger.held), dict(ledger.firm)
+        before_held, before_firm = dict(ledger.held), dict(ledger.held_non_preemptible)
 
-        def allowed(gone: Sequence[Task]) -> bool:
-            taking = self._taking(gang, asked, before_held, before_firm)
+        def allowed(gone: Sequence[GangTask]) -> bool:
+            taking = self._reclaim_check(gang, asked, before_held, before_firm)
             for victim, tasks in _by_gang(gone):
                 for amounts in _pieces(victim, tasks):
-                    if not taking.may_take(victim.leaf):
+                    if not taking.allows(victim.leaf_project):
                         return False
-                    taking.take(victim.leaf, amounts)
-            return taking.balanced()
+                    taking.add_victim(victim.leaf_project, amounts)
+            return taking.is_balanced()
 
         return self._search.find(
-            Wish(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps, self._on_paper, kind)
+            SearchRequest(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps, self._dry_run, kind)
         )
 
-    def protections_s(self) -> list[float]:
+    def protection_ends_s(self) -> list[float]:
         """The moments at which somebody who may be asked to leave ceases to be protected, ascending."""
-        return self._who.protections_s()
+        return self._candidates.protection_ends_s()
 
-    def opening_s(self, gang: Gang, moments: Sequence[float], budget_steps: int) -> float | None:
+    def earliest_eviction_s(self, gang: Gang, moments: Sequence[float], budget_steps: int) -> float | None:
         """The first of ``moments`` from which others could be asked to make room for ``gang``; None if there is none.
 
         Found by asking again as if it were then, half of the moments left out each time.
@@ -151,7 +151,7 @@ class RoomMaker:
         while low < high and self.steps_used < budget_steps:
             # the last moment first: is it that at all?
             middle = high - 1 if found is None else (low + high) // 2
-            if self._makes_room_at(moments[middle], gang, budget_steps):
+            if self._finds_victims_at(moments[middle], gang, budget_steps):
                 found, high = moments[middle], middle
             elif found is None:
                 return None
@@ -159,116 +159,116 @@ class RoomMaker:
                 low = middle + 1
         return found
 
-    def _makes_room_at(self, at_s: float, gang: Gang, budget_steps: int) -> bool:
-        then = self._papers.get(at_s)
+    def _finds_victims_at(self, at_s: float, gang: Gang, budget_steps: int) -> bool:
+        then = self._dry_run_planners.get(at_s)
         if then is None:
-            then = self._papers[at_s] = RoomMaker(
-                self._scene, self._domains, self._policy, self._now_s, on_paper_at_s=at_s
+            then = self._dry_run_planners[at_s] = PreemptionPlanner(
+                self._scene, self._domains, self._policy, self._now_s, simulate_at_s=at_s
             )
         before, actions = then.steps_used, self._policy.actions
         room = then.reclaim(gang, before + budget_steps) if "reclaim" in actions else None
         if room is None and "preempt" in actions:
             room = then.preempt(gang, before + budget_steps)
-        self._paper_steps += 1 + then.steps_used - before
+        self._dry_run_steps += 1 + then.steps_used - before
         return room is not None
 
-    def any_may_ask(
-        self, leaf: ProjectId, priority: int, preemptible: bool, least: Amounts, reason: EvictionReason
+    def any_may_evict(
+        self, leaf: ProjectId, priority: int, preemptible: bool, min_demand: ResourceVector, reason: EvictionReason
     ) -> bool:
         """False when ``may_ask`` is for no gang of this project and priority that asks at least so much."""
         if reason is EvictionReason.RECLAIMED:
             ledger = self._scene.ledger
-            return may_ask(ledger.owed[leaf], ledger.held[leaf], ledger.firm[leaf], least, preemptible)
+            return may_reclaim(ledger.entitlements[leaf], ledger.held[leaf], ledger.held_non_preemptible[leaf], min_demand, preemptible)
         if reason is EvictionReason.PREEMPTED:
-            return self._who.any_below(leaf, priority)
-        return preemptible and least.gpu_milli <= self.free_later()
+            return self._candidates.any_below_priority(leaf, priority)
+        return preemptible and min_demand.gpu_milli <= self.future_free_milli()
 
-    def may_ask(self, gang: Gang, reason: EvictionReason) -> bool:
+    def may_evict(self, gang: Gang, reason: EvictionReason) -> bool:
         """A quick look whether the rules let a gang ask anybody at all."""
         lower: Sequence[Gang] = ()
         if reason is EvictionReason.RECLAIMED:
             may = self.may_reclaim(gang)
         elif reason is EvictionReason.PREEMPTED:
-            lower = self._who.of(gang.leaf, "preempt", gang.priority)
+            lower = self._candidates.in_project(gang.leaf_project, "preempt", gang.priority)
             may = bool(lower)
         else:
-            may = gang.preemptible and 0 < gang.asked.gpu_milli <= self.free_later()
+            may = gang.preemptible and 0 < gang.next_demand.gpu_milli <= self.future_free_milli()
         return may and (
-            not self._scene.ledger.people
-            or not self._person_holds_too_much(gang)
+            not self._scene.ledger.user_holdings
+            or not self._exceeds_user_limit(gang)
             or any(each.user == gang.user for each in lower)
         )
 
-    def _person_holds_too_much(self, gang: Gang) -> bool:
+    def _exceeds_user_limit(self, gang: Gang) -> bool:
         """True when only leaving jobs of the same person would help: others' cannot bring it within its quota."""
         ledger = self._scene.ledger
-        return bool(ledger.user_limit_in_the_way(gang.leaf, gang.user, gang.asked, gone=Gone.ASKED))
+        return bool(ledger.exceeded_user_limit(gang.leaf_project, gang.user, gang.next_demand, assume_released=AssumeReleased.EVICTED))
 
-    def free_later(self) -> int:
+    def future_free_milli(self) -> int:
         """Thousandths of GPUs that nobody holds or keeps once everybody leaving has left."""
-        if self._free is None or self._free[0] != self._scene.changes:
-            self._free = (self._scene.changes, int(self._scene.later.free_milli.clip(min=0).sum()))
-        return self._free[1]
+        if self._future_free is None or self._future_free[0] != self._scene.version:
+            self._future_free = (self._scene.version, int(self._scene.idle_and_releasing.free_milli.clip(min=0).sum()))
+        return self._future_free[1]
 
     def may_reclaim(self, gang: Gang) -> bool:
         """True when the job's project may ask others at all: with it, it stays within its share."""
-        if self._reclaims_at != self._scene.changes:
-            self._reclaims_at = self._scene.changes
-            self._reclaims.clear()
-        leaf, asked = gang.leaf, gang.asked
-        known = self._reclaims.get((leaf, asked, gang.preemptible))
+        if self._reclaim_allowed_version != self._scene.version:
+            self._reclaim_allowed_version = self._scene.version
+            self._reclaim_allowed.clear()
+        leaf, asked = gang.leaf_project, gang.next_demand
+        known = self._reclaim_allowed.get((leaf, asked, gang.preemptible))
         if known is None:
             ledger = self._scene.ledger
-            known = self._reclaims[leaf, asked, gang.preemptible] = may_ask(
-                ledger.owed[leaf], ledger.held[leaf], ledger.firm[leaf], asked, gang.preemptible
+            known = self._reclaim_allowed[leaf, asked, gang.preemptible] = may_reclaim(
+                ledger.entitlements[leaf], ledger.held[leaf], ledger.held_non_preemptible[leaf], asked, gang.preemptible
             )
         return known
 
-    def _taking(
+    def _reclaim_check(
         self,
         gang: Gang,
-        asked: Amounts,
-        held: dict[ProjectId, Amounts] | None = None,
-        firm: dict[ProjectId, Amounts] | None = None,
-    ) -> Taking[ProjectId]:
+        asked: ResourceVector,
+        held: dict[ProjectId, ResourceVector] | None = None,
+        held_non_preemptible: dict[ProjectId, ResourceVector] | None = None,
+    ) -> ReclaimCheck[ProjectId]:
         ledger = self._scene.ledger
-        return Taking(
+        return ReclaimCheck(
             self._scene.tree.path,
-            ledger.owed,
+            ledger.entitlements,
             held or ledger.held,
-            firm or ledger.firm,
-            gang.leaf,
+            held_non_preemptible or ledger.held_non_preemptible,
+            gang.leaf_project,
             asked,
             gang.preemptible,
-            self._reach,
+            self._reclaim_scope,
         )
 
-    def consolidate(self, gang: Gang, budget_steps: int) -> Room | None:
+    def consolidate(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
         """Room by moving others; everybody who moves has a place."""
-        if not self.may_ask(gang, EvictionReason.CONSOLIDATED):
+        if not self.may_evict(gang, EvictionReason.MIGRATED):
             return None
         movers = {
-            leaf: [each for each in self._who.of(leaf, "move") if each is not gang]
-            for leaf in sorted(self._who.by_project())
+            leaf: [each for each in self._candidates.in_project(leaf, "move") if each is not gang]
+            for leaf in sorted(self._candidates.by_project())
         }
 
-        def allowed(gone: Sequence[Task]) -> bool:
+        def allowed(gone: Sequence[GangTask]) -> bool:
             return not gone
 
-        return self._search.find(Wish(gang, movers, EvictionReason.CONSOLIDATED, allowed, budget_steps))
+        return self._search.find(SearchRequest(gang, movers, EvictionReason.MIGRATED, allowed, budget_steps))
 
 
-def _by_gang(tasks: Iterable[Task]) -> list[tuple[Gang, list[Task]]]:
+def _by_gang(tasks: Iterable[GangTask]) -> list[tuple[Gang, list[GangTask]]]:
     """Tasks by their gang, in the order in which they left."""
-    found: dict[JobId, tuple[Gang, list[Task]]] = {}
+    found: dict[JobId, tuple[Gang, list[GangTask]]] = {}
     for task in tasks:
         found.setdefault(task.gang.job, (task.gang, []))[1].append(task)
     return list(found.values())
 
 
-def _pieces(gang: Gang, tasks: Sequence[Task]) -> list[Amounts]:
+def _pieces(gang: Gang, tasks: Sequence[GangTask]) -> list[ResourceVector]:
     """What leaves of one gang as it counts for the rules: each task beyond the minimum, then the rest at once."""
-    beyond = max(0, len(tasks) - gang.root.needed) if not gang.root.children else 0
+    beyond = max(0, len(tasks) - gang.root.required_members) if not gang.root.children else 0
     pieces = [task.amounts for task in tasks[:beyond]]
     rest = tasks[beyond:]
-    return [*pieces, total(rest)] if rest else pieces
+    return [*pieces, total_demand(rest)] if rest else pieces

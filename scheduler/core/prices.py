@@ -13,101 +13,101 @@ from heapq import heapify, heappop, heappush
 
 from scheduler.core.cluster import ProjectId
 from scheduler.core.gang import Gang
-from scheduler.core.scene import PoolScene
-from scheduler.core.shape import Pile, Shape
+from scheduler.core.scene import PoolState
+from scheduler.core.shape import SlotBatch, TaskShape
 
 
-class Leavers:
+class NodeVictims:
     """A set of gangs that may leave: who stands on each node, and the floor with all of them gone."""
 
-    def __init__(self, scene: PoolScene, gangs: Iterable[Gang], lost_work: Callable[[Gang], float]) -> None:
+    def __init__(self, scene: PoolState, gangs: Iterable[Gang], lost_gpu_seconds: Callable[[Gang], float]) -> None:
         """``gangs`` come in the order in which they leave."""
         gangs = list(gangs)
-        self.lost = {gang.job: lost_work(gang) for gang in gangs}
-        held = [gang.places for gang in gangs]
-        self.there: dict[int, list[Gang]] = {}
+        self.lost_gpu_seconds = {gang.job: lost_gpu_seconds(gang) for gang in gangs}
+        held = [gang.evictable_slots for gang in gangs]
+        self.by_node: dict[int, list[Gang]] = {}
         for gang, places in zip(gangs, held, strict=True):
             for node in {place.node for place in places}:
-                self.there.setdefault(node, []).append(gang)
-        self.cleared = scene.later.copy()
-        self.cleared.give_back_pile(Pile(held), len(held))
+                self.by_node.setdefault(node, []).append(gang)
+        self.capacity_without = scene.idle_and_releasing.copy()
+        self.capacity_without.release_batch(SlotBatch(held), len(held))
 
-    def least(self, node: int) -> float:
+    def min_cost(self, node: int) -> float:
         """What the first of those who still stand on a node would lose."""
-        for gang in self.there[node]:
-            if gang.standing:
-                return self.lost[gang.job]
+        for gang in self.by_node[node]:
+            if gang.evictable_tasks:
+                return self.lost_gpu_seconds[gang.job]
         return math.inf
 
 
-class Prices:
+class NodeEvictionCosts:
     """Prices of the nodes of a pool for one shape and one set of leavers."""
 
-    def __init__(self, scene: PoolScene, shape: Shape, leavers: Leavers) -> None:
+    def __init__(self, scene: PoolState, shape: TaskShape, victims: NodeVictims) -> None:
         self._scene = scene
         self._shape = shape
-        self._leavers = leavers
-        holds = leavers.cleared.capacity(shape)
-        self.most = int(holds.sum())
+        self._victims = victims
+        holds = victims.capacity_without.capacity(shape)
+        self.max_tasks = int(holds.sum())
         """How many tasks would fit with every leaver gone; never too few."""
-        lost = leavers.lost
-        self._least = [(lost[there[0].job], node) for node, there in leavers.there.items() if holds[node]]
-        heapify(self._least)
-        self._refused: set[int] = set()
+        lost = victims.lost_gpu_seconds
+        self._min_costs = [(lost[there[0].job], node) for node, there in victims.by_node.items() if holds[node]]
+        heapify(self._min_costs)
+        self._rejected: set[int] = set()
 
-    def cheapest(self, givers: Collection[ProjectId]) -> Iterator[int]:
+    def cheapest_nodes(self, victim_projects: Collection[ProjectId]) -> Iterator[int]:
         """Nodes from the cheapest on, where only gangs of ``givers`` leave; each as often as it has more to give."""
-        self._refused = set()
+        self._rejected = set()
         looked: list[tuple[float, int]] = []  # as they stood in ``_least``
         priced: list[tuple[float, int]] = []
         try:
             while True:
-                while self._least and (not priced or self._least[0][0] < priced[0][0]):
-                    least, node = heappop(self._least)
-                    now = self._leavers.least(node)
+                while self._min_costs and (not priced or self._min_costs[0][0] < priced[0][0]):
+                    least, node = heappop(self._min_costs)
+                    now = self._victims.min_cost(node)
                     if now > least:
                         if not math.isinf(now):
-                            heappush(self._least, (now, node))
+                            heappush(self._min_costs, (now, node))
                         continue
                     looked.append((least, node))
-                    if not math.isinf(price := self._price(node, givers)):
+                    if not math.isinf(price := self._cost(node, victim_projects)):
                         heappush(priced, (price, node))
                 if not priced:
                     return
                 _, node = heappop(priced)
                 yield node
-                if node not in self._refused and not math.isinf(price := self._price(node, givers)):
+                if node not in self._rejected and not math.isinf(price := self._cost(node, victim_projects)):
                     heappush(priced, (price, node))
         finally:
             for entry in looked:
-                heappush(self._least, entry)
+                heappush(self._min_costs, entry)
 
-    def refuse(self, node: int) -> None:
+    def reject(self, node: int) -> None:
         """``node``, which was handed out last, is of no use in this search."""
-        self._refused.add(node)
+        self._rejected.add(node)
 
-    def there(self, node: int) -> list[Gang]:
+    def victims_on(self, node: int) -> list[Gang]:
         """Who may leave a node, first to leave first."""
-        return self._leavers.there.get(node, [])
+        return self._victims.by_node.get(node, [])
 
-    def _price(self, node: int, givers: Collection[ProjectId]) -> float:
-        later, lost = self._scene.later, 0.0
+    def _cost(self, node: int, victim_projects: Collection[ProjectId]) -> float:
+        later, lost = self._scene.idle_and_releasing, 0.0
         before = later.capacity_on(self._shape, node)
         taken = []
         price = math.inf
-        for gang in self._leavers.there[node]:
-            if gang.leaf not in givers:
+        for gang in self._victims.by_node[node]:
+            if gang.leaf_project not in victim_projects:
                 continue
-            places = [place for task in gang.standing for place in task.held if place.node == node]
+            places = [place for task in gang.evictable_tasks for place in task.held if place.node == node]
             if not places:
                 continue
-            lost += self._leavers.lost[gang.job]
+            lost += self._victims.lost_gpu_seconds[gang.job]
             for place in places:
-                later.change(place, +1)
+                later.adjust(place, +1)
                 taken.append(place)
             if later.capacity_on(self._shape, node) > before:
                 price = lost
                 break
         for place in taken:
-            later.change(place, -1)
+            later.adjust(place, -1)
         return price

@@ -23,122 +23,122 @@ from scheduler.core.cluster import (
     RunningRow,
     Snapshot,
 )
-from scheduler.core.memory import Narrowed
+from scheduler.core.memory import RestrictedRow
 from scheduler.core.plan import Verdict
-from scheduler.core.scene import PoolScene
-from scheduler.core.tree import Tree
+from scheduler.core.scene import PoolState
+from scheduler.core.tree import ProjectTree
 
 Row = TypeVar("Row", PendingRow, RunningRow)
 
 
-def stands_in_the_way(
-    reservation: ReservationRow, line: Iterable[ProjectId], now_s: float, ends_s: float | None
+def reservation_blocks(
+    reservation: ReservationRow, ancestors: Iterable[ProjectId], now_s: float, ends_s: float | None
 ) -> bool:
     """True when a job of a project (``line``: it and those above) may not start on the reserved nodes now.
 
     ``ends_s`` is when it is surely gone; None is never.
     """
-    if reservation.to_s <= now_s or not set(line).isdisjoint(reservation.projects):
+    if reservation.end_s <= now_s or not set(ancestors).isdisjoint(reservation.projects):
         return False
-    return ends_s is None or ends_s > reservation.from_s
+    return ends_s is None or ends_s > reservation.start_s
 
 
-class Reserved:
+class AdminReservations:
     """The reservations of one photograph. ``narrowed`` holds rows from decision to decision."""
 
-    def __init__(self, snapshot: Snapshot, tree: Tree, narrowed: dict[int, Narrowed]) -> None:
+    def __init__(self, snapshot: Snapshot, tree: ProjectTree, restricted_rows: dict[int, RestrictedRow]) -> None:
         self._now_s = snapshot.now_s
         self._tree = tree
-        self._rows = sorted(snapshot.reservations, key=lambda row: (row.to_s, row.from_s, row.id))
-        self._closed: dict[tuple[ProjectId, float | None], tuple[NodeId, ...]] = {}
-        self._before = dict(narrowed)
-        self._kept = narrowed
-        narrowed.clear()
-        self._asked: dict[JobId, PendingRow] = {}
+        self._rows = sorted(snapshot.reservations, key=lambda row: (row.end_s, row.start_s, row.id))
+        self._excluded_nodes: dict[tuple[ProjectId, float | None], tuple[NodeId, ...]] = {}
+        self._before = dict(restricted_rows)
+        self._restricted_rows = restricted_rows
+        restricted_rows.clear()
+        self._original_rows: dict[JobId, PendingRow] = {}
 
     @property
-    def any(self) -> bool:
+    def has_reservations(self) -> bool:
         """True when any nodes are reserved, now or later."""
         return bool(self._rows)
 
-    def narrow(self, snapshot: Snapshot) -> Snapshot:
+    def restrict(self, snapshot: Snapshot) -> Snapshot:
         """The photograph in which every job avoids the nodes that are closed to it."""
         if not self._rows:
             return snapshot
-        self._asked = {row.job: row for row in snapshot.pending}
+        self._original_rows = {row.job: row for row in snapshot.pending}
         return replace(
             snapshot,
-            pending=tuple(self._narrow(row, row.time_limit_s) for row in snapshot.pending),
+            pending=tuple(self._restrict_row(row, row.time_limit_s) for row in snapshot.pending),
             # one that is moved begins anew at a time that nobody knows yet
-            running=tuple(self._narrow(row, None) for row in snapshot.running),
+            running=tuple(self._restrict_row(row, None) for row in snapshot.running),
         )
 
-    def _narrow(self, row: Row, lasts_s: float | None) -> Row:
-        closed: tuple[NodeId, ...] = self.closed_to(row.project, lasts_s)
+    def _restrict_row(self, row: Row, max_duration_s: float | None) -> Row:
+        closed: tuple[NodeId, ...] = self.excluded_nodes(row.project, max_duration_s)
         if not closed:
             return row
         known = self._before.get(id(row))
         if known is None or known.row is not row or known.closed != closed:
-            known = Narrowed(row, closed, replace(row, avoid_nodes=(*row.avoid_nodes, *closed)))
-        self._kept[id(row)] = known
-        return known.narrow  # type: ignore[return-value]
+            known = RestrictedRow(row, closed, replace(row, avoid_nodes=(*row.avoid_nodes, *closed)))
+        self._restricted_rows[id(row)] = known
+        return known.restricted  # type: ignore[return-value]
 
-    def closed_to(self, project: ProjectId, lasts_s: float | None) -> tuple[NodeId, ...]:
+    def excluded_nodes(self, project: ProjectId, max_duration_s: float | None) -> tuple[NodeId, ...]:
         """The nodes on which a job of ``project`` that lasts at most so long may not start now."""
-        key = (project, lasts_s)
-        if key not in self._closed:
-            nodes = {node for row in self._rows if self._blocks(row, project, lasts_s) for node in row.nodes}
-            self._closed[key] = tuple(sorted(nodes))
-        return self._closed[key]
+        key = (project, max_duration_s)
+        if key not in self._excluded_nodes:
+            nodes = {node for row in self._rows if self._blocks(row, project, max_duration_s) for node in row.nodes}
+            self._excluded_nodes[key] = tuple(sorted(nodes))
+        return self._excluded_nodes[key]
 
-    def _blocks(self, row: ReservationRow, project: ProjectId, lasts_s: float | None) -> bool:
-        ends_s = None if lasts_s is None else self._now_s + lasts_s
-        return stands_in_the_way(row, self._tree.path[self._tree.leaf_of[project]], self._now_s, ends_s)
+    def _blocks(self, row: ReservationRow, project: ProjectId, max_duration_s: float | None) -> bool:
+        ends_s = None if max_duration_s is None else self._now_s + max_duration_s
+        return reservation_blocks(row, self._tree.path[self._tree.leaf_of[project]], self._now_s, ends_s)
 
-    def explained(
+    def explain(
         self,
         job: PendingRow,
         verdict: Verdict,
-        possible: Iterable[PoolId],
-        scenes: Mapping[PoolId, PoolScene],
+        feasible_pools: Iterable[PoolId],
+        scenes: Mapping[PoolId, PoolState],
     ) -> Verdict:
         """The verdict of a job that waits, where a reservation alone is what keeps it from starting."""
-        asked = self._asked.get(job.job)
-        if asked is None or asked is job or verdict.code not in _ABOUT_PLACES:
+        asked = self._original_rows.get(job.job)
+        if asked is None or asked is job or verdict.code not in _CAPACITY_CODES:
             return verdict
-        pools = [scenes[pool] for pool in possible]
+        pools = [scenes[pool] for pool in feasible_pools]
         free = any(scene.fits_now(asked) for scene in pools)
-        if not free and any(scene.would_fit_empty(job) for scene in pools):
+        if not free and any(scene.fits_when_empty(job) for scene in pools):
             return verdict
-        inside = {node.id for scene in pools for node in scene.floor.nodes}
+        inside = {node.id for scene in pools for node in scene.available.nodes}
         blocking = (row for row in self._rows if self._blocks(row, job.project, job.time_limit_s))
         first = next((row for row in blocking if not inside.isdisjoint(row.nodes)), None)
         if first is None:  # the reserved nodes are in other pools
             return verdict
         return replace(
             verdict,
-            code=VerdictCode.HELD_FOR_RESERVATION,
-            sentence=self._sentence(job, first, free),
+            code=VerdictCode.RESERVED_FOR_OTHER_JOB,
+            sentence=self._message(job, first, free),
             numbers={
-                **verdict.numbers,
+                **verdict.details,
                 "reservation": first.name,
-                "reserved_from_s": first.from_s,
-                "reserved_until_s": first.to_s,
+                "reserved_from_s": first.start_s,
+                "reserved_until_s": first.end_s,
             },
-            cheapest=verdict.cheapest,
+            cheapest=verdict.suggestion,
         )
 
-    def _sentence(self, job: PendingRow, row: ReservationRow, free: bool) -> str:
+    def _message(self, job: PendingRow, row: ReservationRow, free: bool) -> str:
         """Which reservation, until when, and what would let the job pass."""
         nodes = "1 node is" if len(row.nodes) == 1 else f"{len(row.nodes)} nodes are"
-        need = f"Needs {words.request(job)}; " + ("so much is free now, but " if free else "")
-        until = f"until {words.moment(row.to_s)}"
-        if row.from_s <= self._now_s:
+        need = f"Needs {words.format_request(job)}; " + ("so much is free now, but " if free else "")
+        until = f"until {words.format_time(row.end_s)}"
+        if row.start_s <= self._now_s:
             return f"{need}{nodes} reserved {until} ({row.name})."
         return (
-            f"{need}{nodes} reserved from {words.moment(row.from_s)} {until} ({row.name}). "
+            f"{need}{nodes} reserved from {words.format_time(row.start_s)} {until} ({row.name}). "
             "With a time limit that ends before, it could start now."
         )
 
 
-_ABOUT_PLACES = frozenset({VerdictCode.NO_FIT_NOW, VerdictCode.SHARE_USED_UP})
+_CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})

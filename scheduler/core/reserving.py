@@ -9,89 +9,89 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from scheduler.core.backfill import Ending, Reservation, Reservations, expected_end_s
+from scheduler.core.backfill import JobEnd, GangReservation, ReservationPlanner, expected_end_s
 from scheduler.core.cluster import JobId
-from scheduler.core.gang import Gang, State
-from scheduler.core.ledger import Gone
-from scheduler.core.scene import PoolScene
+from scheduler.core.gang import Gang, GangTaskState
+from scheduler.core.ledger import AssumeReleased
+from scheduler.core.scene import PoolState
 from scheduler.core.shape import Bools
-from scheduler.core.turns import TurnQueue
+from scheduler.core.turns import JobQueue
 
-MOST_RESERVED = 4
+MAX_RESERVED_GANGS = 4
 """Gangs of a pool with a reservation at a time; more would close the pool to everybody else."""
 
 
-class Reserving:
+class BackfillReservations:
     """The reservations of one pool in one decision."""
 
     def __init__(
-        self, scene: PoolScene, ready: Iterable[Sequence[Gang]], now_s: float, most_steps: int
+        self, scene: PoolState, ready: Iterable[Sequence[Gang]], now_s: float, max_steps: int
     ) -> None:
         self._now_s = now_s
         self.steps_used = 0
-        self._made: Reservations | None = None
+        self._planner: ReservationPlanner | None = None
         after_s = scene.policy.reserve_after_s
         gangs = (gang for group in ready if len(group[0].tasks) > 1 for gang in group)
         late = [gang for gang in gangs if self._waits_too_long(gang, after_s)]
         if late:
-            self._reserve(scene, late, most_steps)
+            self._reserve(scene, late, max_steps)
 
     def _waits_too_long(self, gang: Gang, after_s: float) -> bool:
         return (
-            gang.plain
+            gang.homogeneous
             and self._now_s - gang.submitted_s >= after_s
-            and len(gang.to_place()) > 1
-            and not any(task.state is State.KEPT for task in gang.tasks)
+            and len(gang.next_to_place()) > 1
+            and not any(task.state is GangTaskState.NOMINATED for task in gang.tasks)
         )
 
-    def _reserve(self, scene: PoolScene, late: list[Gang], most_steps: int) -> None:
+    def _reserve(self, scene: PoolState, late: list[Gang], max_steps: int) -> None:
         endings = []
         for gang in scene.gangs.values():
-            if (row := gang.running) is not None:
+            if (row := gang.running_row) is not None:
                 ends_s = expected_end_s(self._now_s, row.started_s, row.time_limit_s, row.predicted_end_s)
-                held = [place for task in gang.tasks if task.state is State.RUNS for place in task.held]
-                endings.append(Ending(gang.job, ends_s, held))
-        made = Reservations(scene.floor, endings, self._now_s, most_steps)
-        queue = TurnQueue(scene, late)
-        while len(made.made) < MOST_RESERVED and (turn := queue.pop()) is not None:
-            tasks = turn.to_place()
-            near = turn.root.near
-            if scene.domains.most_together(near, scene.floor, tasks[0].shape) >= len(tasks):
+                held = [place for task in gang.tasks if task.state is GangTaskState.RUNNING for place in task.held]
+                endings.append(JobEnd(gang.job, ends_s, held))
+        made = ReservationPlanner(scene.available, endings, self._now_s, max_steps)
+        queue = JobQueue(scene, late)
+        while len(made.reservations) < MAX_RESERVED_GANGS and (turn := queue.pop()) is not None:
+            tasks = turn.next_to_place()
+            near = turn.root.topology_constraint
+            if scene.domains.max_tasks_together(near, scene.available, tasks[0].shape) >= len(tasks):
                 continue  # it only has to wait for its turn
-            if not scene.ledger.closed_to(
-                turn.leaf, turn.user, turn.asked, turn.preemptible, gone=Gone.EVERYBODY
+            if not scene.ledger.is_blocked(
+                turn.leaf_project, turn.user, turn.next_demand, turn.preemptible, assume_released=AssumeReleased.ALL
             ):
-                made.reserve(turn.job, tasks[0].shape, len(tasks), scene.domains.required(near))
+                made.reserve(turn.job, tasks[0].shape, len(tasks), scene.domains.required_domains(near))
         self.steps_used = made.steps_used
-        self._made = made if made.made else None
+        self._planner = made if made.reservations else None
 
     @property
-    def none(self) -> bool:
+    def is_empty(self) -> bool:
         """True when nothing is reserved here."""
-        return self._made is None
+        return self._planner is None
 
-    def of(self, job: JobId) -> Reservation | None:
+    def for_job(self, job: JobId) -> GangReservation | None:
         """The reservation of a job."""
-        made = self._made.made if self._made else ()
+        made = self._planner.reservations if self._planner else ()
         return next((each for each in made if each.job == job), None)
 
-    def first_after(self, gang: Gang) -> Reservation | None:
+    def first_blocking(self, gang: Gang) -> GangReservation | None:
         """The first reservation of another that begins before ``gang`` would have ended."""
-        if self._made is None:
+        if self._planner is None:
             return None
-        ends_s = self._ends_s(gang)
-        others = (each for each in self._made.made if each.job != gang.job)
+        ends_s = self._expected_end_s(gang)
+        others = (each for each in self._planner.reservations if each.job != gang.job)
         return next((each for each in others if ends_s is None or ends_s > each.start_s), None)
 
-    def open_to(self, gang: Gang) -> Bools | None:
+    def allowed_nodes(self, gang: Gang) -> Bools | None:
         """The nodes where ``gang`` delays no reservation of another; None is all of them."""
-        if self._made is None or self.first_after(gang) is None:
+        if self._planner is None or self.first_blocking(gang) is None:
             return None
-        return self._made.open_nodes(self._ends_s(gang), gang.job)
+        return self._planner.unreserved_nodes(self._expected_end_s(gang), gang.job)
 
-    def _ends_s(self, gang: Gang) -> float | None:
+    def _expected_end_s(self, gang: Gang) -> float | None:
         """When a gang that starts now is gone; None is unknown."""
-        if gang.row is None:
+        if gang.pending_row is None:
             return None
-        lasts = [s for s in (gang.row.predicted_s, gang.row.time_limit_s) if s is not None]
+        lasts = [s for s in (gang.pending_row.predicted_duration_s, gang.pending_row.time_limit_s) if s is not None]
         return self._now_s + min(lasts) if lasts else None

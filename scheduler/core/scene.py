@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import attrgetter
 
-from scheduler.core.asked import Asked
+from scheduler.core.asked import DemandHistogram
 from scheduler.core.cluster import (
     WHOLE_MILLI,
-    Ask,
+    TaskRequest,
     JobId,
-    Near,
+    TopologyConstraint,
     NodeId,
     NodeRow,
     PendingRow,
@@ -27,58 +27,58 @@ from scheduler.core.cluster import (
     Snapshot,
     UserId,
 )
-from scheduler.core.domains import Domains
-from scheduler.core.fairshare import Claim, Share, divide_tree
-from scheduler.core.gang import Gang, State, Wanted, gang_of_pending, gang_of_running, shape_of, total
+from scheduler.core.domains import TopologyDomains
+from scheduler.core.fairshare import Claim, FairShare, divide_tree
+from scheduler.core.gang import Gang, GangTaskState, BatchRequest, build_pending_gang, build_running_gang, build_task_shape, total_demand
 from scheduler.core.ledger import PoolLedger
-from scheduler.core.memory import Memory
+from scheduler.core.memory import DecisionCache
 from scheduler.core.order_rules import SiblingKey, sibling_key
-from scheduler.core.placement import Floor
-from scheduler.core.plan import ShareReceipt
+from scheduler.core.placement import NodePlacer
+from scheduler.core.plan import FairShareBreakdown
 from scheduler.core.policy import Policy
-from scheduler.core.resources import NOTHING, Amounts
-from scheduler.core.shape import Held, Shape
-from scheduler.core.tree import Tree
-from scheduler.core.usage import PeopleOfProject, project_usage
+from scheduler.core.resources import ZERO, ResourceVector
+from scheduler.core.shape import HeldSlots, TaskShape
+from scheduler.core.tree import ProjectTree
+from scheduler.core.usage import ProjectUsers, project_usage
 
 
-class PoolScene:
+class PoolState:
     """Everything about one pool that changes while a plan is made."""
 
     def __init__(
-        self, snapshot: Snapshot, policy: Policy, tree: Tree, pool: PoolRow, memory: Memory | None = None
+        self, snapshot: Snapshot, policy: Policy, tree: ProjectTree, pool: PoolRow, cache: DecisionCache | None = None
     ) -> None:
         self.pool = pool
         self.tree = tree
         self._snapshot = snapshot
-        self.policy = policy = policy.in_pool(pool.knobs)
+        self.policy = policy = policy.for_pool(pool.settings)
         self._nodes = [node for node in snapshot.nodes if node.pool == pool.id]
-        self._resting = {
+        self._in_maintenance = {
             node
             for row in snapshot.reservations
-            if not row.projects and row.from_s <= snapshot.now_s < row.to_s
+            if not row.projects and row.start_s <= snapshot.now_s < row.end_s
             for node in row.nodes
         }
         self.strategy = pool.placement or policy.placement
-        self._memory = memory
-        self._floor = self._known_floor() or Floor(
-            self._nodes, self.strategy, asked=self._asked(), topologies=snapshot.topologies
+        self._cache = cache
+        self._available = self._cached_placer() or NodePlacer(
+            self._nodes, self.strategy, demand=self._demand(), topologies=snapshot.topologies
         )
-        if memory is not None:
-            memory.floors[pool.id] = self._floor
+        if cache is not None:
+            cache.placers[pool.id] = self._available
         self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=attrgetter("job"))
-        self._floor.let_share(None if policy.share_gpus == "anybody" else self.running)
-        self._now = self._later = self._floor
-        self._torn: set[int] = set()  # nodes on which ``floor`` is older than the other two
-        self.changes = 0  # counts every change, so that others know what they know is old
-        self.quotas = tree.quotas(snapshot.quotas, pool.id)
+        self._available.load_tenants(None if policy.share_gpus == "anybody" else self.running)
+        self._idle = self._idle_and_releasing = self._available
+        self._outdated_nodes: set[int] = set()  # nodes on which ``floor`` is older than the other two
+        self.version = 0  # counts every change, so that others know what they know is old
+        self.quotas = tree.quotas_in_pool(snapshot.quotas, pool.id)
         self.ledger = PoolLedger(self.quotas, tree.path)
         self.smallest_gpu_mib = min((gpu.memory_mib for node in self._nodes for gpu in node.gpus), default=1)
         self.gangs: dict[JobId, Gang] = {}
-        self._seat_running()
+        self._load_running()
         self.capacity_milli = self._capacity_milli()
-        ready = [node for node in self._nodes if self._takes_work(node)]
-        self.capacity = Amounts(
+        ready = [node for node in self._nodes if self._accepts_jobs(node)]
+        self.capacity = ResourceVector(
             self.capacity_milli, sum(node.cpu_milli for node in ready), sum(node.memory_mib for node in ready)
         )
         self.usage = project_usage(
@@ -88,152 +88,152 @@ class PoolScene:
             self.capacity_milli,
             policy,
         )
-        self.shares: dict[ProjectId, Share] = {}
+        self.shares: dict[ProjectId, FairShare] = {}
         self.fair_share_milli: dict[ProjectId, float] = {}
         self.requested_milli: dict[ProjectId, int] = {}
-        self._people: dict[ProjectId, PeopleOfProject] = {}
-        self._keys: dict[tuple[ProjectId, Amounts], SiblingKey[ProjectId]] = {}
-        self._keyed_at = 0  # the changes that these keys know of
-        self._roomy: dict[tuple[Near | None, Shape], int] = {}
-        self._roomy_at = 0  # and these
+        self._users: dict[ProjectId, ProjectUsers] = {}
+        self._sibling_keys: dict[tuple[ProjectId, ResourceVector], SiblingKey[ProjectId]] = {}
+        self._sibling_keys_version = 0  # the changes that these keys know of
+        self._max_together: dict[tuple[TopologyConstraint | None, TaskShape], int] = {}
+        self._max_together_version = 0  # and these
 
-    def _asked(self) -> Counter[Ask] | None:
+    def _demand(self) -> Counter[TaskRequest] | None:
         """What tasks ask here, where the strategy looks at it."""
         if self.strategy != "fragmentation":
             return None
-        if self._memory is not None:
-            return self._memory.asked.in_pool(self.pool.id)
-        asked = Asked()
-        asked.change((*self._snapshot.running, *self._snapshot.pending))
+        if self._cache is not None:
+            return self._cache.demand.in_pool(self.pool.id)
+        asked = DemandHistogram()
+        asked.update((*self._snapshot.running, *self._snapshot.pending))
         return asked.in_pool(self.pool.id)
 
-    def _known_floor(self) -> Floor | None:
+    def _cached_placer(self) -> NodePlacer | None:
         """The floor of the last decision brought up to date, if it is of these nodes."""
-        known = self._memory.floors.get(self.pool.id) if self._memory is not None else None
+        known = self._cache.placers.get(self.pool.id) if self._cache is not None else None
         if known is None or (known.strategy, known.topologies) != (self.strategy, self._snapshot.topologies):
             return None
-        if not known.refresh(self._nodes, self._asked()):
+        if not known.refresh(self._nodes, self._demand()):
             return None
         return known
 
-    def _seat_running(self) -> None:
+    def _load_running(self) -> None:
         """Take running jobs in: what they hold is counted, what those who leave hold is free later."""
-        memory = self._memory
-        known = [None] * len(self.running) if memory is None else memory.running(self.running, self._floor)
-        standing: dict[tuple[ProjectId, UserId, bool], Amounts] = {}
+        memory = self._cache
+        known = [None] * len(self.running) if memory is None else memory.running_gangs(self.running, self._available)
+        standing: dict[tuple[ProjectId, UserId, bool], ResourceVector] = {}
         for row, gang in zip(self.running, known, strict=True):
             if gang is None:
-                held = [tuple(self._floor.held_by((task,))) for task in row.tasks]
-                gang = gang_of_running(row, self.tree.leaf_of[row.project], held)
+                held = [tuple(self._available.slots_held_by((task,))) for task in row.tasks]
+                gang = build_running_gang(row, self.tree.leaf_of[row.project], held)
             self.gangs[row.job] = gang
             for task in gang.tasks:
-                if task.state is State.RUNS:
-                    whose = (gang.leaf, gang.user, gang.preemptible)
-                    standing[whose] = standing.get(whose, NOTHING).plus(task.amounts)
+                if task.state is GangTaskState.RUNNING:
+                    whose = (gang.leaf_project, gang.user, gang.preemptible)
+                    standing[whose] = standing.get(whose, ZERO).add(task.amounts)
                 else:
-                    asked = row.stopping_for is not None
-                    self.ledger.add_leaving(gang.leaf, gang.user, task.amounts, gang.preemptible, asked=asked)
+                    asked = row.preempted_for is not None
+                    self.ledger.add_releasing(gang.leaf_project, gang.user, task.amounts, gang.preemptible, evicted=asked)
                     for place in task.held:
-                        self.change_later(place, +1)
+                        self.adjust_releasing(place, +1)
         for (leaf, user, preemptible), amounts in standing.items():
             self.ledger.add(leaf, user, amounts, preemptible)
         if memory is not None:
-            memory.keep_running(self.gangs.values())
+            memory.store_running(self.gangs.values())
 
     # -- now and later --------------------------------------------------------------------------------
 
     @property
-    def split(self) -> bool:
+    def has_releasing(self) -> bool:
         """True when ``later`` differs from now: somebody leaves."""
-        return self._later is not self._floor
+        return self._idle_and_releasing is not self._available
 
     @property
-    def floor(self) -> Floor:
+    def available(self) -> NodePlacer:
         """What is free now and later."""
-        if self._torn:
-            self._floor.set_to_least(self._now, self._later, self._torn)
-            self._torn.clear()
-        return self._floor
+        if self._outdated_nodes:
+            self._available.set_to_min_of(self._idle, self._idle_and_releasing, self._outdated_nodes)
+            self._outdated_nodes.clear()
+        return self._available
 
     @property
-    def later(self) -> Floor:
+    def idle_and_releasing(self) -> NodePlacer:
         """What is free once everybody who is leaving has left."""
-        if not self.split:
-            self._now = self._floor.copy()
-            self._later = self._floor.copy()
-        return self._later
+        if not self.has_releasing:
+            self._idle = self._available.copy()
+            self._idle_and_releasing = self._available.copy()
+        return self._idle_and_releasing
 
     @property
-    def now(self) -> Floor:
+    def idle(self) -> NodePlacer:
         """What is free this moment, kept or not."""
-        return self._now
+        return self._idle
 
-    def change_now(self, place: Held, sign: int) -> None:
+    def adjust_idle(self, place: HeldSlots, sign: int) -> None:
         """Take (-1) or give back (+1) a place for good."""
-        if self.split:
-            self._now.change(place, sign)
-            self._later.change(place, sign)
-            self._torn.add(place.node)
+        if self.has_releasing:
+            self._idle.adjust(place, sign)
+            self._idle_and_releasing.adjust(place, sign)
+            self._outdated_nodes.add(place.node)
         else:
-            self._floor.change(place, sign)
+            self._available.adjust(place, sign)
 
-    def change_later(self, place: Held, sign: int) -> None:
+    def adjust_releasing(self, place: HeldSlots, sign: int) -> None:
         """Take or give back a place of ``later`` only."""
-        self.later.change(place, sign)
-        self._torn.add(place.node)
+        self.idle_and_releasing.adjust(place, sign)
+        self._outdated_nodes.add(place.node)
 
     @cached_property
-    def empty_floor(self) -> Floor:
+    def empty(self) -> NodePlacer:
         """The same nodes with nothing on them and all of them ready: what could ever fit."""
-        return Floor(self._nodes, self.strategy, empty=True)
+        return NodePlacer(self._nodes, self.strategy, empty=True)
 
     @cached_property
-    def domains(self) -> Domains:
+    def domains(self) -> TopologyDomains:
         """Who stands near whom here."""
-        return Domains(self._snapshot.topologies, self._floor.nodes)
+        return TopologyDomains(self._snapshot.topologies, self._available.nodes)
 
-    def _takes_work(self, node: NodeRow) -> bool:
+    def _accepts_jobs(self, node: NodeRow) -> bool:
         """False for a node that is out of service, also by a reservation for nobody."""
-        return node.schedulable and node.reachable and node.id not in self._resting
+        return node.schedulable and node.reachable and node.id not in self._in_maintenance
 
     def _capacity_milli(self) -> int:
         """What there is to divide: healthy GPUs of nodes that take work, and what is held elsewhere."""
         total = 0
         for node in self._nodes:
-            ready = self._takes_work(node)
+            ready = self._accepts_jobs(node)
             total += sum(WHOLE_MILLI if ready and gpu.healthy else gpu.used_milli for gpu in node.gpus)
         return total
 
-    def divide(self, waiting: Iterable[Sequence[Gang]]) -> None:
+    def compute_shares(self, waiting: Iterable[Sequence[Gang]]) -> None:
         """Make the fair shares from what is held and what ``waiting`` asks for, gangs of a kind together."""
-        asked = dict.fromkeys(self.tree.parent, NOTHING)
-        alike: Counter[tuple[ProjectId, Amounts]] = Counter()
-        people: list[tuple[ProjectId, dict[UserId, float]]] = [(level, {}) for level in self.ledger.people]
+        asked = dict.fromkeys(self.tree.parent, ZERO)
+        alike: Counter[tuple[ProjectId, ResourceVector]] = Counter()
+        people: list[tuple[ProjectId, dict[UserId, float]]] = [(level, {}) for level in self.ledger.user_holdings]
         for group in waiting:
             gang, count = group[0], len(group)
-            amounts = gang.waiting
-            alike[gang.leaf, amounts] += count
+            amounts = gang.pending_demand
+            alike[gang.leaf_project, amounts] += count
             for level, mine in people:
-                if level in self.tree.path[gang.leaf]:
+                if level in self.tree.path[gang.leaf_project]:
                     mine[gang.user] = mine.get(gang.user, 0.0) + count * amounts.gpu_milli
         for (leaf, amounts), count in alike.items():
-            asked[leaf] = asked[leaf].plus(amounts.times(count))
-        most = {level: self.ledger.people[level].may_hold(mine) for level, mine in people}
-        shares = [self._divide_one(resource, asked, {} if resource else most) for resource in (0, 1, 2)]
+            asked[leaf] = asked[leaf].add(amounts.multiply(count))
+        most = {level: self.ledger.user_holdings[level].requestable(mine) for level, mine in people}
+        shares = [self._divide_resource(resource, asked, {} if resource else most) for resource in (0, 1, 2)]
         self.shares = shares[0]
         self.fair_share_milli = {project: share.amount for project, share in self.shares.items()}
-        self._keys.clear()
-        self.ledger.divide(
+        self._sibling_keys.clear()
+        self.ledger.set_fair_shares(
             {
-                p: Amounts(*(each[p].amount if each else math.inf for each in shares))
+                p: ResourceVector(*(each[p].amount if each else math.inf for each in shares))
                 for p in self.tree.parent
             },
             self.tree.created_s,
         )
 
-    def _divide_one(
-        self, resource: int, asked: dict[ProjectId, Amounts], most: dict[ProjectId, float]
-    ) -> dict[ProjectId, Share]:
+    def _divide_resource(
+        self, resource: int, asked: dict[ProjectId, ResourceVector], most: dict[ProjectId, float]
+    ) -> dict[ProjectId, FairShare]:
         """The shares of one resource; none where no quota bounds it. ``most`` is what people may hold together."""
         if resource and not any((q.cpu, q.memory)[resource - 1] for q in self.quotas.values()):
             return {}
@@ -241,7 +241,7 @@ class PoolScene:
         requested = dict.fromkeys(asked, 0.0)
         for project in sorted(asked, key=lambda p: -len(self.tree.path[p])):
             if not self.tree.children[project]:
-                held = ledger.held[project][resource] + ledger.leaving[project][resource]
+                held = ledger.held[project][resource] + ledger.releasing[project][resource]
                 requested[project] = asked[project][resource] + held
             limit = min(ledger.limit[project][resource], most.get(project, math.inf))
             requested[project] = min(limit, requested[project])
@@ -273,9 +273,9 @@ class PoolScene:
             self.tree.created_s[project],
         )
 
-    def people_of(self, leaf: ProjectId) -> PeopleOfProject:
+    def users_of(self, leaf: ProjectId) -> ProjectUsers:
         """The people of a leaf project, ranked by their past use in this pool."""
-        if not self._people:
+        if not self._users:
             seconds: dict[ProjectId, dict[UserId, list[float]]] = {}
             for row in self._snapshot.usage:
                 if row.pool == self.pool.id and row.user is not None:
@@ -283,13 +283,13 @@ class PoolScene:
                     people.setdefault(row.user, []).append(row.gpu_seconds)
             for each in self.tree.parent:
                 totals = {user: math.fsum(rows) for user, rows in seconds.get(each, {}).items()}
-                self._people[each] = PeopleOfProject(totals, self.policy.entry_charge_s)
-        return self._people[leaf]
+                self._users[each] = ProjectUsers(totals, self.policy.entry_charge_s)
+        return self._users[leaf]
 
-    def receipts(self) -> list[ShareReceipt]:
+    def share_breakdowns(self) -> list[FairShareBreakdown]:
         """How each project's share came about; inner leaves are part of their project."""
         return [
-            ShareReceipt(
+            FairShareBreakdown(
                 project,
                 self.pool.id,
                 self.quotas[project].guaranteed_milli,
@@ -300,139 +300,139 @@ class PoolScene:
                 tuple(share.steps),
             )
             for project, share in sorted(self.shares.items())
-            if not self.tree.is_inner(project)
+            if not self.tree.is_own_leaf(project)
         ]
 
     def could_ever_fit(self, job: PendingRow) -> bool:
         """True when the gang fits on this pool's fit nodes with nothing else on them, each task by itself."""
-        floor = self.empty_floor
+        floor = self.empty
         if job.groups:
-            gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
-            asked = Counter(task.shape._replace(avoid_nodes=avoid_at_best(job)) for task in gang.to_place())
-            return all(floor.room(shape) >= count for shape, count in asked.items())
-        if not job.asks:
-            return self.domains.most_together(job.near, floor, self.shape_at_best(job)) >= job.least
+            gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
+            asked = Counter(task.shape._replace(avoid_nodes=ineligible_nodes(job)) for task in gang.next_to_place())
+            return all(floor.fit_count(shape) >= count for shape, count in asked.items())
+        if not job.task_requests:
+            return self.domains.max_tasks_together(job.topology_constraint, floor, self.unrestricted_shape(job)) >= job.required_tasks
         shapes = {
-            shape_of(ask, job.project, avoid_at_best(job), job.node_affinity, self.smallest_gpu_mib)[0]
-            for ask in job.asks
+            build_task_shape(ask, job.project, ineligible_nodes(job), job.node_affinity, self.smallest_gpu_mib)[0]
+            for ask in job.task_requests
         }
-        return all(floor.room(shape) >= 1 for shape in shapes)
+        return all(floor.fit_count(shape) >= 1 for shape in shapes)
 
-    def would_fit_empty(self, job: PendingRow) -> bool:
+    def fits_when_empty(self, job: PendingRow) -> bool:
         """True when the gang would fit on the nodes open to it if nothing else stood there; groups count as one."""
-        return self.domains.most_together(job.near, self.empty_floor, self.shape(job)) >= job.least
+        return self.domains.max_tasks_together(job.topology_constraint, self.empty, self.task_shape(job)) >= job.required_tasks
 
-    def shape_at_best(self, job: PendingRow) -> Shape:
+    def unrestricted_shape(self, job: PendingRow) -> TaskShape:
         """A job's shape here, on a cluster where nothing is avoided that could ever run it."""
-        return self.shape(job)._replace(avoid_nodes=avoid_at_best(job))
+        return self.task_shape(job)._replace(avoid_nodes=ineligible_nodes(job))
 
-    def shape(self, job: PendingRow) -> Shape:
+    def task_shape(self, job: PendingRow) -> TaskShape:
         """What one task of the job asks in this pool."""
-        return self._shape_and_amounts(job)[0]
+        return self._shape_and_demand(job)[0]
 
-    def _shape_and_amounts(self, job: PendingRow) -> tuple[Shape, Amounts]:
+    def _shape_and_demand(self, job: PendingRow) -> tuple[TaskShape, ResourceVector]:
         """Of one task of a job whose tasks are alike."""
         avoid = tuple(sorted(job.avoid_nodes))
-        return shape_of(job.ask, job.project, avoid, job.node_affinity, self.smallest_gpu_mib)
+        return build_task_shape(job.task_request, job.project, avoid, job.node_affinity, self.smallest_gpu_mib)
 
-    def amounts(self, job: PendingRow) -> Amounts:
+    def demand(self, job: PendingRow) -> ResourceVector:
         """What of the job must start together counts for in this pool's ledger."""
-        if not (job.asks or job.groups):
-            return self._shape_and_amounts(job)[1].times(job.least)
-        gang = gang_of_pending(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
-        return total(gang.tasks)
+        if not (job.task_requests or job.groups):
+            return self._shape_and_demand(job)[1].multiply(job.required_tasks)
+        gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
+        return total_demand(gang.tasks)
 
     def fits_now(self, job: PendingRow) -> bool:
         """True when limits, guarantee and free places let the gang start now."""
-        if not (job.asks or job.groups):
-            return self.alike_fit_now(job, self.wanted(job))
+        if not (job.task_requests or job.groups):
+            return self.batch_fits_now(job, self.batch_request(job))
         leaf = self.tree.leaf_of[job.project]
-        gang = gang_of_pending(job, leaf, self.smallest_gpu_mib)
-        wanted = gang.to_place()
-        if not wanted or self.ledger.closed_to(leaf, job.user, total(wanted), job.preemptible):
+        gang = build_pending_gang(job, leaf, self.smallest_gpu_mib)
+        wanted = gang.next_to_place()
+        if not wanted or self.ledger.is_blocked(leaf, job.user, total_demand(wanted), job.preemptible):
             return False
-        return self.floor.room(wanted[0].shape) >= len(wanted)
+        return self.available.fit_count(wanted[0].shape) >= len(wanted)
 
     def gang_fits_now(self, gang: Gang) -> bool:
         """``fits_now`` of a waiting gang, with what is known of its tasks already."""
-        if gang.row is None:
+        if gang.pending_row is None:
             return False
-        if gang.plain and gang.row.share_mib is None:
-            task, row = gang.tasks[0], gang.row
-            wanted = Wanted(task.shape, task.amounts, len(gang.to_place()), row.near, row.preemptible)
-            return self.alike_fit_now(row, wanted)
-        return self.fits_now(gang.row)
+        if gang.homogeneous and gang.pending_row.share_mib is None:
+            task, row = gang.tasks[0], gang.pending_row
+            wanted = BatchRequest(task.shape, task.amounts, len(gang.next_to_place()), row.topology_constraint, row.preemptible)
+            return self.batch_fits_now(row, wanted)
+        return self.fits_now(gang.pending_row)
 
-    def wanted(self, job: PendingRow) -> Wanted:
+    def batch_request(self, job: PendingRow) -> BatchRequest:
         """What a job whose tasks are alike wants here: as many as it needs."""
-        return Wanted(*self._shape_and_amounts(job), job.least, job.near, job.preemptible)
+        return BatchRequest(*self._shape_and_demand(job), job.required_tasks, job.topology_constraint, job.preemptible)
 
-    def alike_fit_now(self, job: PendingRow, wanted: Wanted) -> bool:
+    def batch_fits_now(self, job: PendingRow, batch: BatchRequest) -> bool:
         """True when limits, guarantee and free places let the project and person of ``job`` start so much now."""
-        if self._together(wanted.near, wanted.shape) < wanted.tasks:
+        if self._max_tasks_together(batch.topology_constraint, batch.shape) < batch.task_count:
             return False
-        leaf, amounts = self.tree.leaf_of[job.project], wanted.each.times(wanted.tasks)
-        return not self.ledger.closed_to(leaf, job.user, amounts, wanted.preemptible)
+        leaf, amounts = self.tree.leaf_of[job.project], batch.per_task.multiply(batch.task_count)
+        return not self.ledger.is_blocked(leaf, job.user, amounts, batch.preemptible)
 
-    def _together(self, near: Near | None, shape: Shape) -> int:
+    def _max_tasks_together(self, near: TopologyConstraint | None, shape: TaskShape) -> int:
         """How many tasks fit now as near together as they must stand; worked out once until something changes."""
-        if self._roomy_at != self.changes:
-            self._roomy_at = self.changes
-            self._roomy.clear()
-        known = self._roomy.get((near, shape))
+        if self._max_together_version != self.version:
+            self._max_together_version = self.version
+            self._max_together.clear()
+        known = self._max_together.get((near, shape))
         if known is None:
-            known = self._roomy[near, shape] = self.domains.most_together(near, self.floor, shape)
+            known = self._max_together[near, shape] = self.domains.max_tasks_together(near, self.available, shape)
         return known
 
-    def person_passes(self, gang: Gang) -> bool:
+    def is_user_over_limit(self, gang: Gang) -> bool:
         """True when the gang's person would hold more than one may, and some of it only comes by this plan.
 
         What somebody held already, before the number was lowered, is nobody's reason to leave.
         """
-        over = self.ledger.levels_over(gang.leaf, gang.user)
+        over = self.ledger.user_limits_exceeded(gang.leaf_project, gang.user)
         return bool(over) and any(
             each.user == gang.user
-            and not set(over).isdisjoint(self.tree.path[each.leaf])
-            and any(task.state is State.STARTS or (task.kept and not task.held) for task in each.tasks)
+            and not set(over).isdisjoint(self.tree.path[each.leaf_project])
+            and any(task.state is GangTaskState.ALLOCATED or (task.nominated and not task.held) for task in each.tasks)
             for each in (gang, *self.gangs.values())  # one that is only being seated stands in no list yet
         )
 
-    def sibling_key(self, project: ProjectId, asked: Amounts) -> SiblingKey[ProjectId]:
+    def sibling_key(self, project: ProjectId, requested: ResourceVector) -> SiblingKey[ProjectId]:
         """Where ``project`` stands among its siblings now, when its next job asks for so much."""
-        if self._keyed_at != self.changes:
-            self._keyed_at = self.changes
-            self._keys.clear()
-        known = self._keys.get((project, asked))
+        if self._sibling_keys_version != self.version:
+            self._sibling_keys_version = self.version
+            self._sibling_keys.clear()
+        known = self._sibling_keys.get((project, requested))
         if known is None:
-            owed, held = self.ledger.owed[project], self.ledger.held[project]
+            owed, held = self.ledger.entitlements[project], self.ledger.held[project]
             involved_only = self.policy.involved_only
-            known = sibling_key(project, owed, held, asked, self.capacity, involved_only=involved_only)
-            self._keys[project, asked] = known
+            known = sibling_key(project, owed, held, requested, self.capacity, involved_only=involved_only)
+            self._sibling_keys[project, requested] = known
         return known
 
-    def within_share(self, leaf: ProjectId, amounts: Amounts) -> bool:
+    def is_within_share(self, leaf: ProjectId, amounts: ResourceVector) -> bool:
         """True when the project and all above it stay within their fair shares with so much more."""
         ledger = self.ledger
         return all(
-            ledger.held[level].plus(amounts).fits_in(ledger.owed[level].fair_share)
+            ledger.held[level].add(amounts).fits_in(ledger.entitlements[level].fair_share)
             for level in self.tree.path[leaf]
         )
 
     def _allocated_milli(self, project: ProjectId) -> int:
-        return int(self.ledger.held[project].gpu_milli + self.ledger.leaving[project].gpu_milli)
+        return int(self.ledger.held[project].gpu_milli + self.ledger.releasing[project].gpu_milli)
 
 
-def counting_people(scenes: Iterable[PoolScene]) -> frozenset[ProjectId]:
+def projects_with_user_limits(scenes: Iterable[PoolState]) -> frozenset[ProjectId]:
     """The leaf projects in which it matters, in some pool, who asks: a quota bounds what one person holds."""
     return frozenset(
         leaf
         for scene in scenes
-        if scene.ledger.people
+        if scene.ledger.user_holdings
         for leaf in scene.tree.path
-        if scene.ledger.counts_people(leaf)
+        if scene.ledger.has_user_limit(leaf)
     )
 
 
-def avoid_at_best(job: PendingRow) -> tuple[NodeId, ...]:
+def ineligible_nodes(job: PendingRow) -> tuple[NodeId, ...]:
     """The nodes that can never run it."""
-    return tuple(sorted(job.unfit_nodes))
+    return tuple(sorted(job.ineligible_nodes))

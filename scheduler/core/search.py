@@ -9,33 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from scheduler.core.candidates import Candidates
+from scheduler.core.candidates import VictimCandidates
 from scheduler.core.cluster import JobId, ProjectId
-from scheduler.core.domains import Domains
-from scheduler.core.gang import Gang, State, Task, total
-from scheduler.core.ledger import Gone
+from scheduler.core.domains import TopologyDomains
+from scheduler.core.gang import Gang, GangTaskState, GangTask, total_demand
+from scheduler.core.ledger import AssumeReleased
 from scheduler.core.plan import EvictionReason
 from scheduler.core.policy import Policy
-from scheduler.core.prices import Leavers, Prices
-from scheduler.core.scene import PoolScene
-from scheduler.core.seats import Seats
-from scheduler.core.shape import Held, Shape
-from scheduler.core.trial import Trial
-from scheduler.core.turns import LeavingQueue
-from scheduler.core.turns_back import TurnsBack
+from scheduler.core.prices import NodeVictims, NodeEvictionCosts
+from scheduler.core.scene import PoolState
+from scheduler.core.seats import GangPlacer
+from scheduler.core.shape import HeldSlots, TaskShape
+from scheduler.core.trial import Statement
+from scheduler.core.turns import VictimQueue
+from scheduler.core.turns_back import VictimRescheduler
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class EvictionSet:
     """Tasks whose leaving seats a job: gone for good, or moved to a place that is kept for them."""
 
-    gone: tuple[Task, ...]
-    moved: tuple[Task, ...]
+    evicted: tuple[GangTask, ...]
+    migrated: tuple[GangTask, ...]
     reason: EvictionReason
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SearchRequest:
     """What a search is for: ``gang`` wants a place, ``candidates`` may leave for it, by project.
 
     ``allowed`` tells whether the rules permit that these leave for good; the search ends at ``budget_steps``.
@@ -45,65 +45,65 @@ class Wish:
     gang: Gang
     candidates: dict[ProjectId, list[Gang]]
     reason: EvictionReason
-    allowed: Callable[[Sequence[Task]], bool]
+    allowed: Callable[[Sequence[GangTask]], bool]
     budget_steps: int
-    on_paper: bool = False
-    kind: str = "reclaim"  # by which right others are asked, where they are asked everywhere
+    dry_run: bool = False
+    eviction_right: str = "reclaim"  # by which right others are asked, where they are asked everywhere
 
 
-class Search:
+class VictimSearch:
     """Searches in one pool; leaves the scene as the found room makes it, or untouched."""
 
-    def __init__(self, scene: PoolScene, domains: Domains, policy: Policy, who: Candidates) -> None:
+    def __init__(self, scene: PoolState, domains: TopologyDomains, policy: Policy, candidates: VictimCandidates) -> None:
         self._scene = scene
         self._domains = domains
         self._policy = policy
-        self._who = who
-        self._prices: dict[tuple[object, ...], Prices] = {}
-        self._sets: dict[tuple[object, ...], Leavers] = {}
-        self._origin: dict[Task, Held] = {}  # where a task that leaves was to start in this plan
-        self._kept: dict[Task, Held] = {}  # or where one that is to join a running job kept a place
-        self._refused = False  # the last search by price met the rules, not the walls
+        self._candidates = candidates
+        self._costs: dict[tuple[object, ...], NodeEvictionCosts] = {}
+        self._victim_groups: dict[tuple[object, ...], NodeVictims] = {}
+        self._allocated_before: dict[GangTask, HeldSlots] = {}  # where a task that leaves was to start in this plan
+        self._nominated_before: dict[GangTask, HeldSlots] = {}  # or where one that is to join a running job kept a place
+        self._rejected_by_rules = False  # the last search by price met the rules, not the walls
         self.steps_used = 0
         self.truncated = False
         """A search ended because the budget did."""
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Candidates changed: prices are made anew."""
-        self._prices.clear()
-        self._sets.clear()
+        self._costs.clear()
+        self._victim_groups.clear()
 
-    def find(self, wish: Wish) -> Room | None:
+    def find(self, wish: SearchRequest) -> EvictionSet | None:
         """Let candidates leave one by one until the gang fits and the outcome is allowed."""
-        trial = Trial(self._scene)
+        trial = Statement(self._scene)
         room = self._find(wish, trial)
-        if room is None or wish.on_paper:
-            trial.undo()
+        if room is None or wish.dry_run:
+            trial.rollback()
         if room is not None:
-            self._who.drop(room.gone)
+            self._candidates.remove(room.evicted)
         elif not self.truncated:
-            self._who.give_up(wish.gang, wish.reason)
+            self._candidates.mark_infeasible(wish.gang, wish.reason)
         return room
 
-    def _find(self, wish: Wish, trial: Trial) -> Room | None:
-        wanted = wish.gang.to_place()
+    def _find(self, wish: SearchRequest, trial: Statement) -> EvictionSet | None:
+        wanted = wish.gang.next_to_place()
         if not wanted or not any(wish.candidates.values()) or not self._could_help(wanted, wish.candidates):
-            self._who.give_up(wish.gang, wish.reason)
+            self._candidates.mark_infeasible(wish.gang, wish.reason)
             return None
-        if self._policy.by_turns or wish.reason is EvictionReason.CONSOLIDATED:
-            return self._search_by_turns(wish, wanted, trial)
-        if not (self._policy.by_price and wish.gang.plain and not self._who.surplus):
+        if self._policy.by_turns or wish.reason is EvictionReason.MIGRATED:
+            return self._search_with_rescheduling(wish, wanted, trial)
+        if not (self._policy.by_price and wish.gang.homogeneous and not self._candidates.has_surplus):
             return self._search_in_order(wish, wanted, trial)
-        room = self._search_by_price(wish, wanted, trial)
-        if room is not None or self.truncated or not self._refused:
+        room = self._search_by_cost(wish, wanted, trial)
+        if room is not None or self.truncated or not self._rejected_by_rules:
             return room
-        trial.undo()
-        return self._search_by_turns(wish, wanted, trial)
+        trial.rollback()
+        return self._search_with_rescheduling(wish, wanted, trial)
 
-    def _search_in_order(self, wish: Wish, wanted: Sequence[Task], trial: Trial) -> Room | None:
+    def _search_in_order(self, wish: SearchRequest, wanted: Sequence[GangTask], trial: Statement) -> EvictionSet | None:
         """One candidate after the other, in fair order."""
-        queue = LeavingQueue(self._scene, wish.candidates, self._who.leaving_order)
-        steps: list[list[Task]] = []
+        queue = VictimQueue(self._scene, wish.candidates, self._candidates.eviction_order)
+        steps: list[list[GangTask]] = []
         jobs: set[JobId] = set()
         while tasks := queue.pop():
             jobs.add(tasks[0].gang.job)
@@ -113,45 +113,45 @@ class Search:
                 self.truncated = True
                 break
             self.steps_used += 1
-            self._leave(tasks, trial)
+            self._evict(tasks, trial)
             steps.append(tasks)
             if self._may_fit(wish.gang, wanted) and (room := self._try(wish, wanted, steps, trial)):
                 return room
         return None
 
-    def _search_by_price(self, wish: Wish, wanted: Sequence[Task], trial: Trial) -> Room | None:
+    def _search_by_cost(self, wish: SearchRequest, wanted: Sequence[GangTask], trial: Statement) -> EvictionSet | None:
         """The same for a gang of equal tasks: node by node, where least work is lost for one more task."""
         scene, shape, candidates = self._scene, wanted[0].shape, wish.candidates
-        prices = self._prices_of(wish, shape)
-        self._refused = False
-        steps: list[list[Task]] = []
+        prices = self._costs_of(wish, shape)
+        self._rejected_by_rules = False
+        steps: list[list[GangTask]] = []
         victims = 0
-        missing = len(wanted) - scene.later.room(shape)
+        missing = len(wanted) - scene.idle_and_releasing.fit_count(shape)
         tried = 0
-        for node in prices.cheapest(candidates.keys()) if prices.most >= len(wanted) else ():
-            mark, held_back = trial.mark(), len(steps)
-            before = scene.later.capacity_on(shape, node)
-            for victim in prices.there(node):
-                tasks = victim.standing
-                if not tasks or victim.leaf not in candidates or victims >= self._policy.max_victims:
+        for node in prices.cheapest_nodes(candidates.keys()) if prices.max_tasks >= len(wanted) else ():
+            mark, held_back = trial.checkpoint(), len(steps)
+            before = scene.idle_and_releasing.capacity_on(shape, node)
+            for victim in prices.victims_on(node):
+                tasks = victim.evictable_tasks
+                if not tasks or victim.leaf_project not in candidates or victims >= self._policy.max_victims:
                     continue
                 if self.steps_used >= wish.budget_steps:
                     self.truncated = True
                     break
                 self.steps_used += 1
                 victims += 1
-                self._leave(tasks, trial)
+                self._evict(tasks, trial)
                 steps.append(tasks)
-                if (more := scene.later.capacity_on(shape, node) - before) > 0:
+                if (more := scene.idle_and_releasing.capacity_on(shape, node) - before) > 0:
                     break
             else:
                 more = 0
             if self.truncated:
                 break
             if more <= 0:
-                trial.undo(mark)
+                trial.rollback(mark)
                 del steps[held_back:]
-                prices.refuse(node)
+                prices.reject(node)
                 continue
             missing -= more
             if missing > 0:
@@ -159,42 +159,42 @@ class Search:
             tried += 1
             if room := self._try(wish, wanted, steps, trial):
                 return room
-            self._refused = True
+            self._rejected_by_rules = True
             # not allowed with these: the next cheapest, without the last
-            trial.undo(mark)
+            trial.rollback(mark)
             del steps[held_back:]
             missing += more
-            prices.refuse(node)
+            prices.reject(node)
             if tried > self._policy.most_tries:
                 break
         return None
 
-    def _prices_of(self, wish: Wish, shape: Shape) -> Prices:
+    def _costs_of(self, wish: SearchRequest, shape: TaskShape) -> NodeEvictionCosts:
         """Prices of everybody who may be asked by that right, or of the candidates where these are only some."""
         reclaims = wish.reason is EvictionReason.RECLAIMED
-        whom = (wish.kind,) if reclaims else (wish.reason, *wish.candidates, wish.gang.priority)
-        if (whom, shape) not in self._prices:
-            if whom not in self._sets:
-                everybody = {leaf: self._who.of(leaf, wish.kind) for leaf in self._who.by_project()}
+        whom = (wish.eviction_right,) if reclaims else (wish.reason, *wish.candidates, wish.gang.priority)
+        if (whom, shape) not in self._costs:
+            if whom not in self._victim_groups:
+                everybody = {leaf: self._candidates.in_project(leaf, wish.eviction_right) for leaf in self._candidates.by_project()}
                 mine = everybody if reclaims else wish.candidates
                 gangs = [gang for leaf in sorted(mine) for gang in mine[leaf]]
-                gangs.sort(key=lambda gang: self._who.leaving_order(gang, gang.growth))
-                self._sets[whom] = Leavers(self._scene, gangs, self._who.lost_work)
-            self._prices[whom, shape] = Prices(self._scene, shape, self._sets[whom])
-        return self._prices[whom, shape]
+                gangs.sort(key=lambda gang: self._candidates.eviction_order(gang, gang.size_level))
+                self._victim_groups[whom] = NodeVictims(self._scene, gangs, self._candidates.lost_gpu_seconds)
+            self._costs[whom, shape] = NodeEvictionCosts(self._scene, shape, self._victim_groups[whom])
+        return self._costs[whom, shape]
 
-    def _search_by_turns(self, wish: Wish, wanted: Sequence[Task], trial: Trial) -> Room | None:
+    def _search_with_rescheduling(self, wish: SearchRequest, wanted: Sequence[GangTask], trial: Statement) -> EvictionSet | None:
         """KAI-Scheduler's search: task by task, with those found for the tasks before, and of the rest node by node.
 
         After each step of the queue everybody so far who stands on a node of the last ones leaves on paper.
         """
-        found: list[Task] = []
+        found: list[GangTask] = []
         most = (
             self._policy.max_movers
-            if wish.reason is EvictionReason.CONSOLIDATED
+            if wish.reason is EvictionReason.MIGRATED
             else self._policy.max_victims
         )
-        room: Room | None = None
+        room: EvictionSet | None = None
         for count in range(1, len(wanted) + 1):
             room = None
             for tried, victims in enumerate(self._victim_sets(wish.candidates, found)):
@@ -206,27 +206,27 @@ class Search:
                     self.truncated = True
                     break
                 self.steps_used += 1
-                self._leave(victims, trial)
+                self._evict(victims, trial)
                 if self._may_fit(wish.gang, wanted[:count]) and (
                     room := self._try(wish, wanted[:count], [victims], trial)
                 ):
                     break
-                trial.undo()
+                trial.rollback()
             if room is None:
                 return None
             if count < len(wanted):
-                found = [*room.gone, *room.moved]
-                trial.undo()
+                found = [*room.evicted, *room.migrated]
+                trial.rollback()
         return room
 
     def _victim_sets(
-        self, candidates: dict[ProjectId, list[Gang]], found: Sequence[Task]
-    ) -> Iterator[list[Task]]:
+        self, candidates: dict[ProjectId, list[Gang]], found: Sequence[GangTask]
+    ) -> Iterator[list[GangTask]]:
         """Sets of tasks to try, each with those ``found`` before."""
         if found:
             yield list(found)
-        queue = LeavingQueue(self._scene, candidates, self._who.leaving_order)
-        steps: list[list[Task]] = []
+        queue = VictimQueue(self._scene, candidates, self._candidates.eviction_order)
+        steps: list[list[GangTask]] = []
         while tasks := queue.pop():
             step = [task for task in tasks if task not in found]
             if not step:
@@ -240,154 +240,154 @@ class Search:
                     yield [*found, *step]
                 yield [*found, *(task for each in steps for task in each if task.gang.job in jobs)]
 
-    def _could_help(self, wanted: Sequence[Task], candidates: dict[ProjectId, list[Gang]]) -> bool:
+    def _could_help(self, wanted: Sequence[GangTask], candidates: dict[ProjectId, list[Gang]]) -> bool:
         """False when even everybody's leaving makes no room, counted in GPUs alone."""
-        missing = total(wanted).gpu_milli
+        missing = total_demand(wanted).gpu_milli
         for mine in candidates.values():
             for each in mine:
                 missing -= sum(
-                    t.amounts.gpu_milli for t in each.tasks if t.state in (State.RUNS, State.STARTS)
+                    t.amounts.gpu_milli for t in each.tasks if t.state in (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
                 )
                 if missing <= 0:
                     return True
-        return missing <= float(self._scene.later.free_milli.clip(min=0).sum())
+        return missing <= float(self._scene.idle_and_releasing.free_milli.clip(min=0).sum())
 
-    def _may_fit(self, gang: Gang, wanted: Sequence[Task]) -> bool:
+    def _may_fit(self, gang: Gang, wanted: Sequence[GangTask]) -> bool:
         """A quick look: is there room for the first task, and for all of them if they are equal?"""
-        room = self._scene.later.room(wanted[0].shape)
-        return room >= (len(wanted) if gang.plain else 1)
+        room = self._scene.idle_and_releasing.fit_count(wanted[0].shape)
+        return room >= (len(wanted) if gang.homogeneous else 1)
 
     def _try(
-        self, wish: Wish, wanted: Sequence[Task], steps: Sequence[list[Task]], trial: Trial
-    ) -> Room | None:
+        self, wish: SearchRequest, wanted: Sequence[GangTask], steps: Sequence[list[GangTask]], trial: Statement
+    ) -> EvictionSet | None:
         """Seat the job, call back or move who need not be gone, and see whether that is allowed."""
         scene, gang, reason = self._scene, wish.gang, wish.reason
-        if scene.ledger.closed_to(gang.leaf, gang.user, total(wanted), gang.preemptible, gone=Gone.ASKED):
+        if scene.ledger.is_blocked(gang.leaf_project, gang.user, total_demand(wanted), gang.preemptible, assume_released=AssumeReleased.EVICTED):
             return None
-        mark = trial.mark()
+        mark = trial.checkpoint()
         gone = [task for step in steps for task in step]
-        if self._policy.by_turns or reason is EvictionReason.CONSOLIDATED:
-            if not TurnsBack(scene, trial, gang, wanted, gone, self._placer(trial)).seat():
-                trial.undo(mark)
+        if self._policy.by_turns or reason is EvictionReason.MIGRATED:
+            if not VictimRescheduler(scene, trial, gang, wanted, gone, self._placer(trial)).place_all():
+                trial.rollback(mark)
                 return None
         else:
-            if not Seats(trial, self._domains, later=True).place(gang, wanted):
+            if not GangPlacer(trial, self._domains, nominate=True).place(gang, wanted):
                 return None
-            self._settle_others(gang, steps, trial, reason)
-        left = [task for task in gone if task.state in (State.LEAVES, State.WAITS)]
+            self._restore_or_move_victims(gang, steps, trial, reason)
+        left = [task for task in gone if task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)]
         if not wish.allowed(left):
-            trial.undo(mark)
+            trial.rollback(mark)
             return None
-        moved = [task for task in gone if task.state is State.KEPT]
-        if self._policy.settles and not (self._free_already(moved) and all(map(_moves_whole, moved))):
-            trial.undo(mark)
+        moved = [task for task in gone if task.state is GangTaskState.NOMINATED]
+        if self._policy.settles and not (self._is_idle_already(moved) and all(map(_migrates_whole_gang, moved))):
+            trial.rollback(mark)
             return None
-        return Room(tuple(left), tuple(moved), reason)
+        return EvictionSet(tuple(left), tuple(moved), reason)
 
-    def _placer(self, trial: Trial) -> Callable[[Gang, Sequence[Task]], bool]:
+    def _placer(self, trial: Statement) -> Callable[[Gang, Sequence[GangTask]], bool]:
         """Gives tasks places in a trial: of what is free now to those who only start, else of what will be."""
 
-        def place(gang: Gang, tasks: Sequence[Task]) -> bool:
-            if not any(task.state is State.WAITS and task in self._origin for task in tasks):
-                return Seats(trial, self._domains, later=True).place(gang, tasks)
-            if self._policy.settles and self._start_as_if_moved(gang, tasks, trial):
+        def place(gang: Gang, tasks: Sequence[GangTask]) -> bool:
+            if not any(task.state is GangTaskState.PENDING and task in self._allocated_before for task in tasks):
+                return GangPlacer(trial, self._domains, nominate=True).place(gang, tasks)
+            if self._policy.settles and self._allocate_as_if_migrated(gang, tasks, trial):
                 return True
-            return Seats(trial, self._domains, later=False).place(gang, tasks)
+            return GangPlacer(trial, self._domains, nominate=False).place(gang, tasks)
 
         return place
 
-    def _start_as_if_moved(self, gang: Gang, tasks: Sequence[Task], trial: Trial) -> bool:
+    def _allocate_as_if_migrated(self, gang: Gang, tasks: Sequence[GangTask], trial: Statement) -> bool:
         """Start tasks where they would move to if they ran already, else the next decision would move them."""
-        mark = trial.mark()
-        if not Seats(trial, self._domains, later=True).place(gang, tasks):
+        mark = trial.checkpoint()
+        if not GangPlacer(trial, self._domains, nominate=True).place(gang, tasks):
             return False
-        if not self._free_already(tasks):
-            trial.undo(mark)
+        if not self._is_idle_already(tasks):
+            trial.rollback(mark)
             return False
         for task in tasks:
-            if task.kept is not None:
-                trial.start(task, task.kept)
+            if task.nominated is not None:
+                trial.allocate(task, task.nominated)
         return True
 
-    def _free_already(self, moved: Sequence[Task]) -> bool:
+    def _is_idle_already(self, moved: Sequence[GangTask]) -> bool:
         """True when who moves finds its new place free now: nobody moves only to wait."""
-        now = self._scene.now
-        places = [task.kept for task in moved if task.kept is not None]
+        now = self._scene.idle
+        places = [task.nominated for task in moved if task.nominated is not None]
         for place in places:
-            now.change(place, -1)
-        fits = not now.overfull(places)
-        now.give_back(places)
+            now.adjust(place, -1)
+        fits = not now.is_overcommitted(places)
+        now.release(places)
         return fits
 
-    def _settle_others(
-        self, gang: Gang, steps: Sequence[list[Task]], trial: Trial, reason: EvictionReason
+    def _restore_or_move_victims(
+        self, gang: Gang, steps: Sequence[list[GangTask]], trial: Statement, reason: EvictionReason
     ) -> None:
         """Walk those who left in reverse: whoever is not needed stays; then whoever can stands elsewhere."""
-        later = self._scene.later
+        later = self._scene.idle_and_releasing
         broken: set[JobId] = set()
         for tasks in reversed(steps):
-            mark = trial.mark()
+            mark = trial.checkpoint()
             self.steps_used += 1
             victim = tasks[0].gang
             if victim.job not in broken:
                 for task in tasks:
                     self._restore(task, trial)
-                if not later.overfull([place for task in tasks for place in task.held]) and not (
-                    self._over_limit(gang, victim)
+                if not later.is_overcommitted([place for task in tasks for place in task.held]) and not (
+                    self._exceeds_limits(gang, victim)
                 ):
                     continue
-                trial.undo(mark)
+                trial.rollback(mark)
             broken.add(victim.job)
-        if reason is not EvictionReason.CONSOLIDATED and not self._policy.moves_victims:
+        if reason is not EvictionReason.MIGRATED and not self._policy.moves_victims:
             return
         without_minimum: set[JobId] = set()
         for tasks in reversed(steps):
             victim = tasks[0].gang
             fresh = victim.started_s is None
-            if any(task.state is not (State.WAITS if fresh else State.LEAVES) for task in tasks):
+            if any(task.state is not (GangTaskState.PENDING if fresh else GangTaskState.RELEASING) for task in tasks):
                 continue
             if victim.job in without_minimum:
                 continue  # the tasks beyond the minimum of an elastic job left first, so they come last here
             if not victim.root.children:
                 without_minimum.add(victim.job)
-            if self._scene.ledger.closed_to(
-                victim.leaf, victim.user, total(tasks), victim.preemptible, gone=Gone.ASKED
+            if self._scene.ledger.is_blocked(
+                victim.leaf_project, victim.user, total_demand(tasks), victim.preemptible, assume_released=AssumeReleased.EVICTED
             ):
                 continue
             self.steps_used += 1
-            if not (self._scene.floor if fresh else later).capacity(tasks[0].shape).any():
+            if not (self._scene.available if fresh else later).capacity(tasks[0].shape).any():
                 continue
-            elsewhere = Seats(trial, self._domains, later=not fresh, free_now=fresh or self._policy.settles)
+            elsewhere = GangPlacer(trial, self._domains, nominate=not fresh, idle_only=fresh or self._policy.settles)
             if elsewhere.place(victim, tasks):
                 without_minimum.discard(victim.job)
 
-    def _leave(self, tasks: Sequence[Task], trial: Trial) -> None:
+    def _evict(self, tasks: Sequence[GangTask], trial: Statement) -> None:
         for task in tasks:
-            self._origin.pop(task, None)
-            self._kept.pop(task, None)
-            if task.state is State.STARTS:
-                self._origin[task] = task.held[0]
-            elif task.kept is not None and not task.held:
-                self._kept[task] = task.kept
+            self._allocated_before.pop(task, None)
+            self._nominated_before.pop(task, None)
+            if task.state is GangTaskState.ALLOCATED:
+                self._allocated_before[task] = task.held[0]
+            elif task.nominated is not None and not task.held:
+                self._nominated_before[task] = task.nominated
             trial.evict(task)
 
-    def _restore(self, task: Task, trial: Trial) -> None:
-        if task.state is State.LEAVES:
-            trial.stay(task)
-        elif task in self._kept:
-            trial.keep(task, self._kept[task])
+    def _restore(self, task: GangTask, trial: Statement) -> None:
+        if task.state is GangTaskState.RELEASING:
+            trial.restore(task)
+        elif task in self._nominated_before:
+            trial.nominate(task, self._nominated_before[task])
         else:
-            trial.start(task, self._origin[task])
+            trial.allocate(task, self._allocated_before[task])
 
-    def _over_limit(self, gang: Gang, victim: Gang) -> bool:
+    def _exceeds_limits(self, gang: Gang, victim: Gang) -> bool:
         """True when somebody on the paths of the two is over a limit, or one of their people."""
         ledger, path = self._scene.ledger, self._scene.tree.path
-        if self._scene.person_passes(gang) or self._scene.person_passes(victim):
+        if self._scene.is_user_over_limit(gang) or self._scene.is_user_over_limit(victim):
             return True
-        return any(ledger.over_limit(level) for level in {*path[gang.leaf], *path[victim.leaf]})
+        return any(ledger.is_over_limit(level) for level in {*path[gang.leaf_project], *path[victim.leaf_project]})
 
 
-def _moves_whole(task: Task) -> bool:
+def _migrates_whole_gang(task: GangTask) -> bool:
     """True unless some of a gang would move while others of it, without which it is not whole, stay."""
-    stay = sum(other.state is State.RUNS for other in task.gang.tasks)
-    return not stay or (not task.gang.root.children and stay >= task.gang.root.needed)
+    stay = sum(other.state is GangTaskState.RUNNING for other in task.gang.tasks)
+    return not stay or (not task.gang.root.children and stay >= task.gang.root.required_members)

@@ -6,126 +6,126 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from scheduler.core.domains import Domains
-from scheduler.core.gang import ACTIVE, Gang, Group, Task
-from scheduler.core.placement import Floor
-from scheduler.core.shape import Bools, Held, Shape
-from scheduler.core.trial import Trial
+from scheduler.core.domains import TopologyDomains
+from scheduler.core.gang import ACTIVE_STATES, Gang, TaskGroup, GangTask
+from scheduler.core.placement import NodePlacer
+from scheduler.core.shape import Bools, HeldSlots, TaskShape
+from scheduler.core.trial import Statement
 
 
-class Seats:
+class GangPlacer:
     """Places tasks on one floor of a scene within a trial."""
 
-    def __init__(self, trial: Trial, domains: Domains, *, later: bool, free_now: bool | None = None) -> None:
+    def __init__(self, statement: Statement, domains: TopologyDomains, *, nominate: bool, idle_only: bool | None = None) -> None:
         """``later``: places are kept, else taken. ``free_now``: only places that are free now already."""
-        self._free_now = not later if free_now is None else free_now
-        self._trial = trial
-        self._scene = trial.scene
+        self._idle_only = not nominate if idle_only is None else idle_only
+        self._trial = statement
+        self._scene = statement.pool_state
         self._domains = domains
-        self._later = later
+        self._nominate = nominate
 
-    def place(self, gang: Gang, tasks: Sequence[Task], only: Bools | None = None) -> bool:
+    def place(self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None = None) -> bool:
         """Give each of ``tasks`` a place, on nodes of ``only``; False and nothing changed when that cannot be."""
-        mark = self._trial.mark()
-        if self._group(gang.root, set(tasks), tasks, only, ()):
+        mark = self._trial.checkpoint()
+        if self._place_group(gang.root, set(tasks), tasks, allowed_nodes, ()):
             return True
-        self._trial.undo(mark)
+        self._trial.rollback(mark)
         return False
 
-    def _floor(self) -> Floor:
-        return self._scene.floor if self._free_now else self._scene.later
+    def _placer(self) -> NodePlacer:
+        return self._scene.available if self._idle_only else self._scene.idle_and_releasing
 
-    def _group(
+    def _place_group(
         self,
-        group: Group,
-        wanted: set[Task],
-        tasks: Sequence[Task],
-        only: Bools | None,
-        parts: tuple[Bools, ...],
+        group: TaskGroup,
+        wanted: set[GangTask],
+        tasks: Sequence[GangTask],
+        allowed_nodes: Bools | None,
+        preferred_domains: tuple[Bools, ...],
     ) -> bool:
         """Place the wanted tasks of a group, in the first domain of its topology that holds them all."""
-        if group.near is None:
-            return self._members(group, wanted, tasks, only, parts)
-        standing = [task for task in group.all_tasks() if task.state in ACTIVE]
-        shapes = _runs([task for task in tasks if task in wanted])
-        for choice in self._domains.choices(group.near, self._floor(), shapes, standing, only):
-            mark = self._trial.mark()
-            if self._members(group, wanted, tasks, choice.nodes, choice.parts or parts):
+        if group.topology_constraint is None:
+            return self._place_members(group, wanted, tasks, allowed_nodes, preferred_domains)
+        standing = [task for task in group.all_tasks() if task.state in ACTIVE_STATES]
+        shapes = _by_shape([task for task in tasks if task in wanted])
+        for choice in self._domains.candidates(group.topology_constraint, self._placer(), shapes, standing, allowed_nodes):
+            mark = self._trial.checkpoint()
+            if self._place_members(group, wanted, tasks, choice.nodes, choice.preferred_domains or preferred_domains):
                 return True
-            self._trial.undo(mark)
+            self._trial.rollback(mark)
         return False
 
-    def _members(
+    def _place_members(
         self,
-        group: Group,
-        wanted: set[Task],
-        tasks: Sequence[Task],
-        only: Bools | None,
-        parts: tuple[Bools, ...],
+        group: TaskGroup,
+        wanted: set[GangTask],
+        tasks: Sequence[GangTask],
+        allowed_nodes: Bools | None,
+        preferred_domains: tuple[Bools, ...],
     ) -> bool:
         for child in group.children:
             mine = {task for task in child.all_tasks() if task in wanted}
-            if mine and not self._group(child, mine, [t for t in tasks if t in mine], only, parts):
+            if mine and not self._place_group(child, mine, [t for t in tasks if t in mine], allowed_nodes, preferred_domains):
                 return False
         if group.children:
             return True
         return all(
-            self._spread(shape, run, only, parts) for shape, run in _runs([t for t in tasks if t in wanted])
+            self._place_by_domain(shape, run, allowed_nodes, preferred_domains) for shape, run in _by_shape([t for t in tasks if t in wanted])
         )
 
-    def _spread(
-        self, shape: Shape, tasks: Sequence[Task], only: Bools | None, parts: tuple[Bools, ...]
+    def _place_by_domain(
+        self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None, preferred_domains: tuple[Bools, ...]
     ) -> bool:
         """Place tasks of one shape, filling one part after the other."""
-        for part in parts:
+        for part in preferred_domains:
             if not tasks:
                 break
-            nodes = part if only is None else part & only
-            here = min(len(tasks), int(self._floor().capacity(shape)[nodes].sum()))
-            if here and self._ready_first(shape, tasks[:here], nodes):
+            nodes = part if allowed_nodes is None else part & allowed_nodes
+            here = min(len(tasks), int(self._placer().capacity(shape)[nodes].sum()))
+            if here and self._place_idle_first(shape, tasks[:here], nodes):
                 tasks = tasks[here:]
-        return not tasks or self._ready_first(shape, tasks, only)
+        return not tasks or self._place_idle_first(shape, tasks, allowed_nodes)
 
-    def _ready_first(self, shape: Shape, tasks: Sequence[Task], only: Bools | None) -> bool:
+    def _place_idle_first(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:
         """Place tasks of one shape; KAI-Scheduler prefers nodes where they would fit already now."""
-        if not self._later or not self._scene.policy.by_turns:
-            return self._equal(shape, tasks, only)
-        ready = self._scene.now.capacity(shape) > 0
-        if only is not None:
-            ready = ready & only
-        here = min(len(tasks), int(self._floor().capacity(shape)[ready].sum()))
-        if here and not self._equal(shape, tasks[:here], ready):
+        if not self._nominate or not self._scene.policy.by_turns:
+            return self._place_alike(shape, tasks, allowed_nodes)
+        ready = self._scene.idle.capacity(shape) > 0
+        if allowed_nodes is not None:
+            ready = ready & allowed_nodes
+        here = min(len(tasks), int(self._placer().capacity(shape)[ready].sum()))
+        if here and not self._place_alike(shape, tasks[:here], ready):
             return False
-        return here == len(tasks) or self._equal(shape, tasks[here:], only)
+        return here == len(tasks) or self._place_alike(shape, tasks[here:], allowed_nodes)
 
-    def _equal(self, shape: Shape, tasks: Sequence[Task], only: Bools | None) -> bool:
+    def _place_alike(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:
         """Place tasks of one shape."""
-        floor = self._floor()
-        if only is not None:
-            closed = np.flatnonzero(~only)
+        floor = self._placer()
+        if allowed_nodes is not None:
+            closed = np.flatnonzero(~allowed_nodes)
             shape = shape._replace(
                 avoid_nodes=tuple(sorted({*shape.avoid_nodes, *(floor.nodes[i].id for i in closed)}))
             )
         gang = tasks[0].gang
-        speeds = gang.row.speeds if gang.row is not None and len(tasks) == len(gang.tasks) else ()
-        found = floor.place_gang(shape, len(tasks), None if self._free_now else self._scene.now, speeds)
+        speeds = gang.pending_row.layout_speeds if gang.pending_row is not None and len(tasks) == len(gang.tasks) else ()
+        found = floor.place_gang(shape, len(tasks), None if self._idle_only else self._scene.idle, speeds)
         if found is None:
             return False
-        floor.give_back(found)
+        floor.release(found)
         for task, place in zip(tasks, found, strict=True):
-            self._take(task, place)
+            self._assign(task, place)
         return True
 
-    def _take(self, task: Task, place: Held) -> None:
-        if self._later:
-            self._trial.keep(task, place)
+    def _assign(self, task: GangTask, place: HeldSlots) -> None:
+        if self._nominate:
+            self._trial.nominate(task, place)
         else:
-            self._trial.start(task, place)
+            self._trial.allocate(task, place)
 
 
-def _runs(tasks: Iterable[Task]) -> list[tuple[Shape, list[Task]]]:
+def _by_shape(tasks: Iterable[GangTask]) -> list[tuple[TaskShape, list[GangTask]]]:
     """Tasks by shape, in the order in which shapes first come."""
-    runs: dict[Shape, list[Task]] = {}
+    runs: dict[TaskShape, list[GangTask]] = {}
     for task in tasks:
         runs.setdefault(task.shape, []).append(task)
     return list(runs.items())

@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-class Shape(NamedTuple):
+class TaskShape(NamedTuple):
     """What one task asks of a node.
 
     ``share_mib`` not None asks for that much memory of each GPU instead of ``milli``: what it then takes of a GPU
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
     tenant: ProjectId | None = None  # of a share of a GPU, whose shares alone may stand beside it
 
     @classmethod
-    def of(cls, job: PendingRow) -> Shape:
+    def from_job(cls, job: PendingRow) -> TaskShape:
         """The shape of a job's tasks; equal requests give equal shapes."""
         return cls(
             job.gpus_per_task,
@@ -50,22 +50,22 @@ class Shape(NamedTuple):
             job.share_mib if job.gpus_per_task else None,
             job.mig_profile,
             job.min_compute_capability,
-            job.project if job.gpus_per_task and job.ask.shares else None,
+            job.project if job.gpus_per_task and job.task_request.is_fractional else None,
         )
 
     @property
-    def whole(self) -> bool:
+    def uses_whole_gpus(self) -> bool:
         """True when each GPU is asked for alone."""
         return self.milli == WHOLE_MILLI and self.share_mib is None
 
     @property
-    def picky(self) -> bool:
+    def has_gpu_constraints(self) -> bool:
         """True when not every GPU will do."""
         kinds = (self.gpu_model, self.min_gpu_memory_mib, self.mig_profile, self.min_compute_capability)
         return any(kind is not None for kind in kinds)
 
 
-class Held(NamedTuple):
+class HeldSlots(NamedTuple):
     """What one task took: a node by index, GPU slots on it, and the rest."""
 
     node: int
@@ -76,18 +76,18 @@ class Held(NamedTuple):
     tenant: int = 0  # whose shares, by the floor's number; 0: none, or it does not matter
 
 
-class Pile:
+class SlotBatch:
     """The places of many owners as arrays, one owner after the other.
 
     ``places[n]`` and ``gpus[n]`` are how many the first ``n`` owners hold together.
     """
 
-    def __init__(self, owners: Sequence[Sequence[Held]]) -> None:
+    def __init__(self, owners: Sequence[Sequence[HeldSlots]]) -> None:
         held = [one for mine in owners for one in mine]
         slots = [len(one.slots) for one in held]
-        self.places = [0, *accumulate(map(len, owners))]
+        self.held_counts = [0, *accumulate(map(len, owners))]
         until = [0, *accumulate(slots)]
-        self.gpus = [until[places] for places in self.places]
+        self.gpu_counts = [until[places] for places in self.held_counts]
         self.node = _ints([one.node for one in held])
         self.cpu_milli = _ints([one.cpu_milli for one in held])
         self.memory_mib = _ints([one.memory_mib for one in held])

@@ -9,161 +9,161 @@ from functools import cached_property
 from portal.words.reasons import VerdictCode
 from scheduler.core import words
 from scheduler.core.cluster import JobId, PendingRow, PoolId
-from scheduler.core.explain import Kept, Waiting
-from scheduler.core.gang import Gang, State
-from scheduler.core.in_turn import in_turn
-from scheduler.core.making_room import may_ask_s
+from scheduler.core.explain import Nomination, ClassReason
+from scheduler.core.gang import Gang, GangTaskState
+from scheduler.core.in_turn import sort_fairly
+from scheduler.core.making_room import preemption_allowed_from_s
 from scheduler.core.plan import Eviction, Verdict
-from scheduler.core.shape import Held
-from scheduler.core.table import Table
+from scheduler.core.shape import HeldSlots
+from scheduler.core.table import SchedulingSession
 
-_NO_PLACE = frozenset({VerdictCode.NO_FIT_NOW, VerdictCode.SHARE_USED_UP})
+_CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
 
 
-class Telling:
+class VerdictReport:
     """Says why jobs wait, once the actions of a decision are done: of everybody at once, or piece by piece."""
 
-    def __init__(self, table: Table, evictions: Iterable[Eviction]) -> None:
-        self._table = table
+    def __init__(self, session: SchedulingSession, evictions: Iterable[Eviction]) -> None:
+        self._session = session
         self._evictions = evictions
         # by kind
-        self._openings: dict[int, Waiting | None] = {}
+        self._protected_reasons: dict[int, ClassReason | None] = {}
         self._fits: dict[int, bool] = {}
 
-    def everybody(self) -> list[Verdict]:
+    def all(self) -> list[Verdict]:
         """The verdicts of all that did not start."""
-        return self.some(self._table.gangs)
+        return self.for_jobs(self._session.gangs)
 
-    def some(self, jobs: Iterable[JobId]) -> list[Verdict]:
+    def for_jobs(self, jobs: Iterable[JobId]) -> list[Verdict]:
         """The verdicts of these waiting jobs, of those that did not start.
 
         Each is that of ``everybody``; only what would help may be missing of others, as its search is bounded.
         """
-        table, not_reached = self._table, self._table.not_reached
+        table, not_reached = self._session, self._session.unprocessed
         found: list[Verdict] = []
-        waiting: dict[PoolId, list[int]] = {pool: [] for pool in table.scenes}
+        waiting: dict[PoolId, list[int]] = {pool: [] for pool in table.pool_states}
         for job in jobs:
             gang = table.gangs[job]
-            if (row := gang.row) is None or self._starts(gang):
+            if (row := gang.pending_row) is None or self._starts(gang):
                 continue
-            if not gang.possible:
-                found.append(table.explainer.set_aside(row))
-            elif kept := self._kept(gang):
-                where = Kept(table.pool_of.get(job) or gang.possible[0], kept)
-                found.append(table.explainer.keeps(row, where, self._leaving))
+            if not gang.feasible_pools:
+                found.append(table.explainer.infeasible(row))
+            elif kept := self._nominated_slots(gang):
+                where = Nomination(table.pool_of.get(job) or gang.feasible_pools[0], kept)
+                found.append(table.explainer.nominated(row, where, self._victims_by_job))
             elif not_reached and job in not_reached:
-                found.append(table.explainer.not_reached(row, table.steps_used))
+                found.append(table.explainer.budget_exhausted(row, table.steps_used))
             else:
-                waiting[gang.possible[0]].append(self._place_of[job])
+                waiting[gang.feasible_pools[0]].append(self._position_of[job])
         for pool, places in waiting.items():
-            found += self._of_queue(pool, sorted(places))
+            found += self._queue_verdicts(pool, sorted(places))
         return found
 
     @staticmethod
     def _starts(gang: Gang) -> bool:
-        return gang.touched and any(task.state is State.STARTS for task in gang.tasks)
+        return gang.dirty and any(task.state is GangTaskState.ALLOCATED for task in gang.tasks)
 
     @staticmethod
-    def _kept(gang: Gang) -> tuple[Held, ...]:
+    def _nominated_slots(gang: Gang) -> tuple[HeldSlots, ...]:
         """The places that are kept for a job."""
-        return tuple(t.kept for t in gang.tasks if t.kept is not None) if gang.touched else ()
+        return tuple(t.nominated for t in gang.tasks if t.nominated is not None) if gang.dirty else ()
 
     @cached_property
-    def _leaving(self) -> Mapping[JobId, set[JobId]]:
-        return self._table.explainer.leaving_for(self._evictions)
+    def _victims_by_job(self) -> Mapping[JobId, set[JobId]]:
+        return self._session.explainer.victims_by_job(self._evictions)
 
     @cached_property
     def _queues(self) -> dict[PoolId, list[Gang]]:
         """Who waits for a turn in each pool, in fair order."""
-        table, not_reached = self._table, self._table.not_reached
-        waiting: dict[PoolId, list[Gang]] = {pool: [] for pool in table.scenes}
+        table, not_reached = self._session, self._session.unprocessed
+        waiting: dict[PoolId, list[Gang]] = {pool: [] for pool in table.pool_states}
         for job, gang in table.gangs.items():
-            if gang.possible and job not in not_reached and not (self._starts(gang) or self._kept(gang)):
-                waiting[gang.possible[0]].append(gang)
-        return {pool: in_turn(scene, waiting[pool]) for pool, scene in table.scenes.items()}
+            if gang.feasible_pools and job not in not_reached and not (self._starts(gang) or self._nominated_slots(gang)):
+                waiting[gang.feasible_pools[0]].append(gang)
+        return {pool: sort_fairly(scene, waiting[pool]) for pool, scene in table.pool_states.items()}
 
     @cached_property
-    def _place_of(self) -> dict[JobId, int]:
+    def _position_of(self) -> dict[JobId, int]:
         return {gang.job: place for queue in self._queues.values() for place, gang in enumerate(queue)}
 
-    def _of_queue(self, pool: PoolId, places: Sequence[int]) -> Iterator[Verdict]:
+    def _queue_verdicts(self, pool: PoolId, places: Sequence[int]) -> Iterator[Verdict]:
         """Why the jobs at these places of a pool's queue wait there."""
         if not places:
             return
-        table, policy, queue = self._table, self._table.scenes[pool].policy, self._queues[pool]
-        now_s, moments = table.snapshot.now_s, table.rooms[pool].protections_s()
-        reserves = self._reserves(pool)
+        table, policy, queue = self._session, self._session.pool_states[pool].policy, self._queues[pool]
+        now_s, moments = table.snapshot.now_s, table.planners[pool].protection_ends_s()
+        reserves = self._has_reservations(pool)
         ahead = tuple(gang.job for gang in queue[: table.policy.ahead_shown])
         for place in places:
             gang = queue[place]
-            if (row := gang.row) is None:
+            if (row := gang.pending_row) is None:
                 continue
             before = ahead if place >= len(ahead) else ahead[:place]
-            told = why = table.explainer.waits(gang, row, pool)
-            no_place, from_s = why.reason.code in _NO_PLACE, may_ask_s(gang, policy)
+            told = why = table.explainer.unschedulable(gang, row, pool)
+            no_place, from_s = why.reason.code in _CAPACITY_CODES, preemption_allowed_from_s(gang, policy)
             if no_place and moments and now_s >= from_s:
-                told = self._protected(pool, gang, row, why, moments) or why
+                told = self._protected_reason(pool, gang, row, why, moments) or why
             verdict = told.verdict(gang.job, place, before)
             if reserves:
                 plain = verdict if told is why else why.verdict(gang.job, place, before)
-                verdict = self._beside_reservations(pool, gang, row, plain, verdict)
-            if no_place and now_s < from_s and verdict.code in _NO_PLACE:
-                verdict = _asks_from(from_s, verdict)
+                verdict = self._combine_reservations(pool, gang, row, plain, verdict)
+            if no_place and now_s < from_s and verdict.code in _CAPACITY_CODES:
+                verdict = _with_preemption_delay(from_s, verdict)
             yield verdict
 
-    def _reserves(self, pool: PoolId) -> bool:
+    def _has_reservations(self, pool: PoolId) -> bool:
         """True when a reservation of nodes, or of places for a gang, may have a part in why jobs wait here."""
-        reserving = self._table.reserving.get(pool)
-        return self._table.reserved.any or (reserving is not None and not reserving.none)
+        reserving = self._session.backfill_reservations.get(pool)
+        return self._session.admin_reservations.has_reservations or (reserving is not None and not reserving.is_empty)
 
-    def _beside_reservations(
-        self, pool: PoolId, gang: Gang, row: PendingRow, plain: Verdict, told: Verdict
+    def _combine_reservations(
+        self, pool: PoolId, gang: Gang, row: PendingRow, plain: Verdict, explained: Verdict
     ) -> Verdict:
         """The verdict where reservations play; ``plain`` is what places and bounds say, ``told`` what else is."""
         verdict = plain
-        if plain.code in _NO_PLACE:
-            verdict = self._table.reserved.explained(row, plain, gang.possible, self._table.scenes)
+        if plain.code in _CAPACITY_CODES:
+            verdict = self._session.admin_reservations.explain(row, plain, gang.feasible_pools, self._session.pool_states)
         verdict = self._with_reservation(pool, gang, row, verdict)
         if verdict is plain:
-            return told
+            return explained
         if verdict.code is plain.code:
-            return replace(told, numbers={**verdict.numbers, **told.numbers})
+            return replace(explained, numbers={**verdict.details, **explained.details})
         return verdict
 
     def _with_reservation(self, pool: PoolId, gang: Gang, row: PendingRow, verdict: Verdict) -> Verdict:
         """The verdict of a job that waits, where reservations have a part in it."""
-        reserving = self._table.reserving.get(pool)
-        if reserving is None or reserving.none:
+        reserving = self._session.backfill_reservations.get(pool)
+        if reserving is None or reserving.is_empty:
             return verdict
-        if own := reserving.of(gang.job):
-            return replace(verdict, numbers={**verdict.numbers, "reserved_from_s": own.start_s})
-        other = reserving.first_after(gang)
+        if own := reserving.for_job(gang.job):
+            return replace(verdict, numbers={**verdict.details, "reserved_from_s": own.start_s})
+        other = reserving.first_blocking(gang)
         if other is None or not self._fits_now(pool, gang):
             return verdict
-        return self._table.explainer.held_for(row, other, verdict)
+        return self._session.explainer.reserved_for(row, other, verdict)
 
     def _fits_now(self, pool: PoolId, gang: Gang) -> bool:
-        if gang.kind not in self._fits:
-            self._fits[gang.kind] = self._table.scenes[pool].gang_fits_now(gang)
-        return self._fits[gang.kind]
+        if gang.class_id not in self._fits:
+            self._fits[gang.class_id] = self._session.pool_states[pool].gang_fits_now(gang)
+        return self._fits[gang.class_id]
 
-    def _protected(
-        self, pool: PoolId, gang: Gang, row: PendingRow, why: Waiting, moments: Sequence[float]
-    ) -> Waiting | None:
+    def _protected_reason(
+        self, pool: PoolId, gang: Gang, row: PendingRow, reason: ClassReason, moments: Sequence[float]
+    ) -> ClassReason | None:
         """Why jobs of a kind wait that might ask others to leave, were they not protected for a while."""
-        if gang.kind not in self._openings:
-            rooms, explainer = self._table.rooms[pool], self._table.explainer
+        if gang.class_id not in self._protected_reasons:
+            rooms, explainer = self._session.planners[pool], self._session.explainer
             before = rooms.steps_used
-            left = self._table.policy.change_budget_steps - explainer.changes.steps_used
-            opening_s = rooms.opening_s(gang, moments, left) if left > 0 else None
-            explainer.changes.steps_used += rooms.steps_used - before
-            self._openings[gang.kind] = (
-                None if opening_s is None else explainer.protected(row, opening_s, why)
+            left = self._session.policy.change_budget_steps - explainer.alternative_search.steps_used
+            opening_s = rooms.earliest_eviction_s(gang, moments, left) if left > 0 else None
+            explainer.alternative_search.steps_used += rooms.steps_used - before
+            self._protected_reasons[gang.class_id] = (
+                None if opening_s is None else explainer.victims_protected(row, opening_s, reason)
             )
-        return self._openings[gang.kind]
+        return self._protected_reasons[gang.class_id]
 
 
-def _asks_from(from_s: float, verdict: Verdict) -> Verdict:
+def _with_preemption_delay(from_s: float, verdict: Verdict) -> Verdict:
     """The verdict of a job that finds no place, with the time before which nobody is asked to leave for it."""
-    sentence = f"{verdict.sentence} Nobody is asked to leave for it before {words.moment(from_s)}."
-    return replace(verdict, sentence=sentence, numbers={**verdict.numbers, "asks_from_s": from_s})
+    sentence = f"{verdict.message} Nobody is asked to leave for it before {words.format_time(from_s)}."
+    return replace(verdict, sentence=sentence, numbers={**verdict.details, "asks_from_s": from_s})

@@ -14,82 +14,82 @@ import numpy as np
 from scheduler.core.cluster import WHOLE_MILLI, ProjectId, RunningRow
 from scheduler.core.shape import Bools, Ints
 
-STRANGERS = -1
+MIXED_TENANTS = -1
 """Instead of a tenant: shares of several projects stand there, so no other may join before all have gone."""
 
 
-class Tenants:
+class GpuTenants:
     """The tenants of one pool's GPUs: by node and slot, as the floor's free thousandths are."""
 
     def __init__(self, like: Ints) -> None:
         """``like``: any array of the floor's form, (nodes, slots)."""
-        self.apart = False
+        self.is_exclusive = False
         """True where a shared GPU is for one project alone."""
-        self.of_gpu: Ints = np.zeros_like(like)
+        self.by_slot: Ints = np.zeros_like(like)
         self._numbers: dict[ProjectId, int] = {}
 
-    def copy(self) -> Tenants:
+    def copy(self) -> GpuTenants:
         """The same, to change on its own; numbers go on to be shared."""
         other = copy(self)
-        other.of_gpu = self.of_gpu.copy()
+        other.by_slot = self.by_slot.copy()
         return other
 
-    def number_of(self, project: ProjectId | None) -> int:
+    def id_of(self, project: ProjectId | None) -> int:
         """The number of a project; 0 for none."""
         return 0 if project is None else self._numbers.setdefault(project, len(self._numbers) + 1)
 
-    def stand(
+    def load_running(
         self, running: Iterable[RunningRow] | None, slot_of: Mapping[str, tuple[int, int]]
     ) -> list[int]:
         """Take in whose shares run; None: GPUs are for anybody. Gives the nodes where that changed something.
 
         ``slot_of`` tells node and slot by the GPU's UUID.
         """
-        self.apart = running is not None
-        before, self.of_gpu = self.of_gpu, np.zeros_like(self.of_gpu)
+        self.is_exclusive = running is not None
+        before, self.by_slot = self.by_slot, np.zeros_like(self.by_slot)
         for row in running or ():
             for task in row.tasks:
                 for gpu in task.gpus:
                     if gpu.milli < WHOLE_MILLI and gpu.uuid in slot_of:
-                        place, mine = slot_of[gpu.uuid], self.number_of(row.project)
-                        self.of_gpu[place] = mine if self.of_gpu[place] in (0, mine) else STRANGERS
-        changed: list[int] = np.flatnonzero((before != self.of_gpu).any(axis=1)).tolist()
+                        place, mine = slot_of[gpu.uuid], self.id_of(row.project)
+                        self.by_slot[place] = mine if self.by_slot[place] in (0, mine) else MIXED_TENANTS
+        changed: list[int] = np.flatnonzero((before != self.by_slot).any(axis=1)).tolist()
         return changed
 
-    def welcome(self, project: ProjectId, rows: Ints | int, free: Ints) -> Bools:
+    def allowed_slots(self, project: ProjectId, rows: Ints | int, free: Ints) -> Bools:
         """On which GPUs of these nodes nobody but ``project`` has a share; ``free``: what is free on them."""
-        mine: Bools = self.of_gpu[rows] == self.number_of(project)
+        mine: Bools = self.by_slot[rows] == self.id_of(project)
         return np.asarray(mine | (free == WHOLE_MILLI))
 
-    def set_to_both(self, node: int, one: tuple[Tenants, Ints], other: tuple[Tenants, Ints]) -> None:
+    def merge_node(self, node: int, one: tuple[GpuTenants, Ints], other: tuple[GpuTenants, Ints]) -> None:
         """Whose shares stand on a node by two floors at once; of each its tenants and what it has free there."""
-        if not self.apart:
+        if not self.is_exclusive:
             return
         ours, theirs = (
-            np.where(free < WHOLE_MILLI, tenants.of_gpu[node], 0) for tenants, free in (one, other)
+            np.where(free < WHOLE_MILLI, tenants.by_slot[node], 0) for tenants, free in (one, other)
         )
         same = (ours == theirs) | (ours == 0) | (theirs == 0)
-        self.of_gpu[node] = np.where(same, np.where(ours == 0, theirs, ours), STRANGERS)
+        self.by_slot[node] = np.where(same, np.where(ours == 0, theirs, ours), MIXED_TENANTS)
 
 
-class RoomOfShares:
+class SharedGpuCapacity:
     """How many tasks with a share of one GPU fit on all nodes together, for every tenant at once.
 
     Nodes bound it by what is free beside GPUs, so each is counted by itself: for somebody who has nothing there, and
     how much more for each tenant with a GPU there that has room left. Tenants are many and such GPUs few.
     """
 
-    def __init__(self, nodes: int, seen: int) -> None:
-        self.seen = seen
+    def __init__(self, nodes: int, log_position: int) -> None:
+        self.log_position = log_position
         """How many of the floor's changes this knows of."""
-        self._strangers: Ints = np.zeros(nodes, dtype=np.int64)
-        self._all_strangers = 0
-        self._more: dict[int, int] = {}  # by tenant
-        self._there: dict[int, list[tuple[int, int]]] = {}  # by node: who has how much more there
+        self._other_tenants: Ints = np.zeros(nodes, dtype=np.int64)
+        self._other_tenants_total = 0
+        self._extra_by_tenant: dict[int, int] = {}  # by tenant
+        self._extra_by_node: dict[int, list[tuple[int, int]]] = {}  # by node: who has how much more there
 
-    def of(self, tenant: int) -> int:
+    def fit_count(self, tenant: int) -> int:
         """Tasks of this tenant that fit."""
-        return self._all_strangers + self._more.get(tenant, 0)
+        return self._other_tenants_total + self._extra_by_tenant.get(tenant, 0)
 
     def update(self, rows: Ints, fits: Ints, alone: Bools, tenants: Ints, bound: Ints) -> None:
         """Count some nodes anew.
@@ -99,11 +99,11 @@ class RoomOfShares:
         """
         free = np.where(alone, fits, 0).sum(axis=1)
         strangers = np.minimum(free, bound)
-        self._all_strangers += int(strangers.sum()) - int(self._strangers[rows].sum())
-        self._strangers[rows] = strangers
-        for node in rows.tolist() if self._there else ():
-            for tenant, more in self._there.pop(node, ()):
-                self._more[tenant] -= more
+        self._other_tenants_total += int(strangers.sum()) - int(self._other_tenants[rows].sum())
+        self._other_tenants[rows] = strangers
+        for node in rows.tolist() if self._extra_by_node else ():
+            for tenant, more in self._extra_by_node.pop(node, ()):
+                self._extra_by_tenant[tenant] -= more
         at, slot = np.nonzero((tenants > 0) & ~alone & (fits != 0))
         own: dict[tuple[int, int], int] = {}
         for key, count in zip(
@@ -113,5 +113,5 @@ class RoomOfShares:
         for (i, tenant), count in own.items():
             more = min(int(free[i]) + count, int(bound[i])) - int(strangers[i])
             if more:
-                self._there.setdefault(int(rows[i]), []).append((tenant, more))
-                self._more[tenant] = self._more.get(tenant, 0) + more
+                self._extra_by_node.setdefault(int(rows[i]), []).append((tenant, more))
+                self._extra_by_tenant[tenant] = self._extra_by_tenant.get(tenant, 0) + more

@@ -9,49 +9,49 @@ from __future__ import annotations
 
 from collections import deque
 
-from portal.words.throughput import Layout, Speed, compared, medians
+from portal.words.throughput import Layout, LayoutSpeed, compare_layouts, median_rates
 
 
-class Throughputs:
+class ThroughputHistory:
     """What attempts that ended tell. Numbers of jobs ascend; those below the last ``forget`` are forgotten."""
 
     def __init__(self) -> None:
-        self._came: deque[tuple[int, str]] = deque()
-        self._of: dict[str, deque[tuple[int, Layout, float]]] = {}
-        self._speeds: dict[str, tuple[Speed, ...]] = {}
+        self._arrivals: deque[tuple[int, str]] = deque()
+        self._by_work: dict[str, deque[tuple[int, Layout, float]]] = {}
+        self._speeds: dict[str, tuple[LayoutSpeed, ...]] = {}
         self._changed: set[str] = set()  # works of which others are known than were compared
 
     @property
-    def known(self) -> bool:
+    def has_differences(self) -> bool:
         """True when the layouts of some work are known to differ."""
         self._compare()
         return bool(self._speeds)
 
-    def learn(self, job: int, work: str, layout: Layout, per_s: float) -> None:
+    def learn(self, job: int, work: str, layout: Layout, rate_per_s: float) -> None:
         """Remembers an attempt of the job of this number that ran at ``per_s`` units a second."""
-        self._came.append((job, work))
-        self._of.setdefault(work, deque()).append((job, layout, per_s))
+        self._arrivals.append((job, work))
+        self._by_work.setdefault(work, deque()).append((job, layout, rate_per_s))
         self._changed.add(work)
 
-    def forget(self, first: int) -> None:
+    def forget_before(self, first: int) -> None:
         """Forgets the attempts of jobs with numbers below ``first``."""
-        while self._came and self._came[0][0] < first:
-            _, work = self._came.popleft()
-            mine = self._of[work]
+        while self._arrivals and self._arrivals[0][0] < first:
+            _, work = self._arrivals.popleft()
+            mine = self._by_work[work]
             mine.popleft()
             if not mine:
-                del self._of[work]
+                del self._by_work[work]
             self._changed.add(work)
 
-    def speeds(self, work: str) -> tuple[Speed, ...]:
+    def speeds(self, work: str) -> tuple[LayoutSpeed, ...]:
         """How fast each known layout is for a work, the fastest first; none where no two are known to differ."""
         self._compare()
         return self._speeds.get(work, ())
 
     def _compare(self) -> None:
         for work in self._changed:
-            latest = reversed(self._of.get(work, ()))
-            speeds = compared(medians((layout, per_s) for _, layout, per_s in latest))
+            latest = reversed(self._by_work.get(work, ()))
+            speeds = compare_layouts(median_rates((layout, per_s) for _, layout, per_s in latest))
             self._speeds.pop(work, None)
             if speeds:
                 self._speeds[work] = speeds

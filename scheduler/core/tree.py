@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 from scheduler.core.cluster import PoolId, ProjectId, ProjectRow, QuotaRow
 
-INNER = "/own"
+OWN_LEAF_SUFFIX = "/own"
 """Ends the id of an inner leaf; no public id holds a slash."""
 
 
-class Tree:
+class ProjectTree:
     """Parents, children and paths of every project, inner leaves included."""
 
     def __init__(self, projects: Iterable[ProjectRow]) -> None:
@@ -24,7 +24,7 @@ class Tree:
         self.parent: dict[ProjectId, ProjectId | None] = {row.id: row.parent for row in rows}
         self.leaf_of = {row.id: row.id for row in rows}
         for parent in sorted({row.parent for row in rows if row.parent is not None}):
-            inner = ProjectId(parent + INNER)
+            inner = ProjectId(parent + OWN_LEAF_SUFFIX)
             self.leaf_of[parent] = inner
             self.parent[inner] = parent
             self.name[inner] = self.name[parent]
@@ -42,15 +42,15 @@ class Tree:
             path.append(parent)
         return tuple(path)
 
-    def is_inner(self, project: ProjectId) -> bool:
+    def is_own_leaf(self, project: ProjectId) -> bool:
         """True for the inner leaf of a project with children."""
-        return project.endswith(INNER)
+        return project.endswith(OWN_LEAF_SUFFIX)
 
     def project_of(self, project: ProjectId) -> ProjectId:
         """The project that people know behind a leaf."""
-        return ProjectId(project.removesuffix(INNER))
+        return ProjectId(project.removesuffix(OWN_LEAF_SUFFIX))
 
-    def quotas(self, rows: Iterable[QuotaRow], pool: PoolId) -> dict[ProjectId, QuotaRow]:
+    def quotas_in_pool(self, rows: Iterable[QuotaRow], pool: PoolId) -> dict[ProjectId, QuotaRow]:
         """A quota in ``pool`` for every project.
 
         Without a row there is no limit, weight 1, priority 0, and the promise is what the children are
@@ -58,7 +58,7 @@ class Tree:
         """
         quotas = {row.project: row for row in rows if row.pool == pool}
         for project in sorted(self.parent, key=lambda p: -len(self.path[p])):
-            if self.is_inner(project):
+            if self.is_own_leaf(project):
                 continue
             promised = sum(
                 quotas[child].guaranteed_milli for child in self.children[project] if child in quotas

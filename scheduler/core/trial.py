@@ -8,84 +8,84 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scheduler.core.gang import State, Task
-from scheduler.core.scene import PoolScene
-from scheduler.core.shape import Held
+from scheduler.core.gang import GangTaskState, GangTask
+from scheduler.core.scene import PoolState
+from scheduler.core.shape import HeldSlots
 
 
-class _Done(NamedTuple):
-    task: Task
-    state: State
-    kept: Held | None
-    held: tuple[Held, ...]
+class _LogEntry(NamedTuple):
+    task: GangTask
+    state: GangTaskState
+    nominated: HeldSlots | None
+    held: tuple[HeldSlots, ...]
 
 
-class Trial:
+class Statement:
     """What was changed since it began, newest last."""
 
-    def __init__(self, scene: PoolScene) -> None:
-        self.scene = scene
-        self._done: list[_Done] = []
+    def __init__(self, scene: PoolState) -> None:
+        self.pool_state = scene
+        self._log: list[_LogEntry] = []
 
-    def mark(self) -> int:
+    def checkpoint(self) -> int:
         """A point to come back to."""
-        return len(self._done)
+        return len(self._log)
 
-    def undo(self, mark: int = 0) -> None:
+    def rollback(self, checkpoint: int = 0) -> None:
         """Take back everything since ``mark``."""
-        while len(self._done) > mark:
-            done = self._done.pop()
-            self._move(done.task, done.state, done.held, done.kept)
+        while len(self._log) > checkpoint:
+            done = self._log.pop()
+            self._move(done.task, done.state, done.held, done.nominated)
 
-    def start(self, task: Task, place: Held) -> None:
+    def allocate(self, task: GangTask, slots: HeldSlots) -> None:
         """``task`` starts on a place that is free now, and later too."""
-        self._do(task, State.STARTS, (place,), None)
+        self._do(task, GangTaskState.ALLOCATED, (slots,), None)
 
-    def keep(self, task: Task, place: Held) -> None:
+    def nominate(self, task: GangTask, slots: HeldSlots) -> None:
         """A place of ``later`` is kept for ``task``; one that leaves is to stand there afterwards."""
-        self._do(task, State.KEPT, task.held, place)
+        self._do(task, GangTaskState.NOMINATED, task.held, slots)
 
-    def evict(self, task: Task) -> None:
+    def evict(self, task: GangTask) -> None:
         """``task`` leaves; one that was only to start, or to keep a place, waits again."""
-        if task.state is State.STARTS or not task.held:
-            self._do(task, State.WAITS, (), None)
+        if task.state is GangTaskState.ALLOCATED or not task.held:
+            self._do(task, GangTaskState.PENDING, (), None)
         else:
-            self._do(task, State.LEAVES, task.held, None)
+            self._do(task, GangTaskState.RELEASING, task.held, None)
 
-    def stay(self, task: Task) -> None:
+    def restore(self, task: GangTask) -> None:
         """A task that was to leave stays where it stands."""
-        self._do(task, State.RUNS, task.held, None)
+        self._do(task, GangTaskState.RUNNING, task.held, None)
 
-    def _do(self, task: Task, state: State, held: tuple[Held, ...], kept: Held | None) -> None:
-        self._done.append(_Done(task, task.state, task.kept, task.held))
-        self._move(task, state, held, kept)
+    def _do(self, task: GangTask, state: GangTaskState, held: tuple[HeldSlots, ...], nominated: HeldSlots | None) -> None:
+        self._log.append(_LogEntry(task, task.state, task.nominated, task.held))
+        self._move(task, state, held, nominated)
 
-    def _move(self, task: Task, state: State, held: tuple[Held, ...], kept: Held | None) -> None:
+    def _move(self, task: GangTask, state: GangTaskState, held: tuple[HeldSlots, ...], nominated: HeldSlots | None) -> None:
         """Leave the old state and enter the new one, floors and ledger alike."""
-        scene = self.scene
+        scene = self.pool_state
         self._count(task, -1)
-        task.state, task.held, task.kept = state, held, kept
+        task.state, task.held, task.nominated = state, held, nominated
         self._count(task, +1)
-        task.gang.changed()
-        scene.changes += 1
+        task.gang.mark_changed()
+        scene.version += 1
 
-    def _count(self, task: Task, sign: int) -> None:
+    def _count(self, task: GangTask, sign: int) -> None:
         """Count a task in (+1) or out (-1), in the state it is in."""
-        scene, state, gang = self.scene, task.state, task.gang
-        if state is State.WAITS:
+        scene, state, gang = self.pool_state, task.state, task.gang
+        if state is GangTaskState.PENDING:
             return
-        if state is State.LEAVES or (state is State.KEPT and task.held):  # it stands there until it is gone
-            scene.ledger.add_leaving(gang.leaf, gang.user, task.amounts, gang.preemptible, sign)
-        if state is State.LEAVES:
+        if state is GangTaskState.RELEASING or (state is GangTaskState.NOMINATED and task.held):  # it stands there until it is gone
+            scene.ledger.add_releasing(gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign)
+        if state is GangTaskState.RELEASING:
             return
-        scene.ledger.add(gang.leaf, gang.user, task.amounts, gang.preemptible, sign)
-        task.group.active += sign
-        if state is State.KEPT:
-            if task.kept is not None:
-                scene.change_later(task.kept, -sign)
-        elif state is State.STARTS:
+        scene.ledger.add(gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign)
+        task.group.active_count += sign
+        if state is GangTaskState.NOMINATED:
+            if task.nominated is not None:
+                scene.adjust_releasing(task.nominated, -sign)
+        elif state is GangTaskState.ALLOCATED:
             for place in task.held:
-                scene.change_now(place, -sign)
+                scene.adjust_idle(place, -sign)
         else:
             for place in task.held:
-                scene.change_later(place, -sign)
+                scene.adjust_releasing(place, -sign)

@@ -12,57 +12,57 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heapreplace
 
 from scheduler.core.cluster import ProjectId, UserId
-from scheduler.core.gang import Gang, Task, total
+from scheduler.core.gang import Gang, GangTask, total_demand
 from scheduler.core.order_rules import SiblingKey, sibling_key
-from scheduler.core.resources import NOTHING, Amounts
-from scheduler.core.scene import PoolScene
-from scheduler.core.usage import PeopleOfProject
+from scheduler.core.resources import ZERO, ResourceVector
+from scheduler.core.scene import PoolState
+from scheduler.core.usage import ProjectUsers
 
-TurnKey = tuple[int, float, str]
+GangSortKey = tuple[int, float, str]
 
 
-def turn_key(gang: Gang) -> TurnKey:
+def gang_sort_key(gang: Gang) -> GangSortKey:
     """Where a gang stands among those of its person and priority; smaller goes first."""
-    if gang.touched or gang.turn is None:
-        gang.turn = (gang.growth, gang.ordered_s, gang.job)
-    return gang.turn
+    if gang.dirty or gang.sort_key is None:
+        gang.sort_key = (gang.size_level, gang.effective_submit_s, gang.job)
+    return gang.sort_key
 
 
-def sort_by_turn(gangs: list[Gang], *, last_first: bool = False) -> None:
+def sort_gangs(gangs: list[Gang], *, last_first: bool = False) -> None:
     """Put gangs of one person and priority in the order of their turns."""
-    gangs.sort(key=turn_key, reverse=last_first)
+    gangs.sort(key=gang_sort_key, reverse=last_first)
 
 
-class _Level:
+class _PriorityLevel:
     """The gangs of one priority in one project: people as a heap by past use, each one's next gang last.
 
     Use only grows while a plan is made, so an entry that grew is put back where it belongs when it surfaces.
     """
 
-    def __init__(self, people: PeopleOfProject | None) -> None:
-        self._people = people
+    def __init__(self, people: ProjectUsers | None) -> None:
+        self._users = people
         self.waiting: dict[UserId, list[Gang]] = {}
         self._order: list[tuple[float, UserId]] | None = None  # None: nothing is in order yet
 
-    def who(self, gang: Gang) -> UserId:
-        return gang.user if self._people else UserId("")
+    def user_key(self, gang: Gang) -> UserId:
+        return gang.user if self._users else UserId("")
 
     def put(self, gang: Gang) -> None:
-        mine = self.waiting.setdefault(self.who(gang), [])
+        mine = self.waiting.setdefault(self.user_key(gang), [])
         mine.append(gang)
         if self._order is not None:
-            sort_by_turn(mine, last_first=True)
+            sort_gangs(mine, last_first=True)
             self._rank_all()
 
     def fill(self, gangs: list[Gang]) -> None:
-        if self._people is None:
+        if self._users is None:
             self.waiting[UserId("")] = gangs
             return
         for gang in gangs:
             self.waiting.setdefault(gang.user, []).append(gang)
 
     def _rank(self, user: UserId) -> tuple[float, UserId]:
-        return self._people.rank_key(user) if self._people else (0.0, user)
+        return self._users.rank_key(user) if self._users else (0.0, user)
 
     def _rank_all(self) -> list[tuple[float, UserId]]:
         self._order = [self._rank(user) for user in self.waiting]
@@ -73,7 +73,7 @@ class _Level:
         order = self._order
         if order is None:
             for each in self.waiting.values():
-                sort_by_turn(each, last_first=True)
+                sort_gangs(each, last_first=True)
             order = self._rank_all()
         while order:
             key = order[0]
@@ -90,13 +90,13 @@ class _Level:
         return None
 
 
-class _Leaf:
+class _LeafQueue:
     """The gangs of one leaf project."""
 
-    def __init__(self, people: PeopleOfProject | None, skip: Callable[[Gang], bool] | None) -> None:
-        self.people = people
+    def __init__(self, people: ProjectUsers | None, skip: Callable[[Gang], bool] | None) -> None:
+        self.users = people
         self._skip = skip
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[int, _PriorityLevel] = {}
         self._order: list[int] = []
         self._head: Gang | None = None
 
@@ -105,13 +105,13 @@ class _Leaf:
         for gang in gangs:
             by_priority.setdefault(gang.priority, []).append(gang)
         for priority, mine in by_priority.items():
-            self._levels[priority] = _Level(self.people)
+            self._levels[priority] = _PriorityLevel(self.users)
             self._levels[priority].fill(mine)
         self._order = sorted(self._levels)
 
     def put(self, gang: Gang) -> None:
         if gang.priority not in self._levels:
-            self._levels[gang.priority] = _Level(self.people)
+            self._levels[gang.priority] = _PriorityLevel(self.users)
         self._levels[gang.priority].put(gang)
         self._order = sorted(self._levels)
         self._head = None
@@ -128,26 +128,26 @@ class _Leaf:
         if head is None:
             raise IndexError("nobody waits")
         level = self._levels[head.priority]
-        level.waiting[level.who(head)].pop()
+        level.waiting[level.user_key(head)].pop()
         self._head = None
         return head
 
     def charge(self, gang: Gang, milli: float) -> None:
-        if self.people is not None:
-            self.people.charge_start(gang.user, int(milli))
+        if self.users is not None:
+            self.users.charge_start(gang.user, int(milli))
         self._head = None
 
 
-class _Tree:
+class _SiblingOrder:
     """The first leaf of the project tree by the keys of its siblings, each made anew when it may have changed."""
 
-    def __init__(self, scene: PoolScene, *, last: bool = False) -> None:
+    def __init__(self, scene: PoolState, *, last: bool = False) -> None:
         self._tree = scene.tree
         self._pick = max if last else min
         self._keys: dict[ProjectId | None, dict[ProjectId, SiblingKey[ProjectId]]] = {}
         self.first: dict[ProjectId | None, ProjectId] = {}
 
-    def leaf(self) -> ProjectId | None:
+    def first_leaf(self) -> ProjectId | None:
         """The leaf whose turn it is."""
         project: ProjectId | None = None
         while project in self.first:
@@ -168,80 +168,80 @@ class _Tree:
             self.first.pop(parent, None)
 
 
-class TurnQueue:
+class JobQueue:
     """All waiting gangs of one pool, handed out one by one in fair order.
 
     ``skip`` may turn true for a gang while it waits (an equal one found no place): it is then passed over.
     """
 
     def __init__(
-        self, scene: PoolScene, gangs: Iterable[Gang], skip: Callable[[Gang], bool] | None = None
+        self, scene: PoolState, gangs: Iterable[Gang], skip: Callable[[Gang], bool] | None = None
     ) -> None:
         self._scene = scene
         self._skip = skip
-        self._leaves: dict[ProjectId, _Leaf] = {}
-        self._asks: dict[ProjectId, Amounts] = {}  # what the first gang of each project asks
-        self._seen: dict[ProjectId, int] = {}  # the scene's changes when a leaf was settled
-        self._order = _Tree(scene)
+        self._leaves: dict[ProjectId, _LeafQueue] = {}
+        self._head_demand: dict[ProjectId, ResourceVector] = {}  # what the first gang of each project asks
+        self._settled_version: dict[ProjectId, int] = {}  # the scene's changes when a leaf was settled
+        self._order = _SiblingOrder(scene)
         by_leaf: dict[ProjectId, list[Gang]] = {}
         for gang in gangs:
-            by_leaf.setdefault(gang.leaf, []).append(gang)
+            by_leaf.setdefault(gang.leaf_project, []).append(gang)
         for leaf in sorted(by_leaf):
             self._leaf(leaf).fill(by_leaf[leaf])
-            self._settle(leaf)
+            self._update_keys(leaf)
 
-    def _leaf(self, leaf: ProjectId) -> _Leaf:
+    def _leaf(self, leaf: ProjectId) -> _LeafQueue:
         if leaf not in self._leaves:
-            people = self._scene.people_of(leaf) if self._scene.policy.people_in_turn else None
-            self._leaves[leaf] = _Leaf(people, self._skip)
+            people = self._scene.users_of(leaf) if self._scene.policy.people_in_turn else None
+            self._leaves[leaf] = _LeafQueue(people, self._skip)
         return self._leaves[leaf]
 
     def pop(self) -> Gang | None:
         """The next gang in fair order, taken out; None when nobody waits."""
-        leaf = self._order.leaf()
+        leaf = self._order.first_leaf()
         if leaf is None:
             return None
         gang = self._leaves[leaf].pop()
         head = self._leaves[leaf].head()
-        unchanged = self._seen.get(leaf) == self._scene.changes
-        if not unchanged or head is None or head.asked != self._asks[leaf]:
-            self._settle(leaf)
+        unchanged = self._settled_version.get(leaf) == self._scene.version
+        if not unchanged or head is None or head.next_demand != self._head_demand[leaf]:
+            self._update_keys(leaf)
         return gang
 
     def started(self, gang: Gang, milli: float) -> None:
         """Make the order anew after a start of ``gang`` was counted in the ledger."""
-        self._leaves[gang.leaf].charge(gang, milli)
-        self._settle(gang.leaf)
+        self._leaves[gang.leaf_project].charge(gang, milli)
+        self._update_keys(gang.leaf_project)
 
-    def put_back(self, gang: Gang) -> None:
+    def requeue(self, gang: Gang) -> None:
         """``gang`` has more to place."""
-        self._leaf(gang.leaf).put(gang)
-        self._settle(gang.leaf)
+        self._leaf(gang.leaf_project).put(gang)
+        self._update_keys(gang.leaf_project)
 
-    def changed(self, leaf: ProjectId) -> None:
+    def update_project(self, leaf: ProjectId) -> None:
         """What ``leaf`` holds changed without a start of its own."""
         if leaf in self._leaves:
-            self._settle(leaf)
+            self._update_keys(leaf)
 
-    def _settle(self, leaf: ProjectId) -> None:
+    def _update_keys(self, leaf: ProjectId) -> None:
         """Make the keys from ``leaf`` up to the root anew."""
         scene = self._scene
-        self._seen[leaf] = scene.changes
+        self._settled_version[leaf] = scene.version
         head = self._leaves[leaf].head()
-        asked = None if head is None else head.asked
+        asked = None if head is None else head.next_demand
         for project in scene.tree.path[leaf]:
             if project != leaf:
                 first = self._order.first.get(project)
-                asked = None if first is None else self._asks.get(first)
+                asked = None if first is None else self._head_demand.get(first)
             if asked is None:
-                self._asks.pop(project, None)
+                self._head_demand.pop(project, None)
                 self._order.set(project, None)
                 continue
-            self._asks[project] = asked
+            self._head_demand[project] = asked
             self._order.set(project, scene.sibling_key(project, asked))
 
 
-class LeavingQueue:
+class VictimQueue:
     """Gangs that may be asked to leave, one step after the other: a task beyond the minimum, or all of a gang.
 
     Nothing is evicted here; what was handed out counts as gone for the order of the rest.
@@ -249,54 +249,54 @@ class LeavingQueue:
 
     def __init__(
         self,
-        scene: PoolScene,
+        scene: PoolState,
         candidates: dict[ProjectId, list[Gang]],
         order: Callable[[Gang, int], tuple[float, ...]],
     ) -> None:
         """``candidates`` by leaf project, who leaves first standing first; ``order`` of a gang and its growth."""
         self._scene = scene
         self._candidates = {leaf: list(mine) for leaf, mine in candidates.items()}
-        self._place_in_order = order
+        self._eviction_order = order
         self._at = dict.fromkeys(candidates, 0)
-        self._next: dict[ProjectId, list[Task]] = {}
-        self._popped: dict[ProjectId, Amounts] = {}
-        self._gone: set[Task] = set()
-        self._order = _Tree(scene, last=True)
+        self._next: dict[ProjectId, list[GangTask]] = {}
+        self._popped: dict[ProjectId, ResourceVector] = {}
+        self._popped_tasks: set[GangTask] = set()
+        self._order = _SiblingOrder(scene, last=True)
         self._held = dict(scene.ledger.held)
         for leaf in sorted(candidates):
-            self._settle(leaf)
+            self._update_keys(leaf)
 
-    def pop(self) -> list[Task]:
+    def pop(self) -> list[GangTask]:
         """The tasks that leave next, together; none when nobody is left."""
-        leaf = self._order.leaf()
+        leaf = self._order.first_leaf()
         if leaf is None:
             return []
         tasks = self._next[leaf]
-        self._gone.update(tasks)
-        amounts = total(tasks)
+        self._popped_tasks.update(tasks)
+        amounts = total_demand(tasks)
         for level in self._scene.tree.path[leaf]:
-            self._popped[level] = self._popped.get(level, NOTHING).plus(amounts)
-        self._settle(leaf)
+            self._popped[level] = self._popped.get(level, ZERO).add(amounts)
+        self._update_keys(leaf)
         return tasks
 
-    def _back_in_line(self, mine: list[Gang], at: int, tasks: list[Task]) -> list[Task]:
+    def _reorder(self, mine: list[Gang], at: int, tasks: list[GangTask]) -> list[GangTask]:
         """The next tasks, once a gang that gave part of itself stands where it now belongs."""
         gang = mine[at]
-        if self._gone.isdisjoint(gang.tasks):
+        if self._popped_tasks.isdisjoint(gang.tasks):
             return tasks
-        key = self._place_in_order(gang, gang.growth_without(self._gone))
-        while at + 1 < len(mine) and self._place_in_order(mine[at + 1], mine[at + 1].growth) < key:
+        key = self._eviction_order(gang, gang.size_level_without(self._popped_tasks))
+        while at + 1 < len(mine) and self._eviction_order(mine[at + 1], mine[at + 1].size_level) < key:
             mine[at], mine[at + 1] = mine[at + 1], mine[at]
             at += 1
-        return mine[self._at[gang.leaf]].root.to_evict(self._gone)
+        return mine[self._at[gang.leaf_project]].root.next_to_evict(self._popped_tasks)
 
-    def _settle(self, leaf: ProjectId) -> None:
-        tasks: list[Task] = []
+    def _update_keys(self, leaf: ProjectId) -> None:
+        tasks: list[GangTask] = []
         mine = self._candidates[leaf]
         while self._at[leaf] < len(mine):
-            tasks = mine[self._at[leaf]].root.to_evict(self._gone)
+            tasks = mine[self._at[leaf]].root.next_to_evict(self._popped_tasks)
             if tasks:
-                tasks = self._back_in_line(mine, self._at[leaf], tasks)
+                tasks = self._reorder(mine, self._at[leaf], tasks)
                 break
             self._at[leaf] += 1
         scene = self._scene
@@ -313,15 +313,15 @@ class LeavingQueue:
             if not tasks:
                 self._order.set(project, None)
                 continue
-            leaving = self._popped.get(project, NOTHING).plus(total(tasks))
+            leaving = self._popped.get(project, ZERO).add(total_demand(tasks))
             ledger = scene.ledger
             self._order.set(
                 project,
                 sibling_key(
                     project,
-                    ledger.owed[project],
+                    ledger.entitlements[project],
                     self._held[project],
-                    NOTHING,
+                    ZERO,
                     scene.capacity,
                     leaving,
                     involved_only=False,

@@ -10,61 +10,61 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from scheduler.core.cluster import WHOLE_MILLI, JobId, ProjectId
-from scheduler.core.gang import Gang, State, Task, total
-from scheduler.core.ledger import Gone
-from scheduler.core.scene import PoolScene
-from scheduler.core.trial import Trial
-from scheduler.core.turns import turn_key
+from scheduler.core.gang import Gang, GangTaskState, GangTask, total_demand
+from scheduler.core.ledger import AssumeReleased
+from scheduler.core.scene import PoolState
+from scheduler.core.trial import Statement
+from scheduler.core.turns import gang_sort_key
 
 
-class TurnsBack:
+class VictimRescheduler:
     """One taker and those who left for it, on paper."""
 
     def __init__(
         self,
-        scene: PoolScene,
-        trial: Trial,
-        taker: Gang,
-        wanted: Sequence[Task],
-        gone: Sequence[Task],
-        place: Callable[[Gang, Sequence[Task]], bool],
+        scene: PoolState,
+        statement: Statement,
+        preemptor: Gang,
+        preemptor_tasks: Sequence[GangTask],
+        evicted: Sequence[GangTask],
+        place: Callable[[Gang, Sequence[GangTask]], bool],
     ) -> None:
         """``place`` gives tasks of a gang places once others have left, all or none."""
         self._scene = scene
-        self._trial = trial
-        self._taker = taker
-        self._wanted = wanted
-        self._gone = gone
-        self._left = set(gone)
+        self._trial = statement
+        self._preemptor = preemptor
+        self._preemptor_tasks = preemptor_tasks
+        self._evicted = evicted
+        self._left = set(evicted)
         self._place = place
 
-    def seat(self) -> bool:
+    def place_all(self) -> bool:
         """Seat everybody who finds a place; False when the taker does not (undo the trial then)."""
-        waiting: dict[JobId, Gang] = {task.gang.job: task.gang for task in self._gone}
-        waiting[self._taker.job] = self._taker
+        waiting: dict[JobId, Gang] = {task.gang.job: task.gang for task in self._evicted}
+        waiting[self._preemptor.job] = self._preemptor
         while waiting:
             gang = self._first(waiting.values())
             del waiting[gang.job]
-            tasks = self._next(gang)
-            seated = bool(tasks) and not self._closed(gang, tasks) and self._place(gang, tasks)
-            if gang is self._taker and not seated:
+            tasks = self._next_tasks(gang)
+            seated = bool(tasks) and not self._quota_blocked(gang, tasks) and self._place(gang, tasks)
+            if gang is self._preemptor and not seated:
                 return False
-        for task in self._gone:
-            self._stay(task)
+        for task in self._evicted:
+            self._restore_on_same_node(task)
         return True
 
-    def _next(self, gang: Gang) -> Sequence[Task]:
+    def _next_tasks(self, gang: Gang) -> Sequence[GangTask]:
         """What a gang would be given at its turn."""
-        if gang is self._taker:
-            return self._wanted
-        return gang.root.to_place(self._comes_back)
+        if gang is self._preemptor:
+            return self._preemptor_tasks
+        return gang.root.next_to_place(self._is_reschedulable)
 
-    def _comes_back(self, task: Task) -> bool:
-        return task in self._left and task.state in (State.LEAVES, State.WAITS)
+    def _is_reschedulable(self, task: GangTask) -> bool:
+        return task in self._left and task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)
 
-    def _closed(self, gang: Gang, tasks: Sequence[Task]) -> bool:
-        return self._scene.ledger.closed_to(
-            gang.leaf, gang.user, total(tasks), gang.preemptible, gone=Gone.ASKED
+    def _quota_blocked(self, gang: Gang, tasks: Sequence[GangTask]) -> bool:
+        return self._scene.ledger.is_blocked(
+            gang.leaf_project, gang.user, total_demand(tasks), gang.preemptible, assume_released=AssumeReleased.EVICTED
         )
 
     # -- whose turn -----------------------------------------------------------------------------------
@@ -75,10 +75,10 @@ class TurnsBack:
         heads: dict[ProjectId, Gang] = {}
         below: dict[ProjectId | None, set[ProjectId]] = {}
         for gang in gangs:
-            best = heads.get(gang.leaf)
-            if best is None or (-gang.priority, turn_key(gang)) < (-best.priority, turn_key(best)):
-                heads[gang.leaf] = gang
-            for level in tree.path[gang.leaf]:
+            best = heads.get(gang.leaf_project)
+            if best is None or (-gang.priority, gang_sort_key(gang)) < (-best.priority, gang_sort_key(best)):
+                heads[gang.leaf_project] = gang
+            for level in tree.path[gang.leaf_project]:
                 below.setdefault(tree.parent[level], set()).add(level)
         return self._head(None, heads, below)
 
@@ -91,16 +91,16 @@ class TurnsBack:
         found = {}
         for project in sorted(below[parent]):
             head = heads[project] if project in heads else self._head(project, heads, below)
-            key = self._scene.sibling_key(project, total(self._next(head)))
+            key = self._scene.sibling_key(project, total_demand(self._next_tasks(head)))
             found[key] = head
         return found[min(found)]
 
     # -- who never left -------------------------------------------------------------------------------
 
-    def _stay(self, task: Task) -> None:
+    def _restore_on_same_node(self, task: GangTask) -> None:
         """Let a task stay that is to stand on its own node again; whole GPUs are as good as one another."""
-        place = task.kept
-        if task.state is not State.KEPT or place is None or not task.held:
+        place = task.nominated
+        if task.state is not GangTaskState.NOMINATED or place is None or not task.held:
             return
         if any(stood.node != place.node for stood in task.held):
             return
@@ -109,13 +109,13 @@ class TurnsBack:
         missing = own.difference(place.slots)
         if missing and place.milli != WHOLE_MILLI:
             return
-        for other in (*self._wanted, *self._gone):
-            there = other.kept
-            if other is task or other.state is not State.KEPT or there is None or there.node != place.node:
+        for other in (*self._preemptor_tasks, *self._evicted):
+            there = other.nominated
+            if other is task or other.state is not GangTaskState.NOMINATED or there is None or there.node != place.node:
                 continue
             if taken := missing.intersection(there.slots):
                 kept = tuple(slot for slot in there.slots if slot not in taken)
                 given = tuple(spare.pop() for _ in taken)
-                self._trial.keep(other, there._replace(slots=tuple(sorted(kept + given))))
+                self._trial.nominate(other, there._replace(slots=tuple(sorted(kept + given))))
                 missing -= taken
-        self._trial.stay(task)
+        self._trial.restore(task)

@@ -11,7 +11,7 @@ from scheduler.core.cluster import PoolId, ProjectId, Snapshot, UserId
 from scheduler.core.policy import Policy
 
 
-class Interval(NamedTuple):
+class UsageInterval(NamedTuple):
     """A stretch of the ledger: so many thousandths of a GPU held from one time to another."""
 
     start_s: float
@@ -19,7 +19,7 @@ class Interval(NamedTuple):
     milli: int
 
 
-def decayed_gpu_seconds(intervals: Iterable[Interval], now_s: float, half_life_s: float) -> float:
+def decayed_gpu_seconds(intervals: Iterable[UsageInterval], now_s: float, half_life_s: float) -> float:
     """GPU-seconds of ``intervals``, each second counting ``0.5 ** (age / half_life_s)``.
 
     The integral in closed form: ``milli / 1000 * tau * (exp(-a / tau) - exp(-b / tau))`` with
@@ -59,16 +59,16 @@ def project_usage(
     }
 
 
-class PeopleOfProject:
+class ProjectUsers:
     """The people of one project in one pool, least served first (Slurm's fair tree, equal shares).
 
     Fair tree ranks by the level fairness ``LF = shares / usage``; with equal shares that is least use
     first. A start adds an entry charge at once, so that a burst of submits by one person pays immediately.
     """
 
-    def __init__(self, gpu_seconds: Mapping[UserId, float], entry_charge_s: float) -> None:
+    def __init__(self, gpu_seconds: Mapping[UserId, float], start_charge_s: float) -> None:
         self._gpu_seconds = dict(gpu_seconds)
-        self._entry_charge_s = entry_charge_s
+        self._start_charge_s = start_charge_s
 
     def rank_key(self, user: UserId) -> tuple[float, UserId]:
         """Smaller goes first."""
@@ -76,4 +76,4 @@ class PeopleOfProject:
 
     def charge_start(self, user: UserId, milli: int) -> None:
         """Count a start as if it had run for the entry charge already."""
-        self._gpu_seconds[user] = self._gpu_seconds.get(user, 0.0) + milli / 1000 * self._entry_charge_s
+        self._gpu_seconds[user] = self._gpu_seconds.get(user, 0.0) + milli / 1000 * self._start_charge_s

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 
-from scheduler.replay.reading import MalformedFile
+from scheduler.replay.reading import MalformedFileError
 
 REPLAYS = {
     "conformance": "cases of other schedulers as facts: which of them our decisions agree with",
@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
     arguments = own.parse_args(words[1:])
     try:
         return int(replay.run(arguments))
-    except MalformedFile as problem:
+    except MalformedFileError as problem:
         sys.stderr.write(f"{problem}\n")
         return MALFORMED
 

@@ -32,9 +32,9 @@ from scheduler.core.cluster import (
     Snapshot,
     UserId,
 )
-from scheduler.core.plan import Eviction, Start
+from scheduler.core.plan import Eviction, JobPlacement
 from scheduler.core.policy import Policy
-from scheduler.replay.clock import Decide, keep_places
+from scheduler.replay.clock import Decide, apply_nominations
 
 
 class Workload(NamedTuple):
@@ -65,7 +65,7 @@ class Cohorts:
         return self.queues_per_cohort * self.nominal_quota
 
 
-class Clock:
+class KueueSimulator:
     """A scenario while it runs: the engine is woken by arrivals and ends, one cycle after the other.
 
     What arrives or ends during a cycle is seen by the next. A workload that has to leave is gone at once and
@@ -82,80 +82,80 @@ class Clock:
     ) -> None:
         self.admitted_s: dict[JobId, float] = {}
         """When each was admitted, for the last time if it had to leave in between."""
-        self.decisions = self.preemptions = self.cut_short = 0
+        self.decisions = self.preemptions = self.truncated_decisions = 0
         self.decide_s = self.commit_s = self.longest_cycle_s = 0.0
         self.busy_gpu_s = self.lost_gpu_s = self.wall_s = 0.0
         self._policy, self._decide, self._seconds = policy, decide, seconds
-        self._coming = sorted(workloads, key=lambda each: (each.created_s, each.job))
+        self._arrivals = sorted(workloads, key=lambda each: (each.created_s, each.job))
         self._workload = {each.job: each for each in workloads}
         self._rows = _Rows(cohorts)
         self._pending: dict[JobId, PendingRow] = {}
         self._running: dict[JobId, RunningRow] = {}
         self._ends: list[tuple[float, JobId, float]] = []  # and when it was admitted
-        self._keeping: set[JobId] = set()
-        self._stood_s = 0.0  # simulated time, without what the engine works at the moment
-        self._since_s: float | None = None
+        self._nominated: set[JobId] = set()
+        self._base_s = 0.0  # simulated time, without what the engine works at the moment
+        self._cycle_started_s: float | None = None
 
     @property
     def now_s(self) -> float:
         """Simulated seconds since the beginning."""
-        return self._stood_s + (0.0 if self._since_s is None else self._seconds() - self._since_s)
+        return self._base_s + (0.0 if self._cycle_started_s is None else self._seconds() - self._cycle_started_s)
 
     def run(self) -> set[JobId]:
         """Goes on until nothing more can happen; the workloads that are never admitted."""
         arrived, woken = 0, False
         while True:
-            while self._ends and self._ends[0][0] <= self._stood_s:
+            while self._ends and self._ends[0][0] <= self._base_s:
                 ends_s, job, admitted_s = heapq.heappop(self._ends)
                 if self.admitted_s.get(job) == admitted_s:
                     self._end(job, ends_s)
                     woken = True
-            while arrived < len(self._coming) and self._coming[arrived].created_s <= self._stood_s:
-                workload = self._coming[arrived]
+            while arrived < len(self._arrivals) and self._arrivals[arrived].created_s <= self._base_s:
+                workload = self._arrivals[arrived]
                 self._pending[workload.job] = self._rows.pending(workload)
                 arrived, woken = arrived + 1, True
             if woken and self._pending:
                 woken = self._cycle()
                 continue
-            next_s = self._coming[arrived].created_s if arrived < len(self._coming) else math.inf
+            next_s = self._arrivals[arrived].created_s if arrived < len(self._arrivals) else math.inf
             next_s = min(next_s, self._ends[0][0] if self._ends else math.inf)
             if next_s == math.inf:
                 return set(self._pending)
-            self._stood_s, woken = next_s, False
+            self._base_s, woken = next_s, False
 
     def _cycle(self) -> bool:
         """Photograph, decide, commit; true when something happened that wakes the engine again."""
-        began_s = self._since_s = self._seconds()
-        snapshot = self._rows.snapshot(self._stood_s, self._running, self._pending)
+        began_s = self._cycle_started_s = self._seconds()
+        snapshot = self._rows.snapshot(self._base_s, self._running, self._pending)
         plan = self._decide(snapshot, self._policy)
         decided_s = self._seconds()
-        gone = sum([self._let_go(eviction) for eviction in plan.evictions])
+        gone = sum([self._evict(eviction) for eviction in plan.evictions])
         for start in plan.starts:
             self._start(start)
-        self._keeping = keep_places(plan, self._rows.made, self._pending, self._running, self._keeping)
+        self._nominated = apply_nominations(plan, self._rows.pending_rows, self._pending, self._running, self._nominated)
         ended_s = self._seconds()
-        self._stood_s, self._since_s = self._stood_s + ended_s - began_s, None
+        self._base_s, self._cycle_started_s = self._base_s + ended_s - began_s, None
         self.decisions += 1
-        self.cut_short += plan.truncated
+        self.truncated_decisions += plan.truncated
         self.decide_s += decided_s - began_s
         self.commit_s += ended_s - decided_s
         self.longest_cycle_s = max(self.longest_cycle_s, ended_s - began_s)
         return gone > 0 or (plan.truncated and bool(plan.starts))
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: JobPlacement) -> None:
         row, workload = self._pending.pop(start.job), self._workload[start.job]
         now_s = self.now_s
         self._running[row.job] = self._rows.running(row, start, now_s)
         self.admitted_s[row.job] = now_s
         heapq.heappush(self._ends, (now_s + workload.run_time_s, row.job, now_s))
 
-    def _let_go(self, eviction: Eviction) -> bool:
+    def _evict(self, eviction: Eviction) -> bool:
         """A workload leaves and queues again; false when it ended by itself meanwhile."""
         workload, now_s = self._workload[eviction.job], self.now_s
         ran_s = now_s - self.admitted_s[eviction.job]
         if ran_s >= workload.run_time_s:
             return False
-        self._leave(eviction.job, ran_s)
+        self._release(eviction.job, ran_s)
         del self.admitted_s[eviction.job]
         self._pending[eviction.job] = self._rows.pending(workload)
         self.preemptions += 1
@@ -163,10 +163,10 @@ class Clock:
         return True
 
     def _end(self, job: JobId, now_s: float) -> None:
-        self._leave(job, self._workload[job].run_time_s)
+        self._release(job, self._workload[job].run_time_s)
         self.wall_s = max(self.wall_s, now_s)
 
-    def _leave(self, job: JobId, ran_s: float) -> None:
+    def _release(self, job: JobId, ran_s: float) -> None:
         self._rows.free(self._running.pop(job))
         self.busy_gpu_s += self._workload[job].gpus * ran_s
 
@@ -184,7 +184,7 @@ class _Rows:
         self._nodes: list[NodeRow] = []
         self._gpus: list[list[GpuRow]] = []
         self._changed: set[int] = set()
-        self.made: dict[JobId, PendingRow] = {}
+        self.pending_rows: dict[JobId, PendingRow] = {}
         for number in range(cohorts.cohorts):
             pool, top = PoolId(f"cohort{number:03}"), _project(number)
             self._pools.append(PoolRow(pool, pool))
@@ -202,15 +202,15 @@ class _Rows:
 
     def pending(self, workload: Workload) -> PendingRow:
         """The row of a workload that waits; the same each time it does."""
-        if workload.job not in self.made:
+        if workload.job not in self.pending_rows:
             project = _project(workload.cohort, workload.queue)
-            self.made[workload.job] = PendingRow(
+            self.pending_rows[workload.job] = PendingRow(
                 workload.job, "", project, UserId(project), (self._pools[workload.cohort].id,),
                 workload.created_s, workload.priority, True, 1, workload.gpus, WHOLE_MILLI, None, None, 0, 0, None,
             )  # fmt: skip
-        return self.made[workload.job]
+        return self.pending_rows[workload.job]
 
-    def running(self, row: PendingRow, start: Start, now_s: float) -> RunningRow:
+    def running(self, row: PendingRow, start: JobPlacement, now_s: float) -> RunningRow:
         """The row of a workload that starts now; it takes its GPUs."""
         tasks = tuple(RunningTask(task.node, task.gpus, 0, 0) for task in start.tasks)
         for task in start.tasks:

@@ -16,30 +16,30 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.core.cluster import WHOLE_MILLI, Ask, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
-from scheduler.core.fragmentation import TOGETHER
-from scheduler.core.placement import Floor
-from scheduler.core.shape import Held, Shape
-from scheduler.replay.openb_baselines import BASELINES, Choice
-from scheduler.replay.reading import MalformedFile, read_rows
+from scheduler.core.cluster import WHOLE_MILLI, TaskRequest, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
+from scheduler.core.fragmentation import GROUP_WEIGHT
+from scheduler.core.placement import NodePlacer
+from scheduler.core.shape import HeldSlots, TaskShape
+from scheduler.replay.openb_baselines import BASELINES, BaselinePolicy
+from scheduler.replay.reading import MalformedFileError, read_rows
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
-MEASURED_AT = (80, 90, 95, 100, 110, 120, 130)
+MEASURED_AT_PERCENT = (80, 90, 95, 100, 110, 120, 130)
 """Percent of the GPUs that the arrived pods ask for."""
-MOST_GPUS = 64
-MOST_PODS = 2_000_000
+MAX_GPUS = 64
+MAX_PODS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class OpenbResult:
     """What one order of arrivals came to; percents are of all GPU milli."""
 
     allocated_percent: dict[int, float]
     placed: int
     failed: int
     fragmented_percent: float
-    seconds: float
+    duration_s: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         "placed": result.placed,
         "failed": result.failed,
         "fragmented_percent": round(result.fragmented_percent, 3),
-        "seconds": round(result.seconds, 3),
-        "decisions_per_s": round(len(order) / result.seconds),
+        "seconds": round(result.duration_s, 3),
+        "decisions_per_s": round(len(order) / result.duration_s),
     }
     sys.stdout.write(json.dumps(line) + "\n")
     return 0
@@ -80,38 +80,38 @@ def read_nodes(path: str) -> list[NodeRow]:
         name, model = f"{len(nodes):06}", row.text("model")
         gpus = tuple(
             GpuRow(GpuUuid(f"{name}-{index}"), index, model, 0)
-            for index in range(row.whole("gpu", high=MOST_GPUS))
+            for index in range(row.integer("gpu", high=MAX_GPUS))
         )
-        cpu_milli, memory_mib = row.whole("cpu_milli"), row.whole("memory_mib")
+        cpu_milli, memory_mib = row.integer("cpu_milli"), row.integer("memory_mib")
         nodes.append(
             NodeRow(NodeId(name), name, PoolId("openb"), True, True, cpu_milli, 0, memory_mib, 0, gpus)
         )
     if not any(node.gpus for node in nodes):
-        raise MalformedFile(path, "", "there is no node with a GPU")
+        raise MalformedFileError(path, "", "there is no node with a GPU")
     return nodes
 
 
-def read_pods(path: str) -> list[Shape]:
+def read_pods(path: str) -> list[TaskShape]:
     """What each pod asks. ``gpu_spec`` "A|B" is either model; a pod without GPUs may name anything."""
     pods = []
     for row in read_rows(path, POD_COLUMNS):
-        gpus = row.whole("num_gpu", high=MOST_GPUS)
-        milli = row.whole("gpu_milli", low=1 if gpus else 0, high=WHOLE_MILLI)
+        gpus = row.integer("num_gpu", high=MAX_GPUS)
+        milli = row.integer("gpu_milli", low=1 if gpus else 0, high=WHOLE_MILLI)
         model = (row.text("gpu_spec") or None) if gpus else None
         pods.append(
-            Shape(gpus, milli if gpus else WHOLE_MILLI, model, None,
-                  row.whole("cpu_milli"), row.whole("memory_mib"), (), None)
+            TaskShape(gpus, milli if gpus else WHOLE_MILLI, model, None,
+                  row.integer("cpu_milli"), row.integer("memory_mib"), (), None)
         )  # fmt: skip
     return pods
 
 
-def arrivals(nodes: Sequence[NodeRow], pods: Sequence[Shape], seed: int, path: str) -> list[Shape]:
+def arrivals(nodes: Sequence[NodeRow], pods: Sequence[TaskShape], seed: int, path: str) -> list[TaskShape]:
     """All pods and re-draws of them, up to the last of ``MEASURED_AT``, in an order that the seed gives."""
     draw = random.Random(seed)  # noqa: S311 - an order of arrivals, nothing secret
-    wanted = _capacity_milli(nodes) * MEASURED_AT[-1] // 100
+    wanted = _capacity_milli(nodes) * MEASURED_AT_PERCENT[-1] // 100
     asked = sum(pod.gpus * pod.milli for pod in pods)
-    if not asked or len(pods) * wanted > MOST_PODS * asked:
-        raise MalformedFile(path, "", f"the pods ask for {asked} milli-GPU, too few to fill the nodes")
+    if not asked or len(pods) * wanted > MAX_PODS * asked:
+        raise MalformedFileError(path, "", f"the pods ask for {asked} milli-GPU, too few to fill the nodes")
     order = list(pods)
     while asked < wanted:
         pod = draw.choice(pods)
@@ -122,10 +122,10 @@ def arrivals(nodes: Sequence[NodeRow], pods: Sequence[Shape], seed: int, path: s
 
 
 def replay(
-    nodes: Sequence[NodeRow], pods: Sequence[Shape], order: Sequence[Shape], policy: str, seed: int
-) -> Result:
+    nodes: Sequence[NodeRow], pods: Sequence[TaskShape], order: Sequence[TaskShape], policy: str, seed: int
+) -> OpenbResult:
     """Places each pod of ``order`` or lets it fail; knows of the future only how often ``pods`` ask for what."""
-    floor = Floor(nodes, "fragmentation", asked=_mix(pods, policy), together=_together(policy))
+    floor = NodePlacer(nodes, "fragmentation", demand=_demand_histogram(pods, policy), group_weight=_together(policy))
     choice = BASELINES[policy](floor, seed) if policy in BASELINES else None
     capacity, arrived, allocated, placed = _capacity_milli(nodes), 0, 0, 0
     measured: dict[int, float] = {}
@@ -136,36 +136,36 @@ def replay(
         if _place(floor, pod, choice):
             placed += 1
             allocated += milli
-        while len(measured) < len(MEASURED_AT) and arrived * 100 >= capacity * MEASURED_AT[len(measured)]:
-            measured[MEASURED_AT[len(measured)]] = 100 * allocated / capacity
+        while len(measured) < len(MEASURED_AT_PERCENT) and arrived * 100 >= capacity * MEASURED_AT_PERCENT[len(measured)]:
+            measured[MEASURED_AT_PERCENT[len(measured)]] = 100 * allocated / capacity
     seconds = time.perf_counter() - began
-    left = Floor(nodes, "fragmentation", asked=_mix(pods, "fgd"), together=0)
-    left.set_to_least(floor, floor, range(len(nodes)))
-    return Result(
+    left = NodePlacer(nodes, "fragmentation", demand=_demand_histogram(pods, "fgd"), group_weight=0)
+    left.set_to_min_of(floor, floor, range(len(nodes)))
+    return OpenbResult(
         measured, placed, len(order) - placed, 100 * left.fragmented_milli() / capacity, max(seconds, 1e-9)
     )
 
 
-def _place(floor: Floor, pod: Shape, choice: Choice | None) -> bool:
+def _place(floor: NodePlacer, pod: TaskShape, choice: BaselinePolicy | None) -> bool:
     if choice is None:
         return floor.place_gang(pod, 1) is not None
     chosen = choice(pod)
     if chosen is None:
         return False
     node, slots = chosen
-    floor.change(Held(node, slots, pod.milli, pod.cpu_milli, pod.memory_mib), -1)
+    floor.adjust(HeldSlots(node, slots, pod.milli, pod.cpu_milli, pod.memory_mib), -1)
     return True
 
 
 def _together(policy: str) -> int:
-    return TOGETHER if policy == "fairway" else 0
+    return GROUP_WEIGHT if policy == "fairway" else 0
 
 
-def _mix(pods: Sequence[Shape], policy: str) -> Counter[Ask]:
+def _demand_histogram(pods: Sequence[TaskShape], policy: str) -> Counter[TaskRequest]:
     """How often each request is asked. FGD as published does not look at memory."""
     memory = policy == "fairway"
     return Counter(
-        Ask(pod.gpus, pod.milli, pod.cpu_milli, pod.memory_mib * memory, pod.gpu_model) for pod in pods
+        TaskRequest(pod.gpus, pod.milli, pod.cpu_milli, pod.memory_mib * memory, pod.gpu_model) for pod in pods
     )
 
 

@@ -14,75 +14,75 @@ from typing import Protocol
 import numpy as np
 
 from scheduler.core.cluster import WHOLE_MILLI
-from scheduler.core.placement import Floor
-from scheduler.core.shape import Bools, Ints, Shape
+from scheduler.core.placement import NodePlacer
+from scheduler.core.shape import Bools, Ints, TaskShape
 
-NONE = -1
+INFEASIBLE = -1
 
 
-class Choice(Protocol):
+class BaselinePolicy(Protocol):
     """Where a pod should stand: a node's index and GPU slots there, or None where it fits nowhere."""
 
-    def __call__(self, pod: Shape) -> tuple[int, tuple[int, ...]] | None: ...
+    def __call__(self, pod: TaskShape) -> tuple[int, tuple[int, ...]] | None: ...
 
 
-class _Chosen(ABC):
+class _NodeChooser(ABC):
     """One of the nodes that can take the pod, and its fullest GPUs that can."""
 
-    def __init__(self, floor: Floor, seed: int) -> None:
+    def __init__(self, floor: NodePlacer, seed: int) -> None:
         self.floor = floor
         self.random = random.Random(~seed)  # noqa: S311 - a choice among nodes, nothing secret
         self.most_cpu = max(int(floor.cpu_free.max()), 1)
         self.gpus_of = np.array([len(gpus) for gpus in floor.gpus])
         self.most_milli = max(int(self.gpus_of.max()), 1) * WHOLE_MILLI
 
-    def __call__(self, pod: Shape) -> tuple[int, tuple[int, ...]] | None:
+    def __call__(self, pod: TaskShape) -> tuple[int, tuple[int, ...]] | None:
         fits = self.floor.capacity(pod) > 0
         if not fits.any():
             return None
-        node = self.node(pod, fits)
-        return node, self.slots(pod, node)
+        node = self.choose_node(pod, fits)
+        return node, self.choose_slots(pod, node)
 
     @abstractmethod
-    def node(self, pod: Shape, fits: Bools) -> int:
+    def choose_node(self, pod: TaskShape, fits: Bools) -> int:
         """The index of one of the nodes that fit."""
 
-    def slots(self, pod: Shape, node: int) -> tuple[int, ...]:
+    def choose_slots(self, pod: TaskShape, node: int) -> tuple[int, ...]:
         free = self.floor.free_milli[node]
-        return tuple(sorted(self.fitting(pod, node), key=lambda slot: int(free[slot]))[: pod.gpus])
+        return tuple(sorted(self.fitting_slots(pod, node), key=lambda slot: int(free[slot]))[: pod.gpus])
 
-    def fitting(self, pod: Shape, node: int) -> list[int]:
+    def fitting_slots(self, pod: TaskShape, node: int) -> list[int]:
         return [slot for slot in range(self.gpus_of[node]) if self.floor.free_milli[node, slot] >= pod.milli]
 
     def free(self) -> Ints:
         return np.asarray(self.floor.free_milli.sum(axis=1), dtype=np.int64)
 
 
-class _Scored(_Chosen):
+class _Scored(_NodeChooser):
     """The node with the most points among those that can take the pod."""
 
-    def node(self, pod: Shape, fits: Bools) -> int:
-        return int(np.where(fits, self.points(pod), NONE).argmax())
+    def choose_node(self, pod: TaskShape, fits: Bools) -> int:
+        return int(np.where(fits, self.scores(pod), INFEASIBLE).argmax())
 
     @abstractmethod
-    def points(self, pod: Shape) -> Ints:
+    def scores(self, pod: TaskShape) -> Ints:
         """The points of each node."""
 
 
-class Random(_Chosen):
+class Random(_NodeChooser):
     """Any node and any GPU that fits."""
 
-    def node(self, pod: Shape, fits: Bools) -> int:
+    def choose_node(self, pod: TaskShape, fits: Bools) -> int:
         return self.random.choice(fits.nonzero()[0].tolist())
 
-    def slots(self, pod: Shape, node: int) -> tuple[int, ...]:
-        return tuple(self.random.sample(self.fitting(pod, node), pod.gpus))
+    def choose_slots(self, pod: TaskShape, node: int) -> tuple[int, ...]:
+        return tuple(self.random.sample(self.fitting_slots(pod, node), pod.gpus))
 
 
 class BestFit(_Scored):
     """The least of CPU and GPU left, each as a part of the largest node's, weighted half and half."""
 
-    def points(self, pod: Shape) -> Ints:
+    def scores(self, pod: TaskShape) -> Ints:
         cpu = (self.floor.cpu_free - pod.cpu_milli) / self.most_cpu
         gpu = (self.free() - pod.gpus * pod.milli * (pod.gpus > 0)) / self.most_milli
         return np.asarray(100 * (1 - (cpu + gpu) / 2), dtype=np.int64)
@@ -91,7 +91,7 @@ class BestFit(_Scored):
 class DotProd(_Scored):
     """The smallest product of what is free and what is asked (Grandl et al., SIGCOMM 2014)."""
 
-    def points(self, pod: Shape) -> Ints:
+    def scores(self, pod: TaskShape) -> Ints:
         cpu = self.floor.cpu_free / self.most_cpu * (pod.cpu_milli / self.most_cpu)
         gpu = self.free() / self.most_milli * (pod.gpus * pod.milli / self.most_milli)
         return np.asarray(100 * (1 - (cpu + gpu) / 2), dtype=np.int64)
@@ -100,7 +100,7 @@ class DotProd(_Scored):
 class GpuPacking(_Scored):
     """First GPUs in use, then idle GPUs of nodes in use, then idle nodes (Weng et al., NSDI 2022)."""
 
-    def points(self, pod: Shape) -> Ints:
+    def scores(self, pod: TaskShape) -> Ints:
         free = self.floor.free_milli
         if not pod.gpus:
             return np.zeros(len(free), dtype=np.int64)
@@ -116,32 +116,32 @@ class GpuPacking(_Scored):
 class GpuClustering(_Scored):
     """Pods that ask for the same number of GPUs, or a share, stand together (Xiao et al., OSDI 2018)."""
 
-    def __init__(self, floor: Floor, seed: int) -> None:
+    def __init__(self, floor: NodePlacer, seed: int) -> None:
         super().__init__(floor, seed)
         self._kinds = np.zeros(len(floor.nodes), dtype=np.int64)
-        self._of_kind: dict[int, Bools] = {}
+        self._nodes_by_kind: dict[int, Bools] = {}
 
-    def __call__(self, pod: Shape) -> tuple[int, tuple[int, ...]] | None:
+    def __call__(self, pod: TaskShape) -> tuple[int, tuple[int, ...]] | None:
         chosen = super().__call__(pod)
         if chosen is not None and pod.gpus:
-            self._alike(pod)[chosen[0]] = True
-            self._kinds[chosen[0]] = sum(here[chosen[0]] for here in self._of_kind.values())
+            self._nodes_with_kind(pod)[chosen[0]] = True
+            self._kinds[chosen[0]] = sum(here[chosen[0]] for here in self._nodes_by_kind.values())
         return chosen
 
-    def points(self, pod: Shape) -> Ints:
+    def scores(self, pod: TaskShape) -> Ints:
         if not pod.gpus:
             return np.zeros(len(self._kinds), dtype=np.int64)
         used = 25 * (self.most_milli - self.free()) // self.most_milli
-        alike = self._alike(pod)
+        alike = self._nodes_with_kind(pod)
         group = np.where(alike, np.where(self._kinds == 1, 75, 50), np.where(self._kinds == 0, 25, 0))
         return np.asarray(group + used, dtype=np.int64)
 
-    def _alike(self, pod: Shape) -> Bools:
-        kind = pod.gpus if pod.whole else 0
-        return self._of_kind.setdefault(kind, np.zeros(len(self._kinds), dtype=bool))
+    def _nodes_with_kind(self, pod: TaskShape) -> Bools:
+        kind = pod.gpus if pod.uses_whole_gpus else 0
+        return self._nodes_by_kind.setdefault(kind, np.zeros(len(self._kinds), dtype=bool))
 
 
-BASELINES: dict[str, Callable[[Floor, int], Choice]] = {
+BASELINES: dict[str, Callable[[NodePlacer, int], BaselinePolicy]] = {
     "bestfit": BestFit,
     "dotprod": DotProd,
     "gpupacking": GpuPacking,

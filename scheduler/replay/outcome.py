@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.replay.trace import Size, TracedJob
+from scheduler.replay.trace import ClusterSize, TraceJob
 
-LARGE_GPUS = 16
+LARGE_JOB_GPUS = 16
 """Jobs of so many GPUs or more are told apart: they are the ones that skipping starves."""
 
 SINGLE_GPU_COST_S, NODE_COST_S, GANG_COST_S = 7, 30, 60
@@ -23,11 +23,11 @@ def restart_cost_s(gpus: int) -> int:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ReplayResult:
     """When each job first started and when it ended, by its number; and what preemption cost."""
 
-    jobs: Sequence[TracedJob]
-    size: Size
+    jobs: Sequence[TraceJob]
+    size: ClusterSize
     started_s: list[float] = field(default_factory=list)
     ended_s: list[float] = field(default_factory=list)
     preemptions: int = 0
@@ -38,23 +38,23 @@ class Outcome:
         self.started_s = [math.nan] * len(self.jobs)
         self.ended_s = [math.nan] * len(self.jobs)
 
-    def ran(self, job: TracedJob, from_s: float, to_s: float) -> None:
+    def add_run(self, job: TraceJob, from_s: float, to_s: float) -> None:
         """Counts a stretch in which ``job`` held its GPUs."""
         low, high = self.jobs[0].submitted_s, self.jobs[-1].submitted_s
         self.busy_gpu_s += job.gpus * max(0.0, min(to_s, high) - max(from_s, low))
 
-    def preempted(self, job: TracedJob) -> int:
+    def add_preemption(self, job: TraceJob) -> int:
         """Counts one preemption of ``job``; the seconds it has to work longer."""
         cost_s = restart_cost_s(job.gpus)
         self.preemptions += 1
         self.lost_gpu_s += cost_s * job.gpus
         return cost_s
 
-    def wait_s(self, job: TracedJob) -> float:
+    def wait_s(self, job: TraceJob) -> float:
         """All its time that was not its own work: queueing, and what preemption added."""
         return self.ended_s[job.number] - job.submitted_s - job.duration_s
 
-    def figures(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """The figures of one JSON line; a mean over no job is None."""
         jobs = self.jobs
         completion = sorted(self.ended_s[job.number] - job.submitted_s for job in jobs)
@@ -66,12 +66,12 @@ class Outcome:
         return {
             "jobs": len(jobs),
             "mean_completion_s": _mean(completion),
-            "p50_completion_s": _part(completion, 0.50),
-            "p95_completion_s": _part(completion, 0.95),
-            "p99_completion_s": _part(completion, 0.99),
+            "p50_completion_s": _percentile(completion, 0.50),
+            "p95_completion_s": _percentile(completion, 0.95),
+            "p99_completion_s": _percentile(completion, 0.99),
             "mean_wait_s": _mean(waits),
             "mean_wait_16plus_s": _mean(
-                [w for job, w in zip(jobs, waits, strict=True) if job.gpus >= LARGE_GPUS]
+                [w for job, w in zip(jobs, waits, strict=True) if job.gpus >= LARGE_JOB_GPUS]
             ),
             "max_wait_s": round(max(waits), 1),
             "utilisation": round(self.busy_gpu_s / (self.size.gpus * span_s), 4),
@@ -85,9 +85,9 @@ def _mean(values: Sequence[float]) -> float | None:
     return round(math.fsum(values) / len(values), 1) if values else None
 
 
-def _part(ordered: Sequence[float], part: float) -> float:
+def _percentile(sorted_values: Sequence[float], fraction: float) -> float:
     """The value below which ``part`` of all lie, between neighbours by their distance."""
-    at = part * (len(ordered) - 1)
+    at = fraction * (len(sorted_values) - 1)
     low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return round(ordered[low] + (ordered[high] - ordered[low]) * (at - low), 1)
+    high = min(low + 1, len(sorted_values) - 1)
+    return round(sorted_values[low] + (sorted_values[high] - sorted_values[low]) * (at - low), 1)

@@ -13,26 +13,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scheduler.replay.outcome import Outcome
-from scheduler.replay.trace import Size, TracedJob
+from scheduler.replay.outcome import ReplayResult
+from scheduler.replay.trace import ClusterSize, TraceJob
 
-WAITING_POLICIES = ("fifo", "fifo-skip", "sjf", "sjf-skip")
-PREEMPTING_POLICIES = ("srtf", "tiresias")
+NON_PREEMPTIVE_POLICIES = ("fifo", "fifo-skip", "sjf", "sjf-skip")
+PREEMPTIVE_POLICIES = ("srtf", "tiresias")
 FIRST_QUEUE_GPU_S = 3_600.0 * 8
 """Tiresias: a job that has had more GPU-time than this goes to the second queue."""
 
 
-def replay_peer(jobs: Sequence[TracedJob], size: Size, policy: str) -> Outcome:
+def simulate_reference_policy(jobs: Sequence[TraceJob], size: ClusterSize, policy: str) -> ReplayResult:
     """The outcome of ``jobs`` under one of the reference policies."""
-    if policy in WAITING_POLICIES:
-        return _Waiting(jobs, size, policy).run()
-    return _Preempting(jobs, size, policy).run()
+    if policy in NON_PREEMPTIVE_POLICIES:
+        return _NonPreemptive(jobs, size, policy).run()
+    return _Preemptive(jobs, size, policy).run()
 
 
-class _Waiting:
+class _NonPreemptive:
     """Policies in which a started job runs to its end."""
 
-    def __init__(self, jobs: Sequence[TracedJob], size: Size, policy: str) -> None:
+    def __init__(self, jobs: Sequence[TraceJob], size: ClusterSize, policy: str) -> None:
         self.jobs = jobs
         self.size = size
         self.blocking = policy in ("fifo", "sjf")
@@ -41,9 +41,9 @@ class _Waiting:
         self.queues: dict[int, list[tuple[float, int]]] = {
             gpus: [] for gpus in sorted({j.gpus for j in jobs})
         }
-        self.outcome = Outcome(jobs, size)
+        self.result = ReplayResult(jobs, size)
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayResult:
         """Goes through all arrivals and ends."""
         ends: list[tuple[int, int, list[tuple[int, int]]]] = []
         arrived = 0
@@ -53,8 +53,8 @@ class _Waiting:
             while ends and ends[0][0] <= now_s:
                 _, number, places = heapq.heappop(ends)
                 job = self.jobs[number]
-                self.outcome.ended_s[number] = now_s
-                self.outcome.ran(job, now_s - job.duration_s, now_s)
+                self.result.ended_s[number] = now_s
+                self.result.add_run(job, now_s - job.duration_s, now_s)
                 for node, gpus in places:
                     self.free[node] += gpus
             while arrived < len(self.jobs) and self.jobs[arrived].submitted_s <= now_s:
@@ -64,17 +64,17 @@ class _Waiting:
                     heapq.heappush(self.queues[job.gpus], (key, job.number))
                 arrived += 1
             for job, places in self._start():
-                self.outcome.started_s[job.number] = now_s
+                self.result.started_s[job.number] = now_s
                 heapq.heappush(ends, (now_s + job.duration_s, job.number, places))
-        return self.outcome
+        return self.result
 
-    def _start(self) -> list[tuple[TracedJob, list[tuple[int, int]]]]:
+    def _start(self) -> list[tuple[TraceJob, list[tuple[int, int]]]]:
         """Starts who finds places, in the policy's order."""
         started = []
         open_sizes = [gpus for gpus, queue in self.queues.items() if queue]
         while open_sizes:
             gpus = min(open_sizes, key=lambda each: self.queues[each][0])
-            places = self._place(gpus)
+            places = self._allocate(gpus)
             if places is None:
                 if self.blocking:
                     break
@@ -86,10 +86,10 @@ class _Waiting:
                 open_sizes.remove(gpus)
         return started
 
-    def _place(self, gpus: int) -> list[tuple[int, int]] | None:
+    def _allocate(self, gpus: int) -> list[tuple[int, int]] | None:
         """Takes GPUs of the nodes that are filled best: (node, GPUs) of each part, or None."""
         places: list[tuple[int, int]] = []
-        for part in self.size.parts(gpus):
+        for part in self.size.split_gpus(gpus):
             taken = {node for node, _ in places}
             fitting = [n for n, free in enumerate(self.free) if free >= part and n not in taken]
             if not fitting:
@@ -102,18 +102,18 @@ class _Waiting:
         return places
 
 
-class _Preempting:
+class _Preemptive:
     """Policies in which a running job gives way to one that stands before it.
 
     A GPU is a slot that knows the rank of its job; a waiting job may take what is free or of worse rank.
     """
 
-    def __init__(self, jobs: Sequence[TracedJob], size: Size, policy: str) -> None:
+    def __init__(self, jobs: Sequence[TraceJob], size: ClusterSize, policy: str) -> None:
         self.jobs = jobs
         self.size = size
         self.srtf = policy == "srtf"
-        self.outcome = Outcome(jobs, size)
-        self.left_s = [float(job.duration_s) for job in jobs]
+        self.result = ReplayResult(jobs, size)
+        self.remaining_s = [float(job.duration_s) for job in jobs]
         self.attained_s = [0.0] * len(jobs)
         self.since_s: dict[int, float] = {}
         self.slots: dict[int, list[tuple[int, int]]] = {}
@@ -125,7 +125,7 @@ class _Preempting:
         self.epoch = [0] * len(jobs)
         self.events: list[tuple[float, int, int, bool]] = []  # when, job, epoch, whether it ends
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayResult:
         """Goes through all arrivals, ends and moves to the second queue."""
         arrived = 0
         while arrived < len(self.jobs) or self.events:
@@ -137,7 +137,7 @@ class _Preempting:
                     continue
                 if ends:
                     self._stop(number, now_s)
-                    self.outcome.ended_s[number] = now_s
+                    self.result.ended_s[number] = now_s
                 else:
                     for node, slot in self.slots[number]:
                         self.rank[node, slot] = 1.0
@@ -145,24 +145,24 @@ class _Preempting:
                 if self.jobs[arrived].gpus <= self.size.gpus:
                     self._queue(arrived)
                 arrived += 1
-            self._hand_out(now_s)
-        return self.outcome
+            self._schedule(now_s)
+        return self.result
 
     def _queue(self, number: int) -> None:
         """Puts a job among those that wait."""
         job = self.jobs[number]
-        rank = self.left_s[number] if self.srtf else self._level(number)
+        rank = self.remaining_s[number] if self.srtf else self._level(number)
         heapq.heappush(self.waiting[job.gpus], (rank, job.submitted_s, number))
 
     def _level(self, number: int) -> float:
         return float(self.attained_s[number] * self.jobs[number].gpus >= FIRST_QUEUE_GPU_S)
 
-    def _hand_out(self, now_s: float) -> None:
+    def _schedule(self, now_s: float) -> None:
         open_sizes = [gpus for gpus, queue in self.waiting.items() if queue]
         while open_sizes:
             gpus = min(open_sizes, key=lambda each: self.waiting[each][0])
             number = self.waiting[gpus][0][2]
-            rank = now_s + self.left_s[number] if self.srtf else self._level(number)
+            rank = now_s + self.remaining_s[number] if self.srtf else self._level(number)
             slots = self._take(gpus, rank, now_s)
             if slots is None:
                 open_sizes.remove(gpus)
@@ -177,7 +177,7 @@ class _Preempting:
         free = (self.holder < 0).sum(axis=1)
         could = worse.sum(axis=1)
         nodes: list[tuple[int, int]] = []
-        for part in self.size.parts(gpus):
+        for part in self.size.split_gpus(gpus):
             fits = np.where(free >= part, free, self.size.gpus_per_node + 1)
             node = int(fits.argmin())
             if fits[node] > self.size.gpus_per_node:
@@ -202,11 +202,11 @@ class _Preempting:
         self.slots[number] = slots
         self.since_s[number] = now_s
         self.epoch[number] += 1
-        if math.isnan(self.outcome.started_s[number]):
-            self.outcome.started_s[number] = now_s
-        heapq.heappush(self.events, (now_s + self.left_s[number], number, self.epoch[number], True))
+        if math.isnan(self.result.started_s[number]):
+            self.result.started_s[number] = now_s
+        heapq.heappush(self.events, (now_s + self.remaining_s[number], number, self.epoch[number], True))
         grows_old_s = FIRST_QUEUE_GPU_S / job.gpus - self.attained_s[number]
-        if not self.srtf and 0 < grows_old_s < self.left_s[number]:
+        if not self.srtf and 0 < grows_old_s < self.remaining_s[number]:
             heapq.heappush(self.events, (now_s + grows_old_s, number, self.epoch[number], False))
 
     def _stop(self, number: int, now_s: float) -> None:
@@ -214,12 +214,12 @@ class _Preempting:
             self.holder[node, slot] = -1
             self.rank[node, slot] = math.inf
         ran_s = now_s - self.since_s.pop(number)
-        self.left_s[number] -= ran_s
+        self.remaining_s[number] -= ran_s
         self.attained_s[number] += ran_s
         self.epoch[number] += 1
-        self.outcome.ran(self.jobs[number], now_s - ran_s, now_s)
+        self.result.add_run(self.jobs[number], now_s - ran_s, now_s)
 
     def _preempt(self, number: int, now_s: float) -> None:
         self._stop(number, now_s)
-        self.left_s[number] += self.outcome.preempted(self.jobs[number])
+        self.remaining_s[number] += self.result.add_preemption(self.jobs[number])
         self._queue(number)

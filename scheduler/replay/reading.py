@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 GZIP_MAGIC = b"\x1f\x8b"
-WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
-MAX_WHOLE = 10**15
+INTEGER = re.compile(r"[+-]?[0-9]+")
+MAX_INTEGER = 10**15
 """More of anything (milli, MiB, seconds) is taken for a slip: sums of it must stay within 64 bits."""
 
 
-class MalformedFile(Exception):
+class MalformedFileError(Exception):
     """A file that does not say what it should. ``place`` is a line, column or JSON path; "" is the whole file."""
 
-    def __init__(self, path: str | Path, place: str, message: str) -> None:
-        super().__init__(path, place, message)
+    def __init__(self, path: str | Path, location: str, message: str) -> None:
+        super().__init__(path, location, message)
         self.path = str(path)
-        self.place = place
+        self.location = location
         self.message = message
 
     def __str__(self) -> str:
-        return f"{', '.join(part for part in (self.path, self.place) if part)}: {self.message}"
+        return f"{', '.join(part for part in (self.path, self.location) if part)}: {self.message}"
 
 
 def read_text(path: str | Path) -> str:
@@ -41,20 +41,20 @@ def read_text(path: str | Path) -> str:
     try:
         content = Path(path).read_bytes()
     except FileNotFoundError:
-        raise MalformedFile(path, "", "there is no such file") from None
+        raise MalformedFileError(path, "", "there is no such file") from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise MalformedFile(path, "", f"it cannot be read ({why})") from None
+        raise MalformedFileError(path, "", f"it cannot be read ({why})") from None
     if content.startswith(GZIP_MAGIC):
         try:
             content = gzip.decompress(content)
         except (EOFError, OSError, zlib.error) as error:
-            raise MalformedFile(path, "", f"the gzip archive is broken or cut off ({error})") from None
+            raise MalformedFileError(path, "", f"the gzip archive is broken or cut off ({error})") from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise MalformedFile(path, f"line {line}", "this is not UTF-8 text") from None
+        raise MalformedFileError(path, f"line {line}", "this is not UTF-8 text") from None
 
 
 def read_json(path: str | Path) -> Any:
@@ -68,12 +68,12 @@ def read_json(path: str | Path) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise MalformedFile(path, place, f"this is not JSON ({error.msg})") from None
+        raise MalformedFileError(path, place, f"this is not JSON ({error.msg})") from None
     except RecursionError:
-        raise MalformedFile(path, "", "the JSON is nested too deeply") from None
+        raise MalformedFileError(path, "", "the JSON is nested too deeply") from None
 
 
-class Row:
+class TableRow:
     """One line of a table; each reader raises MalformedFile with line and column."""
 
     __slots__ = ("_cells", "line", "path")
@@ -83,28 +83,28 @@ class Row:
         self.line = line
         self._cells = cells
 
-    def wrong(self, column: str, message: str) -> NoReturn:
+    def fail(self, column: str, message: str) -> NoReturn:
         """Says that the cell under ``column`` is wrong."""
-        raise MalformedFile(self.path, f"line {self.line}, column {column}", message)
+        raise MalformedFileError(self.path, f"line {self.line}, column {column}", message)
 
     def text(self, column: str, *, blank: bool = True) -> str:
         """The cell as it stands, without outer blanks; "" where the table has no such column."""
         cell = self._cells.get(column, "").strip()
         if not cell and not blank:
-            self.wrong(column, "it is empty")
+            self.fail(column, "it is empty")
         return cell
 
-    def whole(self, column: str, low: int = 0, high: int = MAX_WHOLE) -> int:
+    def integer(self, column: str, low: int = 0, high: int = MAX_INTEGER) -> int:
         """A whole number from ``low`` to ``high``, both allowed."""
         cell = self.text(column)
-        if not WHOLE_NUMBER.fullmatch(cell) or len(cell) > 20:
-            self.wrong(column, f"{_shown(cell)} is not a whole number")
+        if not INTEGER.fullmatch(cell) or len(cell) > 20:
+            self.fail(column, f"{_quote(cell)} is not a whole number")
         number = int(cell)
         if not low <= number <= high:
-            self.wrong(column, f"{number} is not between {low} and {high}")
+            self.fail(column, f"{number} is not between {low} and {high}")
         return number
 
-    def number(self, column: str, low: float = 0.0, high: float = float(MAX_WHOLE)) -> float:
+    def number(self, column: str, low: float = 0.0, high: float = float(MAX_INTEGER)) -> float:
         """A finite number from ``low`` to ``high``, both allowed."""
         cell = self.text(column)
         try:
@@ -112,13 +112,13 @@ class Row:
         except ValueError:
             number = math.nan
         if not math.isfinite(number):
-            self.wrong(column, f"{_shown(cell)} is not a number")
+            self.fail(column, f"{_quote(cell)} is not a number")
         if not low <= number <= high:
-            self.wrong(column, f"{cell} is not between {low:g} and {high:g}")
+            self.fail(column, f"{cell} is not between {low:g} and {high:g}")
         return number
 
 
-def read_rows(path: str | Path, columns: tuple[str, ...]) -> Iterator[Row]:
+def read_rows(path: str | Path, columns: tuple[str, ...]) -> Iterator[TableRow]:
     """The lines of a comma-separated table whose first line names at least ``columns``; empty lines are skipped.
 
     Raises:
@@ -130,17 +130,17 @@ def read_rows(path: str | Path, columns: tuple[str, ...]) -> Iterator[Row]:
         for column in columns:
             if names.count(column) != 1:
                 how_often = "missing" if column not in names else "named twice"
-                raise MalformedFile(path, "line 1", f"the column {column} is {how_often}")
+                raise MalformedFileError(path, "line 1", f"the column {column} is {how_often}")
         for cells in lines:
             if not cells:
                 continue
             if len(cells) != len(names):
                 wrong = f"{len(cells)} cells, where the first line names {len(names)}"
-                raise MalformedFile(path, f"line {lines.line_num}", wrong)
-            yield Row(path, lines.line_num, dict(zip(names, cells, strict=True)))
+                raise MalformedFileError(path, f"line {lines.line_num}", wrong)
+            yield TableRow(path, lines.line_num, dict(zip(names, cells, strict=True)))
     except csv.Error as error:
-        raise MalformedFile(path, f"line {lines.line_num}", f"this is not a table line ({error})") from None
+        raise MalformedFileError(path, f"line {lines.line_num}", f"this is not a table line ({error})") from None
 
 
-def _shown(cell: str) -> str:
+def _quote(cell: str) -> str:
     return repr(cell if len(cell) <= 40 else cell[:40] + "…")

@@ -11,7 +11,7 @@ from scheduler.core.check import SnapshotError
 from scheduler.core.decide import decide
 from scheduler.core.policy import Policy, PolicyError
 from scheduler.core.saved import plan_to_json, snapshot_from_json
-from scheduler.replay.reading import MalformedFile, read_text
+from scheduler.replay.reading import MalformedFileError, read_text
 
 REFUSED = 1
 
@@ -31,15 +31,15 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         snapshot = snapshot_from_json(text) if with_snapshot else None
     except SnapshotError as wrong:
-        raise MalformedFile(arguments.file, "", str(wrong)) from None
+        raise MalformedFileError(arguments.file, "", str(wrong)) from None
     try:
-        policy = Policy.of(knobs)
+        policy = Policy.from_settings(knobs)
         if snapshot is None:
-            raise MalformedFile(arguments.file, "snapshot", "there is none, and its policy is sound")
+            raise MalformedFileError(arguments.file, "snapshot", "there is none, and its policy is sound")
         plan = decide(snapshot, policy)
     except (SnapshotError, PolicyError) as refused:
         return _failed(str(refused), refused.field)
-    except MalformedFile:
+    except MalformedFileError:
         raise
     except Exception as fault:  # the fault for which the cycle was saved
         return _failed(f"{type(fault).__name__}: {fault}", "")
@@ -52,12 +52,12 @@ def _case(path: str, text: str) -> tuple[bool, dict[str, Any]]:
     try:
         outer = json.loads(text)
     except (ValueError, RecursionError) as wrong:
-        raise MalformedFile(path, "", f"this is not JSON ({wrong})") from None
+        raise MalformedFileError(path, "", f"this is not JSON ({wrong})") from None
     if not isinstance(outer, dict) or "snapshot" not in outer:
-        raise MalformedFile(path, "snapshot", "it is missing: this is no saved cycle")
+        raise MalformedFileError(path, "snapshot", "it is missing: this is no saved cycle")
     knobs = outer.get("policy") or {}
     if not isinstance(knobs, dict):
-        raise MalformedFile(path, "policy", "this is no object")
+        raise MalformedFileError(path, "policy", "this is no object")
     return outer["snapshot"] is not None, knobs
 
 

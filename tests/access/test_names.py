@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from portal import models
 from portal.errors import FairwayError
-from portal.live.topics import check_topic, first_frame, read_topic
+from portal.live.topics import check_topic_access, initial_frame, parse_topic
 from portal.services.logs import write_log_bytes
 from scheduler.cycle import run_cycle
 from tests import record
@@ -39,14 +39,14 @@ SELF: frozenset[str] = frozenset()
 AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Project: dict.fromkeys(("name", "title"), INSIDE),
     models.User: {"username": INSIDE, "full_name": INSIDE, "email": ADMIN},
-    models.Job: dict.fromkeys(("name", "sentence", "command", "volumes", "near", "image_digest"), INSIDE)
-    | dict.fromkeys(("environ", "secrets"), CONTROLLERS),
-    models.JobEvent: dict.fromkeys(("sentence", "actor", "facts"), INSIDE),
+    models.Job: dict.fromkeys(("name", "message", "command", "volumes", "topology_constraint", "image_digest"), INSIDE)
+    | dict.fromkeys(("env", "secrets"), CONTROLLERS),
+    models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
     models.Attempt: {"sentence": INSIDE},
     models.Task: {"problem": INSIDE},
-    models.Standing: dict.fromkeys(("sentence", "numbers", "cheapest"), INSIDE),
-    models.Excuse: {"text": INSIDE},
-    models.Extension: dict.fromkeys(("reason", "answer"), INSIDE),
+    models.JobVerdict: dict.fromkeys(("message", "details", "suggestion"), INSIDE),
+    models.IdleExemption: {"text": INSIDE},
+    models.TimeLimitExtension: dict.fromkeys(("reason", "answer"), INSIDE),
     models.Environment: dict.fromkeys(("name", "title", "description", "image", "image_digest"), INSIDE),
     models.Template: dict.fromkeys(("name", "title", "description", "fields"), INSIDE),
     models.Volume: dict.fromkeys(("name", "path", "description"), INSIDE),
@@ -54,23 +54,23 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Secret: {"name": WORKERS, "changed_by": WORKERS},
     models.Invitation: dict.fromkeys(("full_name", "email"), MANAGERS),
     models.ApiToken: {"name": SELF},
-    models.NodeTrouble: {"sentence": ADMIN},
-    models.GpuAlarm: dict.fromkeys(("who", "note"), ADMIN),
+    models.NodeIncident: {"sentence": ADMIN},
+    models.GpuAlert: dict.fromkeys(("subject", "note"), ADMIN),
     models.ClusterSettings: {"alarm": ADMIN},
     models.InvalidRow: dict.fromkeys(("row", "field", "message", "note"), ADMIN),
-    models.FailedCycle: dict.fromkeys(("sentence", "field"), ADMIN),
-    models.UnknownContainer: dict.fromkeys(("owner", "project"), ADMIN),
+    models.FailedCycle: dict.fromkeys(("message", "field"), ADMIN),
+    models.OrphanContainer: dict.fromkeys(("owner", "project"), ADMIN),
     models.RegistryLogin: dict.fromkeys(("host", "username", "changed_by"), ADMIN),
     models.AuditEntry: dict.fromkeys(("actor_name", "object_name", "before", "after", "reason"), ADMIN),
-    models.Rollout: {"sentence": ADMIN},
+    models.AgentRollout: {"sentence": ADMIN},
 }
 """Who may read each column of text, beside the person of the row. A new column is put here, or into OTHERS."""
 
 SHOWN_NOWHERE = {
-    (models.GpuAlarm, "who"),
+    (models.GpuAlert, "who"),
     (models.Invitation, "email"),
-    (models.UnknownContainer, "owner"),
-    (models.UnknownContainer, "project"),
+    (models.OrphanContainer, "owner"),
+    (models.OrphanContainer, "project"),
 }
 """Columns that this world shows to nobody, such as the answer to a request that nobody has decided."""
 
@@ -205,22 +205,22 @@ def marked(world: World) -> Marked:
     names["own_job"] = own_job.public_id
     models.Dependency.objects.create(job=own_job, after=world.rows["job"])
     left = models.Attempt.objects.get(job=world.rows["running"])
-    models.Attempt.objects.filter(pk=left.pk).update(stop_for=own_job, stop_reason="reclaimed")
-    models.NodeTrouble.objects.create(
+    models.Attempt.objects.filter(pk=left.pk).update(preempted_for=own_job, stop_reason="reclaimed")
+    models.NodeIncident.objects.create(
         node=world.rows["node"],
         at=timezone.now(),
-        trouble="failed_soon",
+        kind="failed_soon",
         job=world.rows["running"],
-        sentence="x",
+        message="x",
     )
     both = models.Volume.objects.create(name="both", kind="path", path="/data/both")
     both.projects.add(own, project)
     open_to_all = [both, *(world.rows[key] for key in ("lab", "batch", "template"))]
     marked = Marked(world)
     for model, audiences in AUDIENCE.items():
-        if model is models.Standing:  # after the models that its sentences are made of
+        if model is models.JobVerdict:  # after the models that its sentences are made of
             assert run_cycle("test", "holder") is not None
-            assert models.Standing.objects.filter(job=own_job).exists()
+            assert models.JobVerdict.objects.filter(job=own_job).exists()
         for row in model.objects.order_by("pk"):  # type: ignore[attr-defined]
             if row not in (own, own_job, *open_to_all) and getattr(row, "job", None) != own_job:
                 _mark(marked, row, audiences)
@@ -236,7 +236,7 @@ def _mark(marked: Marked, row: Any, audiences: dict[str, frozenset[str]]) -> Non
         word = marked.word(Mark(type(row), column, audience, _owner_of(marked.world, row)))
         written[column] = _text_for(column, row, word)
     if isinstance(row, models.AuditEntry):  # rows that are there cannot be changed
-        models.AuditEntry.objects.create(act="job.cancel", object_kind="job", object_id="x", **written)
+        models.AuditEntry.objects.create(action="job.cancel", object_kind="job", object_id="x", **written)
     else:
         type(row).objects.filter(pk=row.pk).update(**written)
 
@@ -326,11 +326,11 @@ def frames(marked: Marked, actor: str, names: dict[str, str]) -> Iterator[tuple[
     user = marked.world.people[actor]
     for name in TOPICS:
         try:
-            topic = read_topic(name.format(**names), user)
-            check_topic(user, topic)
-            yield name, json.dumps(first_frame(user, topic), default=str)
+            topic = parse_topic(name.format(**names), user)
+            check_topic_access(user, topic)
+            yield name, json.dumps(initial_frame(user, topic), default=str)
         except FairwayError as refusal:
-            yield name, refusal.sentence
+            yield name, refusal.message
 
 
 @pytest.mark.parametrize("actor", READERS)

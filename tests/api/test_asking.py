@@ -10,13 +10,13 @@ import redis
 from django.conf import settings
 from django.db import connections
 
-from portal.ask import ALIVE_FOR_S, ALIVE_KEY
-from portal.models import Job, Question
+from portal.ask import HEARTBEAT_TTL_S, HEARTBEAT_KEY
+from portal.models import Job, EngineQuery
 from portal.services import jobs
 from portal.services.jobs import do_cancel_job
 from portal.services.tokens import Scope
 from scheduler import answers
-from scheduler.answers import answer_question
+from scheduler.answers import answer_query
 from tests.api import world as worlds
 from tests.api.table import JOB
 
@@ -28,9 +28,9 @@ def answer_the_next_question(stop: threading.Event) -> None:
     """Plays worker-ask: answers as the task ``scheduler.answer`` does, without a broker between."""
     try:
         while not stop.wait(0.02):
-            question = Question.objects.filter(answer__isnull=True).first()
+            question = EngineQuery.objects.filter(answer__isnull=True).first()
             if question is not None:
-                answer_question(question.public_id)
+                answer_query(question.public_id)
                 return
     finally:
         connections.close_all()
@@ -40,7 +40,7 @@ def answer_the_next_question(stop: threading.Event) -> None:
 def patience(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """A busy machine may need more than the second that people are made to wait."""
     if "without" not in request.node.name:
-        monkeypatch.setattr(jobs, "ask_would_start", partial(jobs.ask_would_start, wait_s=30.0))
+        monkeypatch.setattr(jobs, "ask_would_start", partial(jobs.query_would_start, wait_s=30.0))
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def ask(body: dict, *, answered: bool) -> dict:
     engine = threading.Thread(target=answer_the_next_question, args=[stop])
     store = redis.Redis.from_url(settings.REDIS_URL)
     if answered:
-        store.set(ALIVE_KEY, "1", ex=ALIVE_FOR_S)
+        store.set(HEARTBEAT_KEY, "1", ex=HEARTBEAT_TTL_S)
         engine.start()
     try:
         answer = world.client("anonymous").post(ASK, body, content_type="application/json", headers=headers)
@@ -67,7 +67,7 @@ def ask(body: dict, *, answered: bool) -> dict:
         stop.set()
         if answered:
             engine.join(10)
-            store.delete(ALIVE_KEY)
+            store.delete(HEARTBEAT_KEY)
         store.close()
     assert answer.status_code == 200, answer.content
     assert Job.objects.count() == before

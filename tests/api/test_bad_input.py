@@ -292,7 +292,7 @@ def test_a_missing_dependency_is_503(client, monkeypatch, failure):
 
 
 def test_too_many_requests_are_429(client, monkeypatch):
-    monkeypatch.setattr(throttle, "ANYTHING", throttle.Rate("anything", 3, 3600))
+    monkeypatch.setattr(throttle, "ANYTHING", throttle.RateLimit("anything", 3, 3600))
     answers = [client.get("/api/v1/me/") for _ in range(4)]
     body = is_problem(answers[-1], 429, "too_many_requests")
     assert answers[-1]["Retry-After"] in body["detail"]
@@ -308,8 +308,8 @@ def test_rates_hold_without_redis(monkeypatch):
             raise RedisAway("gone")
 
     monkeypatch.setattr(throttle, "valkey", Away)
-    rate = throttle.Rate("tight", 2, 3600)
-    assert [throttle.take(rate, "somebody") > 0 for _ in range(3)] == [False, False, True]
+    rate = throttle.RateLimit("tight", 2, 3600)
+    assert [throttle.consume(rate, "somebody") > 0 for _ in range(3)] == [False, False, True]
 
 
 def test_html_is_never_served(client):

@@ -38,7 +38,7 @@ def look(address: str, cookie: str) -> tuple[list[str], int, str]:
 
 def test_it_draws_and_tries_under_its_policy(live_server):
     client = Client()
-    client.force_login(record.person("ada"))
+    client.force_login(record.user("ada"))
     cookie = client.cookies[settings.SESSION_COOKIE_NAME].value
     with ThreadPoolExecutor(1) as pool:  # a thread of its own: Playwright keeps an event loop
         complaints, drawn, status = pool.submit(look, live_server.url, cookie).result(170)

@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from portal import throttle
-from portal.api.description import document
+from portal.api.description import openapi_document
 from portal.services.tokens import Scope
 from tests.api.world import World
 
@@ -50,7 +50,7 @@ CHECKS = [
 
 pytest_plugins = ["schemathesis.pytest.plugin"]  # importing it takes half a second, so only here
 
-schema = schemathesis.openapi.from_dict(document())
+schema = schemathesis.openapi.from_dict(openapi_document())
 schema.app = get_wsgi_application()
 schema.config.update(base_url="http://localhost")
 schema.config.phases.coverage.enabled = LONG

@@ -13,9 +13,9 @@ from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
 from portal import last_samples
-from portal.models import ClusterSettings, Forecast, Node, NodePool, Standing, Totals
+from portal.models import ClusterSettings, Forecast, Node, NodePool, JobVerdict, SchedulerCounters
 from portal.selectors import measures
-from portal.services.gpus import record_foreign, record_gpu_health
+from portal.services.gpus import record_foreign_processes, record_gpu_health
 from portal.services.tokens import Scope, do_create_token
 from portal.words.states import GpuHealth
 from scheduler import totals
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    record.cluster()
-    return record.scene() | {"admin": record.person("root", admin=True)}
+    record.cluster_settings()
+    return record.basic_cluster() | {"admin": record.user("root", admin=True)}
 
 
 def scraped(client) -> dict[tuple[str, ...], float]:
@@ -111,7 +111,7 @@ def test_evictions_are_counted_by_their_reason(scene, admin) -> None:
     assert told[("fairway_cycles_truncated_total",)] == 2 and told[("fairway_commits_refused_total",)] == 4
     assert told[("fairway_cycle_seconds_bucket", "10.0", "decide")] == 0
     assert told[("fairway_cycle_seconds_bucket", "+Inf", "decide")] == 2
-    assert Totals.objects.count() == 1
+    assert SchedulerCounters.objects.count() == 1
 
 
 def test_forecasts_that_held(scene, admin) -> None:
@@ -119,8 +119,8 @@ def test_forecasts_that_held(scene, admin) -> None:
     for inside in (True, True, True, False):
         job = record.job(scene["owner"], scene["project"], scene["environment"])
         Forecast.objects.create(
-            job=job, made_at=now, at_submit=True, p10_at=now, p50_at=now, p90_at=now,
-            started_at=now, inside=inside, score_s=100,
+            job=job, made_at=now, is_first=True, p10_at=now, p50_at=now, p90_at=now,
+            started_at=now, covered=inside, score_s=100,
         )  # fmt: skip
     told = scraped(admin)
     assert told[("fairway_forecast_coverage_ratio",)] == 0.75
@@ -130,12 +130,12 @@ def test_forecasts_that_held(scene, admin) -> None:
 def test_nodes_and_gpus_that_are_unwell(scene, admin) -> None:
     node, pool = scene["node"], scene["pool"].name
     frame = {"nodes": {node.public_id: {"lag_s": 0.4, "cpu": 3, "u": [50, None, 100], "m": [8, 8], "w": []}}}
-    last_samples.keep({last_samples.ALL: json.dumps(frame)})
+    last_samples.store_frames({last_samples.CLUSTER_KEY: json.dumps(frame)})
     silent = record.node(scene["pool"])
     Node.objects.filter(pk=silent.pk).update(reachable=False)
     first, second, *_ = node.gpus.all()
     record_gpu_health(first.pk, GpuHealth.LOST, "XID 79")
-    record_foreign(node.public_id, {second.uuid: "python (process 7) of root"})
+    record_foreign_processes(node.public_id, {second.uuid: "python (process 7) of root"})
     told = scraped(admin)
     assert told[("fairway_gpus_unwell", pool, "lost")] == told[("fairway_gpus_unwell", pool, "foreign")] == 1
     assert told[("fairway_gpus", pool, "free")] == node.gpus.count() - 2  # the silent one's are closed
@@ -153,12 +153,12 @@ def test_alerts_and_dashboard_speak_of_figures_that_there_are(scene, admin) -> N
     Forecast.objects.create(
         job=job,
         made_at=now,
-        at_submit=True,
+        is_first=True,
         p10_at=now,
         p50_at=now,
         p90_at=now,
         started_at=now,
-        inside=True,
+        covered=True,
         score_s=1,
     )
     run_cycle("test", "me")
@@ -185,8 +185,8 @@ def test_labels_are_bounded_and_so_are_queries(scene, admin, monkeypatch) -> Non
         pool = NodePool.objects.create(name=name)
         record.node(pool)
         job = record.job(scene["owner"], scene["project"], scene["environment"], pool=pool)
-        Standing.objects.create(
-            job=job, code="nonsense", sentence="x", decided_at=timezone.now(), since=timezone.now()
+        JobVerdict.objects.create(
+            job=job, code="nonsense", message="x", decided_at=timezone.now(), code_since=timezone.now()
         )
     told = scraped(admin)
     pools = {key[1] for key in told if key[0] == "fairway_gpus"}
@@ -200,7 +200,7 @@ def test_a_token_for_metrics_can_do_nothing_else(scene, client) -> None:
     headers = {"Authorization": f"Bearer {text}"}
     assert client.get("/metrics", headers=headers).status_code == 200
     assert client.get("/api/v1/jobs/", headers=headers).status_code == 403
-    ClusterSettings.objects.update(alarm="x")
+    ClusterSettings.objects.update(scheduler_alert="x")
     scene["admin"].is_admin = False
     scene["admin"].save()
     assert client.get("/metrics", headers=headers).status_code == 403

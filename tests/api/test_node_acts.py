@@ -8,8 +8,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, UnknownContainer
-from portal.selectors.restored import restored
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, OrphanContainer
+from portal.selectors.restored import recovery_status
 from portal.services.image_pins import record_claim
 from portal.services.tokens import Scope
 from tests import record
@@ -35,7 +35,7 @@ def node(world) -> Node:
 
 
 def test_in_and_out_of_service(world, post) -> None:
-    Node.objects.update(hello={"agent_version": "1"})
+    Node.objects.update(agent_info={"agent_version": "1"})
     answer = post("nodes/node-one/cordon/", {"reason": "a fan"})
     assert (answer.status_code, answer.json()["state"], answer.json()["state_reason"]) == (
         200,
@@ -53,14 +53,14 @@ def test_in_and_out_of_service(world, post) -> None:
     retired = post("nodes/{node}/retire/")
     assert (retired.status_code, retired.json()["state"]) == (200, "retired")
     assert post("nodes/{node}/cordon/").status_code == 404
-    assert AuditEntry.objects.filter(act="node.state", actor=world.people["admin"]).count() == 4
+    assert AuditEntry.objects.filter(action="node.state", actor=world.people["admin"]).count() == 4
 
 
 def test_a_node_says_which_of_its_programs_are_too_old(world, post) -> None:
     old = "runc 1.1.5 is below 1.2.8 or 1.3.3: upgrade it, or keep vendor backports."
-    Node.objects.update(hello={"agent_version": "1", "below_floor": [old]})
+    Node.objects.update(agent_info={"agent_version": "1", "below_floor": [old]})
     assert post("nodes/{node}/cordon/").json()["below_floor"] == [old]
-    Node.objects.update(hello={})
+    Node.objects.update(agent_info={})
     assert post("nodes/{node}/drain/").json()["below_floor"] == []
 
 
@@ -68,7 +68,7 @@ def test_the_same_key_acts_once(world, post) -> None:
     first = post("nodes/{node}/cordon/", {"reason": "a fan"}, key="k1")
     again = post("nodes/{node}/cordon/", {"reason": "a fan"}, key="k1")
     assert first.content == again.content and again["Idempotency-Replayed"] == "true"
-    assert AuditEntry.objects.filter(act="node.state").count() == 1
+    assert AuditEntry.objects.filter(action="node.state").count() == 1
     other = post("nodes/{node}/cordon/", {"reason": "two fans"}, key="k1")
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
 
@@ -96,7 +96,7 @@ def test_a_gpu_is_given_back(world, post) -> None:
     Gpu.objects.filter(pk=gpu.pk).update(health="quarantined")
     answer = post("gpus/{gpu}/give-back/", {"reason": "new cable"}).json()
     assert (answer["health"], answer["health_reason"], answer["node"]["name"]) == ("ok", "", "node-one")
-    assert AuditEntry.objects.get(act="gpu.give_back").reason == "new cable"
+    assert AuditEntry.objects.get(action="gpu.give_back").reason == "new cable"
     assert post("gpus/GPU-nothing/give-back/").status_code == 404
 
 
@@ -108,9 +108,9 @@ def test_a_connection_test_can_be_followed(world, post) -> None:
 
 
 def test_after_a_restore(world, post) -> None:
-    ClusterSettings.objects.update(adopt_only=True)
+    ClusterSettings.objects.update(recovery_mode=True)
     uuid = world.rows["node"].gpus.order_by("-index").first().uuid
-    UnknownContainer.objects.update(gpus=[{"uuid": uuid, "milli": 1000}], project=world.names["project"])
+    OrphanContainer.objects.update(gpus=[{"uuid": uuid, "milli": 1000}], project=world.names["project"])
     admin = world.client("admin")
     told = admin.get(ROOT + "restored/").json()
     assert told["adopting"] and [(one["name"], one["undecided"]) for one in told["nodes"]] == [
@@ -128,23 +128,23 @@ def test_after_a_restore(world, post) -> None:
 
 
 def test_a_container_is_stopped(world, post) -> None:
-    ClusterSettings.objects.update(adopt_only=True)
+    ClusterSettings.objects.update(recovery_mode=True)
     answer = post("restored/containers/{container}/stop/").json()
     assert (answer["wanted"], answer["gone_at"]) == ("stop", None)
 
 
 def test_queries_do_not_grow_with_what_is_missing(world) -> None:
-    ClusterSettings.objects.update(adopt_only=True)
+    ClusterSettings.objects.update(recovery_mode=True)
     counts = []
     for _ in range(2):
         for rank in range(5):
-            UnknownContainer.objects.create(
+            OrphanContainer.objects.create(
                 node=world.rows["node"], name=f"c{len(counts)}-{rank}", job=f"j{rank}", attempt=1, rank=rank
             )
         with CaptureQueriesContext(
             connection,
         ) as seen:
-            restored()
+            recovery_status()
         counts.append(len(seen))
     assert counts[0] == counts[1] <= 8
 

@@ -13,7 +13,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.models import GpuAlarm, InvalidRow, Job, Standing
+from portal.models import GpuAlert, InvalidRow, Job, JobVerdict
 from portal.services.tokens import Scope
 from tests import record
 from tests.api.table import ROWS
@@ -134,20 +134,20 @@ def test_query_counts_do_not_grow(row, world):
         for number in range(rows // 3):
             record.project(f"p-{row.name.replace('_', '-')}-{number}", member=world.people["member"])
             gpu = record.node(world.rows["pool"]).gpus.all()[0]
-            GpuAlarm.objects.create(gpu=gpu, kind="foreign", first_at=timezone.now(), last_at=timezone.now())
+            GpuAlert.objects.create(gpu=gpu, kind="foreign", first_at=timezone.now(), last_at=timezone.now())
             InvalidRow.objects.create(
                 kind="node", row=f"n-{number}", field="f", message="m", first_at=timezone.now()
             )
             record.pool()
             record.environment()
-        for job in Job.objects.filter(state="PENDING", standing__isnull=True):
-            Standing.objects.create(
+        for job in Job.objects.filter(state="PENDING", verdict__isnull=True):
+            JobVerdict.objects.create(
                 job=job,
                 code="limit",
-                sentence="x",
-                ahead=[],
+                message="x",
+                jobs_ahead=[],
                 decided_at=job.submitted_at,
-                since=job.submitted_at,
+                code_since=job.submitted_at,
             )
         with CaptureQueriesContext(
             connection,

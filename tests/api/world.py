@@ -13,34 +13,34 @@ from django.utils import timezone
 
 from portal.models import (
     Environment,
-    Excuse,
-    Extension,
+    IdleExemption,
+    TimeLimitExtension,
     FailedCycle,
-    GpuAlarm,
+    GpuAlert,
     InvalidRow,
     Job,
     Node,
-    NodeCheck,
+    NodeOperation,
     Project,
     Quota,
-    Rollout,
-    Standing,
+    AgentRollout,
+    JobVerdict,
     Template,
     Topology,
-    UnknownContainer,
+    OrphanContainer,
     User,
     Volume,
 )
 from portal.services.jobs import do_cancel_job
-from portal.services.lifecycle import Seat, begin_attempt
+from portal.services.lifecycle import RankPlacement, start_attempt
 from portal.services.logs import write_log_bytes
-from portal.services.people import do_change_person
-from portal.services.projects import QuotaNumbers, do_change_quota, do_remove_member
+from portal.services.people import do_change_user
+from portal.services.projects import QuotaValues, do_change_quota, do_remove_member
 from portal.services.registries import do_save_login
-from portal.services.reservations import ReservationWords, do_save_reservation
+from portal.services.reservations import ReservationInput, do_save_reservation
 from portal.services.secrets import do_save_secret
 from portal.services.tokens import Scope, do_create_token
-from portal.services.workspaces import new_attempt_secret
+from portal.services.workspaces import create_attempt_secret
 from tests import record
 
 FIRST = ("stranger", "viewer", "member", "colleague", "manager", "admin")
@@ -88,8 +88,8 @@ LOG = (
 
 def make() -> World:
     """A fresh world."""
-    record.cluster()
-    people = {name: record.person(f"{name}-x", admin=name == "admin") for name in FIRST}
+    record.cluster_settings()
+    people = {name: record.user(f"{name}-x", admin=name == "admin") for name in FIRST}
     project = record.project(
         "vision", viewer=people["viewer"], member=people["member"], manager=people["manager"]
     )
@@ -105,13 +105,13 @@ def make() -> World:
     owner = people["member"]
     work = work_of(owner, project, tool, batch, node)
     quota = do_change_quota(
-        people["admin"], project, pool, QuotaNumbers(2000, None, 1.0, 0), version=None, reason="first"
+        people["admin"], project, pool, QuotaValues(2000, None, 1.0, 0), version=None, reason="first"
     )
     token, _ = do_create_token(owner, name="mine", scopes=[Scope.TOKENS])
     day = dt.timedelta(days=1)
     reservation = do_save_reservation(
         people["admin"],
-        ReservationWords("week", pool, [node], [project], timezone.now() + day, timezone.now() + 2 * day),
+        ReservationInput("week", pool, [node], [project], timezone.now() + day, timezone.now() + 2 * day),
     )
     do_save_secret(owner, owner, "own", "never shown")
     registry = do_save_login(people["admin"], "registry.example.org", "fairway", "never shown")
@@ -128,7 +128,7 @@ def make() -> World:
         "quota": quota,
         "token": token,
         "volume": volume_of(project),
-        "alarm": GpuAlarm.objects.create(
+        "alarm": GpuAlert.objects.create(
             gpu=node.gpus.all()[0], kind="xid", code=79, first_at=timezone.now(), last_at=timezone.now()
         ),
         "invalid_row": InvalidRow.objects.create(
@@ -139,13 +139,13 @@ def make() -> World:
             first_at=timezone.now(),
         ),
         "topology": Topology.objects.create(name="hall", levels=["block", "rack"]),
-        "check": NodeCheck.objects.create(node=node, actor=people["admin"]),
-        "rollout": Rollout.objects.create(actor=people["admin"]),
-        "container": UnknownContainer.objects.create(
+        "check": NodeOperation.objects.create(node=node, actor=people["admin"]),
+        "rollout": AgentRollout.objects.create(actor=people["admin"]),
+        "container": OrphanContainer.objects.create(
             node=node, name="fw-c-newer22-1-0", job="newer22", attempt=1, rank=0
         ),
         "failed": FailedCycle.objects.create(
-            first_at=timezone.now(), last_at=timezone.now(), kind="fault", sentence="It broke.", content=b"x"
+            first_at=timezone.now(), last_at=timezone.now(), kind="fault", message="It broke.", content=b"x"
         ),
         **work,
     }
@@ -162,14 +162,14 @@ def make_wide() -> World:
     world.names |= {key: row.public_id for key, row in more.items()}
     world.rows |= more
     for name in ("former", "deactivated"):
-        world.people[name] = record.person(f"{name}-x")
+        world.people[name] = record.user(f"{name}-x")
         project.memberships.create(user=world.people[name], role="member")
     former = world.people["former"]
     node = record.node(world.rows["pool"], gpus=4, name="node-two")
     own = work_of(former, project, tool, batch, node) | open_workspace(former, project, tool, node)
     world.former_names = {key: row.public_id for key, row in own.items()}
     do_remove_member(world.people["manager"], project, former)
-    do_change_person(world.people["admin"], world.people["deactivated"], is_active=False)
+    do_change_user(world.people["admin"], world.people["deactivated"], is_active=False)
     for name in ("former", "deactivated"):
         world.people[name].refresh_from_db()
     return world
@@ -181,15 +181,15 @@ def open_workspace(owner: User, project: Project, tool: Environment, node: Node)
     return {"running_workspace": row, "workspace_extension": asked_for(row)}
 
 
-def asked_for(job: Job) -> Extension:
+def asked_for(job: Job) -> TimeLimitExtension:
     """More time that was asked for a running job."""
-    return Extension.objects.create(
+    return TimeLimitExtension.objects.create(
         job=job,
         attempt=job.attempts.get(),
-        asked_by=job.owner,
-        more_s=3600,
+        requested_by=job.owner,
+        extra_s=3600,
         state="waiting",
-        known=False,
+        impact_known=False,
     )
 
 
@@ -206,19 +206,19 @@ def work_of(
         ),
         "running": running(record.job(owner, project, batch, name="runs", tasks=2), node),
     }
-    Standing.objects.create(
+    JobVerdict.objects.create(
         job=work["job"],
         code="no_fit_now",
-        sentence="Nothing is free.",
-        numbers={},
-        ahead=[],
+        message="Nothing is free.",
+        details={},
+        jobs_ahead=[],
         decided_at=timezone.now(),
-        since=timezone.now(),
+        code_since=timezone.now(),
     )
     work["extension"] = asked_for(work["running"])
     until = timezone.now() + dt.timedelta(days=1)
-    work["excuse"] = Excuse.objects.create(
-        job=work["workspace"], by=owner, text="a demo at noon", until=until
+    work["excuse"] = IdleExemption.objects.create(
+        job=work["workspace"], requested_by=owner, reason="a demo at noon", expires_at=until
     )
     return work
 
@@ -235,8 +235,8 @@ def running(job: Job, node: Node) -> Job:
     gpus = list(node.gpus.filter(used_milli=0).order_by("index").values_list("pk", flat=True))
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
-        seats = [Seat(node, [(gpu, 1000)]) for gpu in gpus[: job.tasks]]
-        begin_attempt(locked, node.pool, seats, epoch=1, secret=new_attempt_secret(locked))
+        seats = [RankPlacement(node, [(gpu, 1000)]) for gpu in gpus[: job.tasks]]
+        start_attempt(locked, node.pool, seats, epoch=1, secret=create_attempt_secret(locked))
     write_log_bytes(job.public_id, 1, 1, "k8s", 0, LOG)
     return Job.objects.get(pk=job.pk)
 

@@ -8,11 +8,11 @@ import pytest
 from django.db import transaction
 from playwright.sync_api import expect
 
-from portal.events import announce
+from portal.events import publish_on_commit
 from portal.models import Job
 from portal.services import people
 from portal.services.jobs import do_hold_job
-from portal.services.projects import QuotaNumbers, do_change_quota
+from portal.services.projects import QuotaValues, do_change_quota
 from tests import record
 from tests.browser.conftest import elsewhere
 from tests.web.scene import start
@@ -23,7 +23,7 @@ PAGES = ["/", "/jobs/", "/queue/", "/policy/?pool=h200", "/launch/", "/account/"
 
 
 def test_a_one_time_link_lets_one_in_and_leaves_no_code_in_the_address(open_as):
-    code = people.do_make_sign_in_link(None, record.person("first-admin", admin=True))
+    code = people.do_create_magic_link(None, record.user("first-admin", admin=True))
     page = open_as()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -223,7 +223,7 @@ def test_a_choice_of_rows_survives_live_changes(open_as, scene):
     page.goto("/jobs/")
     page.get_by_label("Choose depth-anything-ft").check()
     expect(page.get_by_text("1 job chosen")).to_be_visible()
-    elsewhere(lambda: announce("cluster", {"kind": "nodes"}))
+    elsewhere(lambda: publish_on_commit("cluster", {"kind": "nodes"}))
     page.wait_for_timeout(1_000)
     expect(page.get_by_label("Choose depth-anything-ft")).to_be_checked()
     page.get_by_role("button", name="Stop them").click()
@@ -231,7 +231,7 @@ def test_a_choice_of_rows_survives_live_changes(open_as, scene):
 
 
 def test_a_finger_reads_the_exact_time_of_a_change(open_as, scene):
-    numbers = QuotaNumbers(guaranteed_milli=2000, limit_milli=9000, weight=2.0, priority=0)
+    numbers = QuotaValues(guaranteed_milli=2000, limit_milli=9000, weight=2.0, priority=0)
     project, pool = scene.projects["vision"], scene.pools["h200"]
     do_change_quota(scene.people["r-castellan"], project, pool, numbers, version=None, reason="A deadline.")
     page = open_as("r-castellan", width=390, touch=True)
@@ -256,6 +256,6 @@ def test_the_queue_is_a_key_away_moves_by_itself_and_keeps_what_was_opened(open_
     expect(page.locator("#queue-table-box")).to_be_visible()
     job = Job.objects.get(pk=scene.jobs["depth-anything-ft"].pk)
     elsewhere(lambda: do_hold_job(scene.people["m-okafor"], job, True))
-    elsewhere(lambda: announce("cluster", {"kind": "cycle"}))
+    elsewhere(lambda: publish_on_commit("cluster", {"kind": "cycle"}))
     expect(page.locator("#queue").get_by_text("Held", exact=True)).to_be_visible(timeout=10_000)
     expect(page.locator("#queue-table-box")).to_be_visible()

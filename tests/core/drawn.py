@@ -9,14 +9,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from portal.words.throughput import Layout, Speed
+from portal.words.throughput import Layout, LayoutSpeed
 from scheduler.core.cluster import (
-    Awaited,
+    JobDependency,
     GpuRow,
     GpuShare,
     GpuUuid,
     JobId,
-    Near,
+    TopologyConstraint,
     NodeId,
     NodeRow,
     PendingRow,
@@ -40,10 +40,10 @@ MAIN = PoolId("main")
 FABRIC = TopologyRow("fabric", ("block", "rack"))
 LABELS = [(), (("block", "a"),), (("block", "a"), ("rack", "1")), (("block", "a"), ("rack", "2")),
           (("block", "b"), ("rack", "1"))]  # fmt: skip
-NEARS = [*[None] * 6, Near("fabric", "rack"), Near("fabric", "block", "rack"), Near("fabric", None, "rack"),
-         Near("nowhere", "rack")]  # fmt: skip
-SPEEDS = (Speed(Layout("H100", 1, 1, 0), 100), Speed(Layout("A100", 1, 1, 0), 60),
-          Speed(Layout("A100", 2, 2, 0), 80), Speed(Layout("A100 + H100", 1, 1, 0), 35))  # fmt: skip
+NEARS = [*[None] * 6, TopologyConstraint("fabric", "rack"), TopologyConstraint("fabric", "block", "rack"), TopologyConstraint("fabric", None, "rack"),
+         TopologyConstraint("nowhere", "rack")]  # fmt: skip
+SPEEDS = (LayoutSpeed(Layout("H100", 1, 1, 0), 100), LayoutSpeed(Layout("A100", 1, 1, 0), 60),
+          LayoutSpeed(Layout("A100", 2, 2, 0), 80), LayoutSpeed(Layout("A100 + H100", 1, 1, 0), 35))  # fmt: skip
 PLACEMENTS = (None, "pack", "fragmentation", "spread")
 
 
@@ -262,15 +262,15 @@ def _drawn_pending(
         draw(st.integers(0, 9)) == 0,
         draw(st.sampled_from([None, None, None, NOW_S - 1, NOW_S + 1])),
         tuple(draw(st.lists(st.sampled_from(names), max_size=1))) if names else (),
-        draw(st.sampled_from([None, None, None, *names])), i, near=draw(st.sampled_from(NEARS)),
+        draw(st.sampled_from([None, None, None, *names])), i, topology_constraint=draw(st.sampled_from(NEARS)),
         mig_profile=draw(st.sampled_from([*[None] * 6, "1g.10gb"])),
         min_compute_capability=draw(st.sampled_from([None, None, None, 8.6])),
-        after=tuple(
-            Awaited(JobId(f"x{n}"), f"job x{n}", draw(st.sampled_from(projects)).id)
+        dependencies=tuple(
+            JobDependency(JobId(f"x{n}"), f"job x{n}", draw(st.sampled_from(projects)).id)
             for n in range(draw(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2])))
         ),
         after_any=draw(st.booleans()),
-        speeds=draw(st.sampled_from([(), SPEEDS, SPEEDS[:1], SPEEDS[1:]])),
+        layout_speeds=draw(st.sampled_from([(), SPEEDS, SPEEDS[:1], SPEEDS[1:]])),
     )  # fmt: skip
 
 

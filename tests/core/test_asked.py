@@ -7,16 +7,16 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.asked import EXPECTED, Asked
-from scheduler.core.cluster import Ask, PendingRow, PoolId, RunningRow
+from scheduler.core.asked import DEFAULT_DEMAND, DemandHistogram
+from scheduler.core.cluster import TaskRequest, PendingRow, PoolId, RunningRow
 from tests.core.drawn import MAIN, runs, waits
 
 ELSEWHERE = PoolId("elsewhere")
 
 
-def in_main(running: list[RunningRow], pending: list[PendingRow]) -> Counter[Ask]:
-    asked = Asked()
-    asked.change([*running, *pending])
+def in_main(running: list[RunningRow], pending: list[PendingRow]) -> Counter[TaskRequest]:
+    asked = DemandHistogram()
+    asked.update([*running, *pending])
     return asked.in_pool(MAIN)
 
 
@@ -25,14 +25,14 @@ def test_what_runs_and_what_waits_is_asked() -> None:
     waiting = [
         waits("w", "vision", 4, tasks=3),
         waits("other", "vision", pools=(ELSEWHERE,)),
-        waits("each", "vision", asks=(Ask(1, 500, 1, 1), Ask(1, 500, 1, 1))),
+        waits("each", "vision", asks=(TaskRequest(1, 500, 1, 1), TaskRequest(1, 500, 1, 1))),
     ]
     asked = in_main([running], waiting)
-    assert asked - Counter(EXPECTED) == {
-        Ask(2, 400, running.tasks[0].cpu_milli, running.tasks[0].memory_mib, "A100"): 1,
-        Ask(1, 400, running.tasks[1].cpu_milli, running.tasks[1].memory_mib, "A100"): 1,
-        Ask(4, 1000, waiting[0].cpu_milli, waiting[0].memory_mib): 3,
-        Ask(1, 500, 1, 1): 2,
+    assert asked - Counter(DEFAULT_DEMAND) == {
+        TaskRequest(2, 400, running.tasks[0].cpu_milli, running.tasks[0].memory_mib, "A100"): 1,
+        TaskRequest(1, 400, running.tasks[1].cpu_milli, running.tasks[1].memory_mib, "A100"): 1,
+        TaskRequest(4, 1000, waiting[0].cpu_milli, waiting[0].memory_mib): 3,
+        TaskRequest(1, 500, 1, 1): 2,
     }
     assert in_main([running], waiting[::-1]) == asked
 
@@ -45,11 +45,11 @@ ROWS: list[RunningRow | PendingRow] = [
 
 @given(st.lists(st.sets(st.sampled_from(range(len(ROWS)))), min_size=1, max_size=5))
 def test_counted_by_difference_it_is_what_a_fresh_count_says(photographs: list[set[int]]) -> None:
-    kept, before = Asked(), set[int]()
+    kept, before = DemandHistogram(), set[int]()
     for photograph in photographs:
-        kept.change([ROWS[i] for i in photograph - before], [ROWS[i] for i in before - photograph])
+        kept.update([ROWS[i] for i in photograph - before], [ROWS[i] for i in before - photograph])
         before = photograph
-        fresh = Asked()
-        fresh.change(ROWS[i] for i in photograph)
+        fresh = DemandHistogram()
+        fresh.update(ROWS[i] for i in photograph)
         assert kept.in_pool(MAIN) == fresh.in_pool(MAIN)
         assert kept.in_pool(ELSEWHERE) == fresh.in_pool(ELSEWHERE)

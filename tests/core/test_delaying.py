@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from scheduler.core import delaying
 from scheduler.core.cluster import JobId, NodeId, ProjectId, ReservationRow, Snapshot
-from scheduler.core.delaying import NOTICED_S, delays
+from scheduler.core.delaying import MIN_DELAY_S, estimate_delay_impact
 from scheduler.core.policy import Policy
-from scheduler.core.predict import Durations
+from scheduler.core.predict import DurationHistory
 from tests.core.drawn import NOW_S, cluster, node, project, runs, snapshots, waits
 
 HOUR = 3600.0
@@ -31,28 +31,28 @@ def full(*line, reservations=()) -> Snapshot:
 
 
 def asked(snapshot: Snapshot, later_s: float):
-    return delays(snapshot, Policy(), JobId("long"), END_S, later_s, Durations())
+    return estimate_delay_impact(snapshot, Policy(), JobId("long"), END_S, later_s, DurationHistory())
 
 
 def test_who_needs_its_gpus_is_delayed_by_as_much_and_who_does_not_is_not() -> None:
     found = asked(full(waits("wide", "p", 4), waits("slim", "p", 1, time_limit_s=300.0)), END_S + 2 * HOUR)
-    assert [(one.job, one.by_s) for one in found.jobs] == [("wide", 2 * HOUR)]
+    assert [(one.job, one.delay_s) for one in found.jobs] == [("wide", 2 * HOUR)]
     assert asked(full(waits("slim", "p", 1)), END_S + 2 * HOUR).jobs == ()
     assert asked(full(), END_S + 30 * 24 * HOUR) == asked(full(), END_S + 1.0)
 
 
 def test_of_a_long_queue_the_first_are_looked_at_and_it_is_said(monkeypatch) -> None:
     line = [waits("slim", "p", 1, age_s=9.0), waits("wide", "p", 4, age_s=5.0)]
-    assert asked(full(*line), END_S + HOUR).whole
+    assert asked(full(*line), END_S + HOUR).is_complete
     monkeypatch.setattr(delaying, "LOOKED_AT", 1)
     found = asked(full(*line), END_S + HOUR)
-    assert (found.jobs, found.whole) == ((), False)
+    assert (found.jobs, found.is_complete) == ((), False)
 
 
 def test_less_than_a_minute_is_no_delay() -> None:
     line = full(waits("wide", "p", 4))
-    assert asked(line, END_S + NOTICED_S - 1.0).jobs == ()
-    assert len(asked(line, END_S + NOTICED_S).jobs) == 1
+    assert asked(line, END_S + MIN_DELAY_S - 1.0).jobs == ()
+    assert len(asked(line, END_S + MIN_DELAY_S).jobs) == 1
 
 
 def test_a_reservation_for_others_in_the_added_time_is_in_the_way() -> None:
@@ -72,7 +72,7 @@ def test_a_reservation_for_others_in_the_added_time_is_in_the_way() -> None:
 
 def test_who_does_not_run_delays_nobody_and_is_refused() -> None:
     with pytest.raises(ValueError):
-        delays(full(), Policy(), JobId("none"), END_S, END_S + 1.0, Durations())
+        estimate_delay_impact(full(), Policy(), JobId("none"), END_S, END_S + 1.0, DurationHistory())
     with pytest.raises(ValueError):
         asked(full(), END_S)
 
@@ -85,14 +85,14 @@ def test_delays_are_waiting_jobs_longest_first_and_the_order_of_rows_changes_not
         return
     job, end_s = snapshot.running[0].job, snapshot.now_s + end_s
     policy = Policy()
-    found = delays(snapshot, policy, job, end_s, end_s + more_s, Durations())
-    late = [one.by_s for one in found.jobs]
+    found = estimate_delay_impact(snapshot, policy, job, end_s, end_s + more_s, DurationHistory())
+    late = [one.delay_s for one in found.jobs]
     assert late == sorted(late, reverse=True)
-    assert all(NOTICED_S <= by_s <= math.inf for by_s in late)
+    assert all(MIN_DELAY_S <= by_s <= math.inf for by_s in late)
     assert {one.job for one in found.jobs} <= {row.job for row in snapshot.pending}
     mixed = replace(
         snapshot,
         pending=tuple(dice.sample(snapshot.pending, len(snapshot.pending))),
         running=tuple(dice.sample(snapshot.running, len(snapshot.running))),
     )
-    assert delays(mixed, policy, job, end_s, end_s + more_s, Durations()) == found
+    assert estimate_delay_impact(mixed, policy, job, end_s, end_s + more_s, DurationHistory()) == found

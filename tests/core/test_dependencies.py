@@ -8,19 +8,19 @@ import pytest
 
 from portal.words.reasons import VerdictCode
 from scheduler.core.check import PlanError, SnapshotError, check_plan, check_snapshot
-from scheduler.core.cluster import Awaited, JobId, PendingRow
-from scheduler.core.decide import decide, would_start
-from scheduler.core.forecast import Outlook
+from scheduler.core.cluster import JobDependency, JobId, PendingRow
+from scheduler.core.decide import decide, preview_request
+from scheduler.core.forecast import QueueForecast
 from scheduler.core.plan import Verdict
 from scheduler.core.policy import Policy
-from scheduler.core.predict import Durations
+from scheduler.core.predict import DurationHistory
 from scheduler.core.saved import snapshot_from_json, snapshot_to_json
 from tests.core.drawn import MAIN, cluster, node, project, started, waits
 
 POLICY = Policy()
 VISION, NLP = project("vision"), project("nlp", created_s=1.0)
-PREP, EVAL = Awaited(JobId("p"), "prep", VISION.id), Awaited(JobId("e"), "eval", VISION.id)
-SECRET = Awaited(JobId("s"), "secret", NLP.id)
+PREP, EVAL = JobDependency(JobId("p"), "prep", VISION.id), JobDependency(JobId("e"), "eval", VISION.id)
+SECRET = JobDependency(JobId("s"), "secret", NLP.id)
 
 
 def told(row: PendingRow) -> Verdict:
@@ -40,9 +40,9 @@ def told(row: PendingRow) -> Verdict:
 )
 def test_it_says_for_whom_it_waits_and_names_only_its_own_project(after, any_end, sentence) -> None:
     verdict = told(waits("j", "vision", after=after, after_any=any_end))
-    assert (verdict.code, verdict.sentence) == (VerdictCode.DEPENDENCY, sentence)
-    assert verdict.numbers == {"jobs_awaited": len(after)}
-    assert verdict.cheapest is None
+    assert (verdict.code, verdict.message) == (VerdictCode.DEPENDENCY, sentence)
+    assert verdict.details == {"jobs_awaited": len(after)}
+    assert verdict.suggestion is None
 
 
 def test_it_starts_once_nobody_is_left() -> None:
@@ -53,12 +53,12 @@ def test_it_asks_for_no_share_and_stands_in_nobodys_way() -> None:
     first = waits("first", "vision", 4, age_s=99, priority=90, after=(PREP,))
     plan = decide(cluster([node("n0")], [VISION], pending=[first, waits("second", "vision", 4)]), POLICY)
     assert started(plan) == {"second"}
-    assert plan.receipts[0].requested_milli == 4000
+    assert plan.share_breakdowns[0].requested_milli == 4000
 
 
 def test_what_the_cluster_can_never_run_is_said_at_once() -> None:
     verdict = told(waits("j", "vision", 9, after=(PREP,)))
-    assert verdict.code is VerdictCode.NEVER
+    assert verdict.code is VerdictCode.UNSATISFIABLE
 
 
 def test_a_hold_is_said_first() -> None:
@@ -67,25 +67,25 @@ def test_a_hold_is_said_first() -> None:
 
 def test_a_preview_says_that_it_would_wait_and_names_no_change_that_would_not_help() -> None:
     snapshot = cluster([node("n0")], [VISION])
-    answer = would_start(snapshot, POLICY, waits("asked", "vision", 2, after=(PREP,)))
-    assert not answer.starts_now and not answer.never
+    answer = preview_request(snapshot, POLICY, waits("asked", "vision", 2, after=(PREP,)))
+    assert not answer.starts_now and not answer.is_unsatisfiable
     assert answer.verdict is not None and answer.verdict.code is VerdictCode.DEPENDENCY
     assert answer.alternatives == ()
-    assert would_start(snapshot, POLICY, waits("asked", "vision", 9, after=(PREP,))).never
+    assert preview_request(snapshot, POLICY, waits("asked", "vision", 9, after=(PREP,))).is_unsatisfiable
 
 
 def test_nobodys_forecast_counts_it() -> None:
     rows = [waits("a", "vision", 4, age_s=9, after=(PREP,)), waits("b", "vision", 4), waits("c", "vision", 4)]
     snapshot = cluster([node("n0")], [VISION], pending=rows)
-    outlook = Outlook(snapshot, decide(snapshot, POLICY), MAIN, Durations(), POLICY)
+    outlook = QueueForecast(snapshot, decide(snapshot, POLICY), MAIN, DurationHistory(), POLICY)
     with pytest.raises(KeyError):
-        outlook.medians_s([JobId("a")])
+        outlook.median_starts_s([JobId("a")])
     alone = replace(snapshot, pending=tuple(rows[1:]))
-    without = Outlook(alone, decide(alone, POLICY), MAIN, Durations(), POLICY)
-    assert outlook.medians_s([JobId("c")]) == without.medians_s([JobId("c")])
+    without = QueueForecast(alone, decide(alone, POLICY), MAIN, DurationHistory(), POLICY)
+    assert outlook.median_starts_s([JobId("c")]) == without.median_starts_s([JobId("c")])
 
 
-@pytest.mark.parametrize("after", [(PREP, PREP), (Awaited(JobId("j"), "j", VISION.id),)])
+@pytest.mark.parametrize("after", [(PREP, PREP), (JobDependency(JobId("j"), "j", VISION.id),)])
 def test_what_cannot_be_is_refused_by_field(after) -> None:
     with pytest.raises(SnapshotError, match="after"):
         check_snapshot(cluster([node("n0")], [VISION], pending=[waits("j", "vision", after=after)]))

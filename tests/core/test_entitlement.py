@@ -10,44 +10,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.entitlement import (
-    OURS,
-    Reach,
-    Taking,
-    Victim,
-    in_the_way,
-    less_saturated,
-    may_ask,
-    may_take_all,
-    over_guarantee,
+    DEFAULT_SCOPE,
+    ReclaimScope,
+    ReclaimCheck,
+    ReclaimVictim,
+    first_exceeded_bound,
+    is_less_saturated,
+    may_reclaim,
+    allows_all,
+    is_over_guarantee,
     saturation,
-    sides,
+    diverging_paths,
 )
-from scheduler.core.resources import NO_BOUND, NOTHING, Amounts, Owed, owed_to
+from scheduler.core.resources import UNBOUNDED, ZERO, ResourceVector, Entitlement, build_entitlement
 
 
-def gpus(number: float, cpus: float = 0) -> Amounts:
-    return Amounts(number * 1000, cpus * 1000, 0)
+def gpus(number: float, cpus: float = 0) -> ResourceVector:
+    return ResourceVector(number * 1000, cpus * 1000, 0)
 
 
-def owed(guaranteed: Amounts, share: Amounts | None = None, limit: Amounts = NO_BOUND) -> Owed:
-    return owed_to(guaranteed, limit, guaranteed if share is None else share)
+def owed(guaranteed: ResourceVector, share: ResourceVector | None = None, limit: ResourceVector = UNBOUNDED) -> Entitlement:
+    return build_entitlement(guaranteed, limit, guaranteed if share is None else share)
 
 
 class World(NamedTuple):
     """A tree with what each project is owed and holds."""
 
     paths: dict[str, tuple[str, ...]]
-    owed: dict[str, Owed]
-    held: dict[str, Amounts]
+    owed: dict[str, Entitlement]
+    held: dict[str, ResourceVector]
 
     def taking(
-        self, taker: str, asked: Amounts, preemptible: bool = True, reach: Reach = OURS
-    ) -> Taking[str]:
-        firm = dict.fromkeys(self.held, NOTHING)
-        return Taking(self.paths, self.owed, self.held, firm, taker, asked, preemptible, reach)
+        self, taker: str, asked: ResourceVector, preemptible: bool = True, reach: ReclaimScope = DEFAULT_SCOPE
+    ) -> ReclaimCheck[str]:
+        firm = dict.fromkeys(self.held, ZERO)
+        return ReclaimCheck(self.paths, self.owed, self.held, firm, taker, asked, preemptible, reach)
 
 
-def flat(**projects: tuple[Amounts, Amounts, Amounts]) -> World:
+def flat(**projects: tuple[ResourceVector, ResourceVector, ResourceVector]) -> World:
     """Siblings at the top: guarantee, fair share, held."""
     return World(
         {name: (name,) for name in projects},
@@ -64,8 +64,8 @@ PATH = ("leaf", "top")
 def test_a_limit_anywhere_on_the_path_stops_a_job() -> None:
     promised = {"leaf": owed(gpus(9)), "top": owed(gpus(9), limit=gpus(3))}
     held = {"leaf": gpus(1), "top": gpus(2)}
-    assert in_the_way(PATH, promised, held, held, gpus(1), True) is None
-    obstacle = in_the_way(PATH, promised, held, held, gpus(2), True)
+    assert first_exceeded_bound(PATH, promised, held, held, gpus(1), True) is None
+    obstacle = first_exceeded_bound(PATH, promised, held, held, gpus(2), True)
     assert obstacle is not None
     assert (obstacle.project, obstacle.is_guarantee, obstacle.resources) == (
         "top",
@@ -77,16 +77,16 @@ def test_a_limit_anywhere_on_the_path_stops_a_job() -> None:
 def test_a_resource_that_is_not_asked_for_stops_nobody() -> None:
     promised = {"leaf": owed(gpus(9), limit=gpus(1)), "top": owed(gpus(9))}
     held = {"leaf": gpus(4), "top": gpus(4)}
-    assert in_the_way(PATH, promised, held, held, Amounts(cpu_milli=1), True) is not None
-    assert in_the_way(PATH, promised, held, held, NOTHING, True) is None
+    assert first_exceeded_bound(PATH, promised, held, held, ResourceVector(cpu_milli=1), True) is not None
+    assert first_exceeded_bound(PATH, promised, held, held, ZERO, True) is None
 
 
 def test_only_work_that_is_not_preemptible_needs_room_in_the_guarantees() -> None:
     promised = {"leaf": owed(gpus(2)), "top": owed(gpus(1))}
     held = {"leaf": gpus(5), "top": gpus(5)}
     firm = {"leaf": gpus(1), "top": gpus(1)}
-    assert in_the_way(PATH, promised, held, firm, gpus(1), True) is None
-    obstacle = in_the_way(PATH, promised, held, firm, gpus(1), False)
+    assert first_exceeded_bound(PATH, promised, held, firm, gpus(1), True) is None
+    obstacle = first_exceeded_bound(PATH, promised, held, firm, gpus(1), False)
     assert obstacle is not None and (obstacle.project, obstacle.is_guarantee) == ("top", True)
 
 
@@ -96,16 +96,16 @@ def test_only_work_that_is_not_preemptible_needs_room_in_the_guarantees() -> Non
 def test_who_holds_more_than_its_own_gives() -> None:
     world = flat(taker=(gpus(0), gpus(2), gpus(1)), giver=(gpus(1), gpus(2), gpus(3)))
     taking = world.taking("taker", gpus(1))
-    assert taking.may_take("giver")
-    taking.take("giver", gpus(1))
-    assert not taking.may_take("giver")  # now it holds just its share
-    assert taking.balanced()
+    assert taking.allows("giver")
+    taking.add_victim("giver", gpus(1))
+    assert not taking.allows("giver")  # now it holds just its share
+    assert taking.is_balanced()
 
 
 def test_a_taker_within_its_guarantee_takes_what_is_over_the_givers() -> None:
     world = flat(taker=(gpus(2), gpus(2), gpus(1)), giver=(gpus(1), gpus(3), gpus(3)))
-    assert world.taking("taker", gpus(1)).may_take("giver")
-    assert not world.taking("taker", gpus(2)).may_take("giver")  # with two it would leave its guarantee
+    assert world.taking("taker", gpus(1)).allows("giver")
+    assert not world.taking("taker", gpus(2)).allows("giver")  # with two it would leave its guarantee
 
 
 def test_work_inside_a_guarantee_is_safe_at_every_level() -> None:
@@ -114,17 +114,17 @@ def test_work_inside_a_guarantee_is_safe_at_every_level() -> None:
         {"taker": owed(gpus(2)), "top": owed(gpus(1)), "leaf": owed(gpus(1)), "loud": owed(gpus(0))},
         {"taker": gpus(0), "top": gpus(3), "leaf": gpus(1), "loud": gpus(2)},
     )
-    assert world.taking("taker", gpus(1)).may_take("loud")
-    assert not world.taking("taker", gpus(1)).may_take("leaf")
-    assert world.taking("taker", gpus(1), reach=Reach.kai()).may_take("leaf")
+    assert world.taking("taker", gpus(1)).allows("loud")
+    assert not world.taking("taker", gpus(1)).allows("leaf")
+    assert world.taking("taker", gpus(1), reach=ReclaimScope.kai()).allows("leaf")
 
 
 def test_a_giver_is_over_by_what_the_taker_asks_for() -> None:
     world = flat(taker=(gpus(2), gpus(2), gpus(0)), giver=(gpus(4), gpus(4), gpus(2, cpus=8)))
-    assert not world.taking("taker", gpus(1)).may_take("giver")  # it is over in CPU, of which none is asked
-    assert world.taking("taker", gpus(1), reach=Reach.kai()).may_take("giver")
-    cpu_job = flat(taker=(gpus(0, 9), gpus(0, 9), NOTHING), giver=(gpus(4), gpus(4), gpus(2, cpus=8)))
-    assert cpu_job.taking("taker", gpus(0, 1)).may_take("giver")
+    assert not world.taking("taker", gpus(1)).allows("giver")  # it is over in CPU, of which none is asked
+    assert world.taking("taker", gpus(1), reach=ReclaimScope.kai()).allows("giver")
+    cpu_job = flat(taker=(gpus(0, 9), gpus(0, 9), ZERO), giver=(gpus(4), gpus(4), gpus(2, cpus=8)))
+    assert cpu_job.taking("taker", gpus(0, 1)).allows("giver")
 
 
 def test_the_levels_just_below_the_common_ancestor_are_compared() -> None:
@@ -134,10 +134,10 @@ def test_the_levels_just_below_the_common_ancestor_are_compared() -> None:
         {"a": gpus(1), "b": gpus(3), "a1": gpus(1), "b1": gpus(3)},
     )
     # b1 is over its guarantee, but b as a whole is not over its own
-    assert not world.taking("a1", gpus(1)).may_take("b1")
-    assert sides(("a1", "a"), ("b1", "b")) == (("a1", "a"), ("b1", "b"))
-    assert sides(("x", "a"), ("y", "a")) == (("x",), ("y",))
-    assert sides(("x", "a"), ("a",)) == (("x",), ())
+    assert not world.taking("a1", gpus(1)).allows("b1")
+    assert diverging_paths(("a1", "a"), ("b1", "b")) == (("a1", "a"), ("b1", "b"))
+    assert diverging_paths(("x", "a"), ("y", "a")) == (("x",), ("y",))
+    assert diverging_paths(("x", "a"), ("a",)) == (("x",), ())
 
 
 def test_a_taker_that_is_more_than_full_has_to_be_less_so_than_who_gave() -> None:
@@ -148,7 +148,7 @@ def test_a_taker_that_is_more_than_full_has_to_be_less_so_than_who_gave() -> Non
             {"a": gpus(1), "b": gpus(giver_holds), "a1": gpus(0), "b1": gpus(giver_holds)},
         )
         taking = world.taking("a1", gpus(1))
-        return may_take_all(taking, [Victim("b1", gpus(1))])
+        return allows_all(taking, [ReclaimVictim("b1", gpus(1))])
 
     assert not balance(2) and not balance(3)  # 2 of 1 against 1 of 1, and against 2 of 1
     assert balance(4)
@@ -164,9 +164,9 @@ def test_saturation(held: float, share: float, ratio: float) -> None:
 
 def test_saturation_is_compared_in_involved_resources_only() -> None:
     over, share = gpus(1, cpus=9), gpus(1, cpus=1)
-    assert less_saturated(over, share, gpus(1, 1), share, (True, False, False))
-    assert not less_saturated(over, share, gpus(1, 1), share, (True, True, False))
-    assert less_saturated(over, NO_BOUND, gpus(1, 1), NO_BOUND, (True, True, False))
+    assert is_less_saturated(over, share, gpus(1, 1), share, (True, False, False))
+    assert not is_less_saturated(over, share, gpus(1, 1), share, (True, True, False))
+    assert is_less_saturated(over, UNBOUNDED, gpus(1, 1), UNBOUNDED, (True, True, False))
 
 
 # -- laws -------------------------------------------------------------------------------------------------
@@ -178,42 +178,42 @@ amounts = st.builds(gpus, st.integers(0, 4), st.integers(0, 4))
 def worlds(draw: st.DrawFn) -> World:
     """Two or three tops with up to two leaves each; a top holds what its leaves hold."""
     paths: dict[str, tuple[str, ...]] = {}
-    held: dict[str, Amounts] = {}
+    held: dict[str, ResourceVector] = {}
     for top in "abc"[: draw(st.integers(2, 3))]:
-        paths[top], held[top] = (top,), NOTHING
+        paths[top], held[top] = (top,), ZERO
         for leaf in [f"{top}{i}" for i in range(draw(st.integers(1, 2)))]:
             paths[leaf], held[leaf] = (leaf, top), draw(amounts)
-            held[top] = held[top].plus(held[leaf])
-    promised = {name: owed_to(draw(amounts), NO_BOUND, draw(amounts)) for name in paths}
+            held[top] = held[top].add(held[leaf])
+    promised = {name: build_entitlement(draw(amounts), UNBOUNDED, draw(amounts)) for name in paths}
     return World(paths, promised, held)
 
 
 @given(worlds(), amounts, st.booleans(), st.data())
 def test_whoever_takes_stays_within_its_share(
-    world: World, asked: Amounts, preemptible: bool, data: st.DataObject
+    world: World, asked: ResourceVector, preemptible: bool, data: st.DataObject
 ) -> None:
     leaves = sorted(name for name, path in world.paths.items() if len(path) == 2)
     taker = data.draw(st.sampled_from(leaves))
-    world.owed[taker] = owed_to(asked, NO_BOUND, world.held[taker].plus(asked))
-    assert may_ask(world.owed[taker], world.held[taker], NOTHING, asked, preemptible)
-    assert not may_ask(world.owed[taker], world.held[taker], NOTHING, asked.plus(gpus(1)), preemptible)
+    world.owed[taker] = build_entitlement(asked, UNBOUNDED, world.held[taker].add(asked))
+    assert may_reclaim(world.owed[taker], world.held[taker], ZERO, asked, preemptible)
+    assert not may_reclaim(world.owed[taker], world.held[taker], ZERO, asked.add(gpus(1)), preemptible)
     taking = world.taking(taker, asked, preemptible)
     left = dict(world.held)
     gave = set()
     for leaf in data.draw(st.lists(st.sampled_from(leaves), max_size=4)):
         piece = gpus(min(1.0, left[leaf][0] / 1000), min(1.0, left[leaf][1] / 1000))
-        if leaf != taker and taking.may_take(leaf):
-            _, givers = sides(world.paths[taker], world.paths[leaf])
+        if leaf != taker and taking.allows(leaf):
+            _, givers = diverging_paths(world.paths[taker], world.paths[leaf])
             for level in givers:  # nothing inside a guarantee goes
-                assert over_guarantee(world.owed[level], left[level])
-            taking.take(leaf, piece)
+                assert is_over_guarantee(world.owed[level], left[level])
+            taking.add_victim(leaf, piece)
             for level in world.paths[leaf]:
-                left[level] = left[level].minus(piece)
+                left[level] = left[level].subtract(piece)
                 gave.add(level)
-    if not taking.balanced():
+    if not taking.is_balanced():
         return
     for level in world.paths[taker]:
-        now, share = left[level].plus(asked), world.owed[level].fair_share
+        now, share = left[level].add(asked), world.owed[level].fair_share
         if not preemptible:
             assert asked.fits_in(world.owed[level].guaranteed)
         for sibling in gave:
@@ -225,14 +225,14 @@ def test_whoever_takes_stays_within_its_share(
 
 
 @given(st.lists(amounts, min_size=6, max_size=6), st.builds(gpus, st.integers(1, 2), st.integers(0, 2)))
-def test_what_was_taken_is_never_taken_back(drawn: list[Amounts], job: Amounts) -> None:
+def test_what_was_taken_is_never_taken_back(drawn: list[ResourceVector], job: ResourceVector) -> None:
     promised_a, spare_a, held_a, promised_b, share_b, spare_b = drawn
-    held_b = job.plus(spare_b)
-    world = flat(a=(promised_a, held_a.plus(job).plus(spare_a), held_a), b=(promised_b, share_b, held_b))
-    if not may_take_all(world.taking("a", job), [Victim("b", job)]):
+    held_b = job.add(spare_b)
+    world = flat(a=(promised_a, held_a.add(job).add(spare_a), held_a), b=(promised_b, share_b, held_b))
+    if not allows_all(world.taking("a", job), [ReclaimVictim("b", job)]):
         return
-    after = world._replace(held={"a": world.held["a"].plus(job), "b": world.held["b"].minus(job)})
+    after = world._replace(held={"a": world.held["a"].add(job), "b": world.held["b"].subtract(job)})
     assert not (
-        may_ask(after.owed["b"], after.held["b"], NOTHING, job, True)
-        and may_take_all(after.taking("b", job), [Victim("a", job)])
+        may_reclaim(after.owed["b"], after.held["b"], ZERO, job, True)
+        and allows_all(after.taking("b", job), [ReclaimVictim("a", job)])
     )

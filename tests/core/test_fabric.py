@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.words.fabric import Fabric, Reached, addresses_from_above, faults_of, lacking, place, reached_by
+from portal.words.fabric import GangFabric, InterfaceAddress, allocatable_addresses, fabric_errors, missing_requirements, format_endpoint, node_address
 
 ETH = {
     "name": "eth0",
@@ -29,69 +29,69 @@ HELLO = {
 @pytest.mark.parametrize(
     ("chosen", "named", "there"),
     [
-        ("", "", Reached("eth0", "192.0.2.7")),
-        ("", "ib0", Reached("ib0", "fd00:9::7")),
-        ("eth0", "ib0", Reached("eth0", "192.0.2.7")),
-        ("", "2001:db8::/32", Reached("eth0", "2001:db8::7")),
-        ("", "fd00:9::/64", Reached("ib0", "fd00:9::7")),
+        ("", "", InterfaceAddress("eth0", "192.0.2.7")),
+        ("", "ib0", InterfaceAddress("ib0", "fd00:9::7")),
+        ("eth0", "ib0", InterfaceAddress("eth0", "192.0.2.7")),
+        ("", "2001:db8::/32", InterfaceAddress("eth0", "2001:db8::7")),
+        ("", "fd00:9::/64", InterfaceAddress("ib0", "fd00:9::7")),
         ("", "10.9.0.0/16", None),
         ("", "ib7", None),
         ("ib7", "eth0", None),
     ],
 )
 def test_a_choice_for_the_node_comes_first_then_what_the_pool_names(chosen, named, there) -> None:
-    assert reached_by([ETH, IB], chosen, named) == there
+    assert node_address([ETH, IB], chosen, named) == there
 
 
 def test_an_agent_of_before_told_one_address() -> None:
-    assert reached_by([ETH, OLD], "", "10.9.0.0/16") == Reached("ib0", "10.9.0.7")
+    assert node_address([ETH, OLD], "", "10.9.0.0/16") == InterfaceAddress("ib0", "10.9.0.7")
 
 
 @pytest.mark.parametrize(
     ("runtime", "fabric", "said"),
     [
-        ("podman", Fabric(), ""),
-        ("podman", Fabric("ib0", "", ("/dev/infiniband/uverbs*",), "mlx5_0"), ""),
-        ("podman", Fabric("ib7"), "It has no interface ib7."),
-        ("podman", Fabric("10.9.0.0/16"), "It has no address in 10.9.0.0/16."),
-        ("podman", Fabric("", "fabric0"), ""),
-        ("podman", Fabric("", "fabric7"), "Its podman has no network fabric7."),
-        ("docker", Fabric("", "fabric7"), ""),  # it does not say: the start will
-        ("podman", Fabric(devices=("/dev/infiniband/uverbs7",)), "It lends no /dev/infiniband/uverbs7."),
-        ("process", Fabric("ib0"), ""),
+        ("podman", GangFabric(), ""),
+        ("podman", GangFabric("ib0", "", ("/dev/infiniband/uverbs*",), "mlx5_0"), ""),
+        ("podman", GangFabric("ib7"), "It has no interface ib7."),
+        ("podman", GangFabric("10.9.0.0/16"), "It has no address in 10.9.0.0/16."),
+        ("podman", GangFabric("", "fabric0"), ""),
+        ("podman", GangFabric("", "fabric7"), "Its podman has no network fabric7."),
+        ("docker", GangFabric("", "fabric7"), ""),  # it does not say: the start will
+        ("podman", GangFabric(devices=("/dev/infiniband/uverbs7",)), "It lends no /dev/infiniband/uverbs7."),
+        ("process", GangFabric("ib0"), ""),
         (
             "process",
-            Fabric("ib7", "", ("/dev/infiniband/*",)),
+            GangFabric("ib7", "", ("/dev/infiniband/*",)),
             "It has no interface ib7. It runs plain processes, which join no network and are handed no devices.",
         ),
     ],
 )
-def test_what_a_node_lacks_is_named(runtime: str, fabric: Fabric, said: str) -> None:
-    assert lacking(HELLO, runtime, "", fabric) == said
+def test_what_a_node_lacks_is_named(runtime: str, fabric: GangFabric, said: str) -> None:
+    assert missing_requirements(HELLO, runtime, "", fabric) == said
 
 
 def test_an_agent_that_tells_nothing_lacks_nothing() -> None:
-    assert lacking({}, "podman", "", Fabric("ib0", "", ("/dev/infiniband/*",))) == ""
+    assert missing_requirements({}, "podman", "", GangFabric("ib0", "", ("/dev/infiniband/*",))) == ""
 
 
 @pytest.mark.parametrize(
     ("fabric", "field"),
     [
-        (Fabric("10.9.0.1/16"), "fabric_interface"),
-        (Fabric("ib0; rm"), "fabric_interface"),
-        (Fabric("ib0", "fabric0"), "fabric_interface"),
-        (Fabric(network="host"), "fabric_network"),
-        (Fabric(network="fw-lab-jother"), "fabric_network"),
-        (Fabric(network="container:x"), "fabric_network"),
-        (Fabric(devices=("/dev/../etc/passwd",)), "fabric_devices"),
-        (Fabric(devices=("/etc/passwd",)), "fabric_devices"),
-        (Fabric(devices=("/dev/a",) * 65), "fabric_devices"),
-        (Fabric(adapters="mlx5_0 x"), "fabric_adapters"),
+        (GangFabric("10.9.0.1/16"), "fabric_interface"),
+        (GangFabric("ib0; rm"), "fabric_interface"),
+        (GangFabric("ib0", "fabric0"), "fabric_interface"),
+        (GangFabric(network="host"), "fabric_network"),
+        (GangFabric(network="fw-lab-jother"), "fabric_network"),
+        (GangFabric(network="container:x"), "fabric_network"),
+        (GangFabric(devices=("/dev/../etc/passwd",)), "fabric_devices"),
+        (GangFabric(devices=("/etc/passwd",)), "fabric_devices"),
+        (GangFabric(devices=("/dev/a",) * 65), "fabric_devices"),
+        (GangFabric(adapters="mlx5_0 x"), "fabric_adapters"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_at_its_field(fabric: Fabric, field: str) -> None:
-    assert set(faults_of(fabric)) == {field}
-    assert faults_of(Fabric("fd00:9::/64", "", ("/dev/infiniband/uverbs[0-3]",), "^mlx5_0:1,mlx5_1")) == {}
+def test_what_cannot_be_meant_is_refused_at_its_field(fabric: GangFabric, field: str) -> None:
+    assert set(fabric_errors(fabric)) == {field}
+    assert fabric_errors(GangFabric("fd00:9::/64", "", ("/dev/infiniband/uverbs[0-3]",), "^mlx5_0:1,mlx5_1")) == {}
 
 
 @given(
@@ -104,7 +104,7 @@ def test_addresses_are_of_the_upper_half_each_once_and_never_of_everybody(first,
     last = min(first + size, 255)
     ends = [str(subnet[first]), str(subnet[last])]
     told = {"name": "n", "subnets": [{"subnet": version, "range": ends, "gateway": str(subnet[1])}]}
-    found = [ipaddress.ip_address(each) for each in addresses_from_above(told)]
+    found = [ipaddress.ip_address(each) for each in allocatable_addresses(told)]
     assert len(found) == len(set(found)) <= 256
     assert all(subnet[first] <= each <= subnet[last] for each in found)
     assert not {subnet[0], subnet[1], subnet[-1]} & set(found)
@@ -114,4 +114,4 @@ def test_addresses_are_of_the_upper_half_each_once_and_never_of_everybody(first,
 
 
 def test_an_address_of_ipv6_stands_in_brackets_for_people() -> None:
-    assert (place("10.1.2.3", 29400), place("fd00::1", 29400)) == ("10.1.2.3:29400", "[fd00::1]:29400")
+    assert (format_endpoint("10.1.2.3", 29400), format_endpoint("fd00::1", 29400)) == ("10.1.2.3:29400", "[fd00::1]:29400")

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.cluster import WHOLE_MILLI, Snapshot
-from scheduler.core.gang import shape_of
-from scheduler.core.ground import Cells, Ground, Need, Survey
-from scheduler.core.placement import Floor
+from scheduler.core.gang import build_task_shape
+from scheduler.core.ground import BucketOccupancy, CapacityBuckets, BucketRequest, BucketBuilder
+from scheduler.core.placement import NodePlacer
 from tests.core.drawn import snapshots
 
 MILLI = st.sampled_from([WHOLE_MILLI, WHOLE_MILLI, 500, 300, 250])
 NEEDS = st.builds(
-    Need, st.integers(1, 3), MILLI, st.sampled_from([(0,), (1,), (0, 1)]), st.integers(0, 2)
+    BucketRequest, st.integers(1, 3), MILLI, st.sampled_from([(0,), (1,), (0, 1)]), st.integers(0, 2)
 ).map(lambda need: need._replace(tenant=0) if need.milli == WHOLE_MILLI else need)
 
 
 @st.composite
-def grounds(draw: st.DrawFn) -> Ground:
+def grounds(draw: st.DrawFn) -> CapacityBuckets:
     sorts = tuple(draw(st.lists(st.integers(0, 1), min_size=1, max_size=4)))
     whole = tuple(draw(st.integers(0, 4)) for _ in sorts)
     shared = {
@@ -31,21 +31,21 @@ def grounds(draw: st.DrawFn) -> Ground:
     }  # fmt: skip
     carrying = [gpu for gpus in shared.values() for gpu in gpus]
     tenants = {gpu: draw(st.sampled_from([-1, 1, 2])) for gpu in carrying if draw(st.booleans())}
-    return Ground((*sorts, 0, 1), (*whole, 0, 0), shared, 1_000, tenants)
+    return CapacityBuckets((*sorts, 0, 1), (*whole, 0, 0), shared, 1_000, tenants)
 
 
-def with_sizes(ground: Ground, needs: Iterable[Need]) -> tuple[Cells, Callable[[Need], int]]:
+def with_sizes(ground: CapacityBuckets, needs: Iterable[BucketRequest]) -> tuple[BucketOccupancy, Callable[[BucketRequest], int]]:
     """The cells, and how many tasks surely find places there now."""
     sizes = list(dict.fromkeys(need.size for need in needs))
-    cells = Cells(ground, sizes)
+    cells = BucketOccupancy(ground, sizes)
 
-    def room(need: Need) -> int:
-        return int(cells.room[sizes.index(need.size), list(need.sorts)].sum())
+    def room(need: BucketRequest) -> int:
+        return int(cells.fit_counts[sizes.index(need.size), list(need.bucket_types)].sum())
 
     return cells, room
 
 
-def milli_free(cells: Cells) -> Counter[tuple[int, tuple[int, tuple[int, ...]], object]]:
+def milli_free(cells: BucketOccupancy) -> Counter[tuple[int, tuple[int, tuple[int, ...]], object]]:
     """How many cells of each sort have how much, and of this for each tenant alone."""
     return Counter(
         (
@@ -53,7 +53,7 @@ def milli_free(cells: Cells) -> Counter[tuple[int, tuple[int, tuple[int, ...]], 
             state,
             tuple((who, *sorted(of.values())) for who, of in sorted(cells._own.get(cell, {}).items())),
         )
-        for sort, having in enumerate(cells._having)
+        for sort, having in enumerate(cells._buckets_by_state)
         for state, mine in having.items()
         for cell in mine
     )
@@ -66,7 +66,7 @@ def test_what_is_taken_comes_back_and_nothing_is_given_twice(ground, needs, dice
     taken = []
     for need in needs:
         fits = room(need) >= 1
-        place = cells.take(need, need.sorts)
+        place = cells.allocate(need, need.sorts)
         assert (place is not None) is fits
         if place is not None:
             assert ground.sort_of[place[0]] in need.sorts
@@ -75,16 +75,16 @@ def test_what_is_taken_comes_back_and_nothing_is_given_twice(ground, needs, dice
             assert whole >= 0 and all(0 <= milli < WHOLE_MILLI for milli in shared)
     dice.shuffle(taken)
     for place in taken:
-        cells.give(place)
+        cells.release(place)
     assert milli_free(cells) == before
     assert [room(need) for need in needs] == rooms
 
 
 @given(grounds(), NEEDS, st.integers(1, 6))
-def test_a_gang_for_which_there_is_room_finds_all_its_places(ground: Ground, need: Need, count: int) -> None:
+def test_a_gang_for_which_there_is_room_finds_all_its_places(ground: CapacityBuckets, need: BucketRequest, count: int) -> None:
     cells, room = with_sizes(ground, [need])
     if room(need) >= count:
-        assert all(cells.take(need, need.sorts) is not None for _ in range(count))
+        assert all(cells.allocate(need, need.bucket_types) is not None for _ in range(count))
 
 
 @given(snapshots(), st.booleans())
@@ -96,15 +96,15 @@ def test_cells_hold_one_task_where_the_floor_does(snapshot: Snapshot, apart: boo
         ]
         rows = [row for row in snapshot.pending if row.gpus_per_task == 1]
         shapes = [
-            shape_of(row.ask, row.project, tuple(sorted(row.avoid_nodes)), row.node_affinity, 1)[0]
+            build_task_shape(row.task_request, row.project, tuple(sorted(row.avoid_nodes)), row.node_affinity, 1)[0]
             for row in rows
         ]
         here = [row for row in snapshot.running if row.pool == pool] if apart else None
-        survey = Survey(nodes, shapes, [row.nodes for row in snapshot.reservations], here)
-        running = [survey.places(row.tasks) for row in snapshot.running if row.pool == pool.id]
-        needs = [survey.need(shape) for shape in shapes]
-        _, room = with_sizes(survey.ground(running), needs)
-        floor = Floor(nodes, "pack")
-        floor.let_share(here)
+        survey = BucketBuilder(nodes, shapes, [row.nodes for row in snapshot.reservations], here)
+        running = [survey.slots_of(row.tasks) for row in snapshot.running if row.pool == pool.id]
+        needs = [survey.request_for(shape) for shape in shapes]
+        _, room = with_sizes(survey.build(running), needs)
+        floor = NodePlacer(nodes, "pack")
+        floor.load_tenants(here)
         for shape, need in zip(shapes, needs, strict=True):
             assert (room(need) >= 1) is bool(floor.capacity(shape).sum() >= 1)

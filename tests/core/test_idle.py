@@ -8,37 +8,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.idle import (
-    LATE_S,
-    GpuUse,
-    Minute,
-    Quiet,
-    Rule,
-    Step,
-    ToolUse,
-    Watched,
-    quiet_since_s,
-    step,
+    STALE_AFTER_S,
+    GpuActivity,
+    GpuUsageMinute,
+    InactivePeriod,
+    IdlePolicy,
+    IdleStep,
+    ToolActivity,
+    WorkspaceIdleState,
+    inactive_since_s,
+    next_step,
 )
 
 NOW_S = 1_000_020.0
-QUIET = GpuUse(Quiet(NOW_S - 7200.0, NOW_S - 20.0))
-TOOL = ToolUse(NOW_S - 7200.0, NOW_S - 30.0)
-IDLE = Watched(NOW_S - 9000.0, QUIET, TOOL)
-SUSPEND, NOTIFY = Rule("suspend", 3600.0), Rule("notify", 3600.0)
+QUIET = GpuActivity(InactivePeriod(NOW_S - 7200.0, NOW_S - 20.0))
+TOOL = ToolActivity(NOW_S - 7200.0, NOW_S - 30.0)
+IDLE = WorkspaceIdleState(NOW_S - 9000.0, QUIET, TOOL)
+SUSPEND, NOTIFY = IdlePolicy("suspend", 3600.0), IdlePolicy("notify", 3600.0)
 
 
-def minutes(*use: float | None, samples: int = 60, begin_s: float = 0.0) -> list[Minute]:
-    return [Minute(begin_s + 60.0 * n, samples, each) for n, each in enumerate(use)]
+def minutes(*use: float | None, samples: int = 60, begin_s: float = 0.0) -> list[GpuUsageMinute]:
+    return [GpuUsageMinute(begin_s + 60.0 * n, samples, each) for n, each in enumerate(use)]
 
 
 def test_quiet_minutes_follow_one_another_without_a_gap() -> None:
-    assert GpuUse().after(minutes(0.0, 1.0, 2.9), 3.0) == GpuUse(Quiet(0.0, 180.0))
-    assert GpuUse().after(minutes(0.0, 3.0, 0.0), 3.0) == GpuUse(Quiet(120.0, 180.0), 120.0)
-    assert GpuUse().after(minutes(0.0, None, 0.0), 3.0) == GpuUse(Quiet(120.0, 180.0))  # not measured
-    assert GpuUse().after([Minute(0.0, 60, 0.0), Minute(120.0, 60, 0.0)], 3.0) == GpuUse(Quiet(120.0, 180.0))
-    assert GpuUse().after(minutes(0.0, 0.0, samples=20), 3.0) == GpuUse()  # hardly measured
-    assert GpuUse().after(minutes(0.0, 50.0), 3.0) == GpuUse(None, 120.0)
-    assert GpuUse().after(minutes(0.0), 0.0) == GpuUse(None, 60.0)
+    assert GpuActivity().extended_by(minutes(0.0, 1.0, 2.9), 3.0) == GpuActivity(InactivePeriod(0.0, 180.0))
+    assert GpuActivity().extended_by(minutes(0.0, 3.0, 0.0), 3.0) == GpuActivity(InactivePeriod(120.0, 180.0), 120.0)
+    assert GpuActivity().extended_by(minutes(0.0, None, 0.0), 3.0) == GpuActivity(InactivePeriod(120.0, 180.0))  # not measured
+    assert GpuActivity().extended_by([GpuUsageMinute(0.0, 60, 0.0), GpuUsageMinute(120.0, 60, 0.0)], 3.0) == GpuActivity(InactivePeriod(120.0, 180.0))
+    assert GpuActivity().extended_by(minutes(0.0, 0.0, samples=20), 3.0) == GpuActivity()  # hardly measured
+    assert GpuActivity().extended_by(minutes(0.0, 50.0), 3.0) == GpuActivity(None, 120.0)
+    assert GpuActivity().extended_by(minutes(0.0), 0.0) == GpuActivity(None, 60.0)
 
 
 @given(
@@ -46,49 +46,49 @@ def test_quiet_minutes_follow_one_another_without_a_gap() -> None:
     st.lists(st.integers(0, 15), max_size=4),
 )
 def test_it_does_not_matter_in_how_many_looks_minutes_are_read(use, cuts) -> None:
-    rows = [Minute(60.0 * n, 60, each) for n, each in enumerate(use) if each != "gap"]
-    whole, parted = GpuUse().after(rows, 3.0), GpuUse()
+    rows = [GpuUsageMinute(60.0 * n, 60, each) for n, each in enumerate(use) if each != "gap"]
+    whole, parted = GpuActivity().extended_by(rows, 3.0), GpuActivity()
     for cut in [*sorted(cuts), len(rows)]:
-        parted = parted.after(rows[:cut], 3.0)  # each look reads again what an earlier one has read
+        parted = parted.extended_by(rows[:cut], 3.0)  # each look reads again what an earlier one has read
     assert parted == whole
-    if whole.quiet is not None:
-        inside = [row for row in rows if whole.quiet.since_s <= row.start_s < whole.quiet.until_s]
-        assert len(inside) * 60.0 == whole.quiet.until_s - whole.quiet.since_s
+    if whole.inactive is not None:
+        inside = [row for row in rows if whole.inactive.since_s <= row.start_s < whole.inactive.until_s]
+        assert len(inside) * 60.0 == whole.inactive.until_s - whole.inactive.since_s
         assert all(row.use_percent is not None and row.use_percent < 3.0 for row in inside)
 
 
 def test_both_must_be_known_to_be_quiet() -> None:
-    assert quiet_since_s(IDLE, NOW_S) == NOW_S - 7200.0
-    assert quiet_since_s(replace(IDLE, ready_s=NOW_S - 60.0), NOW_S) == NOW_S - 60.0
+    assert inactive_since_s(IDLE, NOW_S) == NOW_S - 7200.0
+    assert inactive_since_s(replace(IDLE, ready_s=NOW_S - 60.0), NOW_S) == NOW_S - 60.0
     used = replace(TOOL, used_s=NOW_S - 100.0)
-    assert quiet_since_s(replace(IDLE, tool=used), NOW_S) == NOW_S - 100.0  # a busy kernel without GPU use
+    assert inactive_since_s(replace(IDLE, tool=used), NOW_S) == NOW_S - 100.0  # a busy kernel without GPU use
     lost = (
-        replace(IDLE, gpu=GpuUse()),
+        replace(IDLE, gpu=GpuActivity()),
         replace(IDLE, tool=None),
         replace(
-            IDLE, gpu=GpuUse(Quiet(0.0, NOW_S - LATE_S - 1.0))
+            IDLE, gpu=GpuActivity(InactivePeriod(0.0, NOW_S - STALE_AFTER_S - 1.0))
         ),  # the stream is lost: no more minutes come
-        replace(IDLE, tool=replace(TOOL, seen_s=NOW_S - LATE_S - 1.0)),  # nobody reaches the server
+        replace(IDLE, tool=replace(TOOL, seen_s=NOW_S - STALE_AFTER_S - 1.0)),  # nobody reaches the server
     )
     for each in lost:
-        assert quiet_since_s(each, NOW_S) is None
-        assert step(each, SUSPEND, NOW_S) is Step.NOTHING
-        assert step(replace(each, counts_down=True, stops_s=NOW_S - 1.0), SUSPEND, NOW_S) is Step.END
+        assert inactive_since_s(each, NOW_S) is None
+        assert next_step(each, SUSPEND, NOW_S) is IdleStep.NOTHING
+        assert next_step(replace(each, counts_down=True, stops_s=NOW_S - 1.0), SUSPEND, NOW_S) is IdleStep.CANCEL_COUNTDOWN
 
 
 def test_from_idle_to_a_countdown_to_suspended() -> None:
-    assert step(IDLE, replace(SUSPEND, after_s=7201.0), NOW_S) is Step.NOTHING
-    assert step(IDLE, SUSPEND, NOW_S) is Step.BEGIN
+    assert next_step(IDLE, replace(SUSPEND, after_s=7201.0), NOW_S) is IdleStep.NOTHING
+    assert next_step(IDLE, SUSPEND, NOW_S) is IdleStep.START_COUNTDOWN
     counting = replace(IDLE, counts_down=True, stops_s=NOW_S + 60.0)
-    assert step(counting, SUSPEND, NOW_S) is Step.NOTHING
-    assert step(replace(counting, stops_s=NOW_S), SUSPEND, NOW_S) is Step.SUSPEND
-    assert step(replace(counting, kept_until_s=NOW_S + 1.0), SUSPEND, NOW_S) is Step.END
-    assert step(replace(counting, kept_until_s=NOW_S - 1.0), SUSPEND, NOW_S) is Step.NOTHING
-    assert step(counting, replace(SUSPEND, action="off"), NOW_S) is Step.END
+    assert next_step(counting, SUSPEND, NOW_S) is IdleStep.NOTHING
+    assert next_step(replace(counting, stops_s=NOW_S), SUSPEND, NOW_S) is IdleStep.SUSPEND
+    assert next_step(replace(counting, kept_until_s=NOW_S + 1.0), SUSPEND, NOW_S) is IdleStep.CANCEL_COUNTDOWN
+    assert next_step(replace(counting, kept_until_s=NOW_S - 1.0), SUSPEND, NOW_S) is IdleStep.NOTHING
+    assert next_step(counting, replace(SUSPEND, action="off"), NOW_S) is IdleStep.CANCEL_COUNTDOWN
     # turned from one to the other meanwhile: an end is told a whole countdown before, or not at all
-    assert step(replace(counting, stops_s=None), SUSPEND, NOW_S) is Step.BEGIN
-    assert step(counting, NOTIFY, NOW_S) is Step.BEGIN
-    assert step(replace(counting, stops_s=None), NOTIFY, NOW_S) is Step.NOTHING
+    assert next_step(replace(counting, stops_s=None), SUSPEND, NOW_S) is IdleStep.START_COUNTDOWN
+    assert next_step(counting, NOTIFY, NOW_S) is IdleStep.START_COUNTDOWN
+    assert next_step(replace(counting, stops_s=None), NOTIFY, NOW_S) is IdleStep.NOTHING
 
 
 times = st.floats(0.0, 3e4)
@@ -107,19 +107,19 @@ def test_nobody_is_suspended_but_who_was_told_and_is_known_to_be_quiet(
     gpu, tool, kept, stops, counts, action, after
 ) -> None:
     now_s = 3e4
-    watched = Watched(
+    watched = WorkspaceIdleState(
         0.0,
-        GpuUse(Quiet(min(gpu), max(gpu)) if gpu else None),
-        ToolUse(min(tool[:2]), max(tool[:2]), tool[2]) if tool else None,
+        GpuActivity(InactivePeriod(min(gpu), max(gpu)) if gpu else None),
+        ToolActivity(min(tool[:2]), max(tool[:2]), tool[2]) if tool else None,
         kept,
         counts,
         stops if counts else None,
     )
-    if step(watched, Rule(action, after), now_s) is not Step.SUSPEND:
+    if next_step(watched, IdlePolicy(action, after), now_s) is not IdleStep.SUSPEND:
         return
-    assert action == "suspend" and counts and watched.stops_s is not None and watched.stops_s <= now_s
+    assert action == "suspend" and counts and watched.suspend_at_s is not None and watched.suspend_at_s <= now_s
     assert kept is None or kept <= now_s
-    assert watched.gpu.quiet is not None and now_s - watched.gpu.quiet.until_s <= LATE_S
-    assert watched.tool is not None and now_s - watched.tool.seen_s <= LATE_S
-    assert now_s - watched.gpu.quiet.since_s >= after and now_s - watched.tool.since_s >= after
-    assert now_s - (watched.tool.used_s or 0.0) >= after
+    assert watched.gpu.inactive is not None and now_s - watched.gpu.inactive.until_s <= STALE_AFTER_S
+    assert watched.tool is not None and now_s - watched.tool.last_polled_s <= STALE_AFTER_S
+    assert now_s - watched.gpu.inactive.since_s >= after and now_s - watched.tool.since_s >= after
+    assert now_s - (watched.tool.last_active_s or 0.0) >= after

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from scheduler.core.cluster import Snapshot
 from scheduler.core.decide import _Decision
-from scheduler.core.in_turn import in_turn
+from scheduler.core.in_turn import sort_fairly
 from scheduler.core.policy import Policy
-from scheduler.core.turns import TurnQueue
+from scheduler.core.turns import JobQueue
 from tests.core.drawn import cluster, crowded, node, project, quota, snapshots, waits
 
 
@@ -22,12 +22,12 @@ def orders(snapshot: Snapshot) -> list[tuple[list[str], list[str]]]:
     started = {start.job for start in decision.plan().starts}
     found = []
     for pool, scene in decision.scenes.items():
-        first = (gang for group in decision._table.first_in[pool] for gang in group)
+        first = (gang for group in decision._session.by_first_pool[pool] for gang in group)
         waiting = [gang for gang in first if gang.job not in started]
-        queue, one_by_one = TurnQueue(scene, waiting), []
+        queue, one_by_one = JobQueue(scene, waiting), []
         while (gang := queue.pop()) is not None:
             one_by_one.append(str(gang.job))
-        found.append((one_by_one, [str(gang.job) for gang in in_turn(scene, waiting)]))
+        found.append((one_by_one, [str(gang.job) for gang in sort_fairly(scene, waiting)]))
     return found
 
 

@@ -16,7 +16,7 @@ from scheduler.core.check import RowKind, SnapshotError, check_plan, check_snaps
 from scheduler.core.cluster import (
     GpuShare,
     GpuUuid,
-    Near,
+    TopologyConstraint,
     NodeId,
     PoolId,
     PoolRow,
@@ -27,7 +27,7 @@ from scheduler.core.cluster import (
     UserId,
 )
 from scheduler.core.decide import decide
-from scheduler.core.isolate import isolate
+from scheduler.core.isolate import isolate_faults
 from scheduler.core.policy import Policy
 from tests.core.drawn import NOW_S, cluster, node, project, quota, runs, snapshots, started, waits
 
@@ -134,7 +134,7 @@ CORRUPTED: list[tuple[str, RowKind, str, Snapshot]] = [
 def test_unrelated_job_starts_and_invalid_row_is_named(kind: RowKind, row: str, snapshot: Snapshot) -> None:
     with pytest.raises(SnapshotError):
         check_snapshot(snapshot)
-    found = isolate(snapshot)
+    found = isolate_faults(snapshot)
     assert (kind, row) in {(fault.kind, fault.row) for fault in found.faults}
     plan = decide(found.snapshot, POLICY)
     check_plan(found.snapshot, plan)
@@ -164,17 +164,17 @@ def test_unrelated_job_starts_and_invalid_row_is_named(kind: RowKind, row: str, 
 )
 def test_only_jobs_that_depend_on_the_row_are_left_out(name: str, left_out: set[str]) -> None:
     snapshot = next(each[3] for each in CORRUPTED if each[0] == name)
-    found = isolate(snapshot)
+    found = isolate_faults(snapshot)
     assert {verdict.job for verdict in found.verdicts} == left_out
     for verdict in found.verdicts:
         assert verdict.code is VerdictCode.INVALID_DATA
-        assert "dministrator" in verdict.sentence and len(verdict.sentence) > 40
+        assert "dministrator" in verdict.message and len(verdict.message) > 40
 
 
 def test_job_for_another_pool_starts_there_though_the_quota_of_one_pool_is_invalid() -> None:
     either = waits("either", "vision", pools=(PoolId("main"), OTHER))
     snapshot = world(quotas=(replace(QUOTA, weight=math.nan),), pending=(either,))
-    found = isolate(snapshot)
+    found = isolate_faults(snapshot)
     assert not found.verdicts
     assert {task.node for start in decide(found.snapshot, POLICY).starts for task in start.tasks} == {"good"}
 
@@ -182,10 +182,10 @@ def test_job_for_another_pool_starts_there_though_the_quota_of_one_pool_is_inval
 def test_job_that_asks_for_an_invalid_topology_waits_with_its_name() -> None:
     snapshot = world(
         topologies=(TopologyRow("fabric", ("rack", "rack")),),
-        pending=(waits("near", "vision", near=Near("fabric", "rack")),),
+        pending=(waits("near", "vision", near=TopologyConstraint("fabric", "rack")),),
     )
-    (verdict,) = isolate(snapshot).verdicts
-    assert verdict.job == "near" and "fabric" in verdict.sentence
+    (verdict,) = isolate_faults(snapshot).verdicts
+    assert verdict.job == "near" and "fabric" in verdict.message
 
 
 def test_running_job_of_a_project_with_an_invalid_quota_is_not_reclaimed() -> None:
@@ -194,14 +194,14 @@ def test_running_job_of_a_project_with_an_invalid_quota_is_not_reclaimed() -> No
         [node("n0")], [project("vision"), project("nlp")],
         [quota("vision", 4, weight=math.nan), quota("nlp", 4)], running=full, pending=[waits("j", "nlp", 4)],
     )  # fmt: skip
-    plan = decide(isolate(snapshot).snapshot, POLICY)
+    plan = decide(isolate_faults(snapshot).snapshot, POLICY)
     assert not plan.evictions and not plan.starts
 
 
 def test_usage_of_an_invalid_running_job_stays_counted() -> None:
     """A second task on an unknown node does not free what the first one holds."""
     broken = replace(RUNNING, tasks=(TASK, replace(TASK, node=NodeId("gone"))))
-    found = isolate(world(running=(broken,)))
+    found = isolate_faults(world(running=(broken,)))
     (row,) = found.snapshot.running
     assert row.tasks == (TASK,) and not row.preemptible
     (bad,) = [each for each in found.snapshot.nodes if each.id == "bad"]
@@ -210,7 +210,7 @@ def test_usage_of_an_invalid_running_job_stays_counted() -> None:
 
 def test_known_fault_of_the_reader_is_isolated_though_the_row_passes_the_checks() -> None:
     (fault,) = find_faults(world(nodes=(replace(BAD, cpu_milli=-1), GOOD)))
-    found = isolate(SOUND, [fault])
+    found = isolate_faults(SOUND, [fault])
     assert not next(each for each in found.snapshot.nodes if each.id == "bad").schedulable
 
 
@@ -280,7 +280,7 @@ def _corrupt(draw: st.DrawFn, table: str, row: Any, snapshot: Snapshot) -> Any:
 @given(corrupted())
 def test_any_corrupted_snapshot_is_decided_without_using_what_is_invalid(snapshot: Snapshot) -> None:
     faults = find_faults(snapshot)
-    found = isolate(snapshot)
+    found = isolate_faults(snapshot)
     check_snapshot(found.snapshot)
     plan = decide(found.snapshot, POLICY)
     check_plan(found.snapshot, plan)

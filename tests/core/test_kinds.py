@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from portal.words.reasons import VerdictCode
-from scheduler.core.carry import after_commit
+from scheduler.core.carry import apply_plan
 from scheduler.core.check import PlanError, check_plan
 from scheduler.core.cluster import GpuRow, GpuUuid, NodeRow
 from scheduler.core.decide import decide
-from scheduler.core.memory import Memory
+from scheduler.core.memory import DecisionCache
 from scheduler.core.policy import Policy
 from tests.core.drawn import PLACEMENTS, cluster, node, project, started, waits
 
@@ -77,7 +77,7 @@ def test_a_plan_that_mixes_them_up_is_no_plan() -> None:
 )  # fmt: skip
 def test_what_no_gpu_here_is_like_is_never(asks, sentence) -> None:
     (verdict,) = one(sliced("n0", 2, 1), **asks).verdicts
-    assert (verdict.code, verdict.sentence) == (VerdictCode.NEVER, sentence)
+    assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, sentence)
 
 
 def test_a_capability_that_is_not_known_is_not_enough() -> None:
@@ -89,14 +89,14 @@ def test_a_slice_counts_as_one_gpu_and_is_carried_along() -> None:
     snapshot = cluster([sliced("n0", 2)], [project("p")], pending=[waits("j", "p", mig_profile=SLICE)])
     plan = decide(snapshot, POLICY)
     assert [share.milli for start in plan.starts for task in start.tasks for share in task.gpus] == [1000]
-    (row,) = after_commit(snapshot, plan).running
+    (row,) = apply_plan(snapshot, plan).running
     assert row.mig_profile == SLICE
 
 
 def test_another_layout_is_seen_by_a_decision_that_remembers() -> None:
-    memory = Memory()
+    memory = DecisionCache()
     snapshot = cluster([sliced("n0", 2)], [project("p")], pending=[waits("j", "p", 2)])
-    assert decide(snapshot, POLICY, memory).verdicts[0].code is VerdictCode.NEVER
+    assert decide(snapshot, POLICY, memory).verdicts[0].code is VerdictCode.UNSATISFIABLE
     merged = tuple(replace(gpu, mig_profile=None) for gpu in snapshot.nodes[0].gpus)
     whole = replace(snapshot, nodes=(replace(snapshot.nodes[0], gpus=merged),))
     assert decide(whole, POLICY, memory).starts

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from portal.words.reasons import VerdictCode
-from scheduler.core.carry import after_commit
-from scheduler.core.cluster import Near, NodeRow, Snapshot
-from scheduler.core.decide import decide, would_start
-from scheduler.core.memory import Memory
-from scheduler.core.plan import ChangeKind
+from scheduler.core.carry import apply_plan
+from scheduler.core.cluster import TopologyConstraint, NodeRow, Snapshot
+from scheduler.core.decide import decide, preview_request
+from scheduler.core.memory import DecisionCache
+from scheduler.core.plan import AlternativeKind
 from scheduler.core.policy import Policy
 from tests.core.drawn import FABRIC, cluster, node, places, project, runs, waits
 
 POLICY = Policy()
-ONE_RACK = Near("fabric", "rack")
+ONE_RACK = TopologyConstraint("fabric", "rack")
 
 
 def racked(name: str, rack: str) -> NodeRow:
@@ -44,19 +44,19 @@ def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
     )
     plan = decide(snapshot, POLICY)
     (verdict,) = plan.verdicts
-    assert verdict.code is VerdictCode.NO_FIT_NOW
-    assert verdict.sentence == (
+    assert verdict.code is VerdictCode.INSUFFICIENT_RESOURCES
+    assert verdict.message == (
         "Needs 2 × 4 GPUs in one rack; the rack with most room now has room for 1 of its 2 tasks."
     )
-    assert verdict.numbers["tasks_together"] == 1
-    farther = would_start(snapshot, POLICY, gang).alternatives
-    assert farther[0].kind is ChangeKind.FARTHER
+    assert verdict.details["tasks_together"] == 1
+    farther = preview_request(snapshot, POLICY, gang).alternatives
+    assert farther[0].kind is AlternativeKind.RELAX_TOPOLOGY
     assert farther[0].fields == {"near": None}
     assert decide(hall(*snapshot.running, pending=[replace(gang, near=None)]), POLICY).starts
 
 
 @pytest.mark.parametrize(
-    ("near", "tasks", "sentence"),
+    ("topology_constraint", "tasks", "message"),
     [
         (
             ONE_RACK,
@@ -64,25 +64,25 @@ def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
             "Needs 3 × 4 GPUs in one rack; the largest rack of this cluster can hold 2 of its 3 tasks.",
         ),
         (
-            Near("elsewhere", "rack"),
+            TopologyConstraint("elsewhere", "rack"),
             1,
             "Needs 4 GPUs in one rack; no node of this cluster has a rack in a topology called elsewhere.",
         ),
         (
-            Near("fabric", "hall"),
+            TopologyConstraint("fabric", "hall"),
             1,
             "Needs 4 GPUs in one hall; no node of this cluster has a hall in a topology called fabric.",
         ),
     ],
 )
-def test_what_no_rack_could_ever_hold_is_never(near: Near, tasks: int, sentence: str) -> None:
+def test_what_no_rack_could_ever_hold_is_never(near: TopologyConstraint, tasks: int, sentence: str) -> None:
     plan = decide(hall(pending=[waits("j", "p", 4, tasks=tasks, near=near)]), POLICY)
     (verdict,) = plan.verdicts
-    assert (verdict.code, verdict.sentence) == (VerdictCode.NEVER, sentence)
+    assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, sentence)
 
 
 def test_what_is_only_preferred_keeps_nobody_waiting() -> None:
-    gang = waits("j", "p", 4, tasks=5, near=Near("fabric", None, "rack"))
+    gang = waits("j", "p", 4, tasks=5, near=TopologyConstraint("fabric", None, "rack"))
     labelled = hall(pending=[gang])
     bare = replace(labelled, nodes=(*labelled.nodes, node("n9", 4)))
     assert len(places(decide(bare, POLICY), "j")) == 5
@@ -102,20 +102,20 @@ def test_a_late_gang_reserves_within_one_rack() -> None:
         runs("c", "q", ("n2", [0]), **short),
     ]
     verdict = decide(hall(*running, pending=[gang]), POLICY).verdicts[0]
-    assert verdict.numbers["reserved_from_s"] == 1_000_000.0 - 600 + 3_600  # of n2 and n3, not of n0 and n2
+    assert verdict.details["reserved_from_s"] == 1_000_000.0 - 600 + 3_600  # of n2 and n3, not of n0 and n2
 
 
 def test_a_job_that_runs_still_tells_how_near_it_must_stand() -> None:
     snapshot = hall(pending=[waits("j", "p", 4, tasks=2, near=ONE_RACK)])
-    (row,) = after_commit(snapshot, decide(snapshot, POLICY)).running
-    assert row.near == ONE_RACK
+    (row,) = apply_plan(snapshot, decide(snapshot, POLICY)).running
+    assert row.topology_constraint == ONE_RACK
 
 
 def test_other_labels_and_topologies_are_seen_by_a_decision_that_remembers() -> None:
-    memory = Memory()
+    memory = DecisionCache()
     gang = waits("j", "p", 4, tasks=2, near=ONE_RACK)
     apart = hall(pending=[gang], nodes=("n0", "n2"))
-    assert decide(apart, POLICY, memory).verdicts[0].code is VerdictCode.NEVER
+    assert decide(apart, POLICY, memory).verdicts[0].code is VerdictCode.UNSATISFIABLE
     moved = replace(apart, nodes=(apart.nodes[0], replace(apart.nodes[1], labels=apart.nodes[0].labels)))
     assert decide(moved, POLICY, memory).starts
-    assert decide(replace(moved, topologies=()), POLICY, memory).verdicts[0].code is VerdictCode.NEVER
+    assert decide(replace(moved, topologies=()), POLICY, memory).verdicts[0].code is VerdictCode.UNSATISFIABLE

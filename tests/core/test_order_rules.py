@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.order_rules import SiblingKey, dominant_share, sibling_key
-from scheduler.core.resources import NO_BOUND, NOTHING, Amounts, owed_to
+from scheduler.core.resources import UNBOUNDED, ZERO, ResourceVector, build_entitlement
 
-CAPACITY = Amounts(10_000, 100_000, 1_000)
+CAPACITY = ResourceVector(10_000, 100_000, 1_000)
 
 
 def key(
@@ -26,20 +26,20 @@ def key(
     leaving: float = 0,
     involved_only: bool = True,
 ) -> SiblingKey[str]:
-    owed = owed_to(
-        Amounts(guaranteed * 1000, 1e6, 1e6),
-        NO_BOUND,
-        Amounts(share * 1000, 50_000, 500),
+    owed = build_entitlement(
+        ResourceVector(guaranteed * 1000, 1e6, 1e6),
+        UNBOUNDED,
+        ResourceVector(share * 1000, 50_000, 500),
         priority,
         created_s,
     )
     return sibling_key(
         name,
         owed,
-        Amounts(held * 1000),
-        Amounts(job * 1000),
+        ResourceVector(held * 1000),
+        ResourceVector(job * 1000),
         CAPACITY,
-        Amounts(leaving * 1000),
+        ResourceVector(leaving * 1000),
         involved_only=involved_only,
     )
 
@@ -70,23 +70,23 @@ def test_over_its_share_by_what_the_job_asks_for_or_by_everything() -> None:
 
 
 def test_the_dominant_share_is_the_largest_over_the_resources() -> None:
-    owed = owed_to(Amounts(4000, 0, 0), NO_BOUND, Amounts(4000, 1000, 0))
-    assert dominant_share(owed, Amounts(1000, 500, 0), CAPACITY) == 0.5
-    assert dominant_share(owed, Amounts(1000, 500, 3), CAPACITY) == 3000
-    unbounded = owed_to(NO_BOUND, NO_BOUND, Amounts(1, 1, 1))
-    assert dominant_share(unbounded, Amounts(1000, 0, 500), CAPACITY) == 0.5
+    owed = build_entitlement(ResourceVector(4000, 0, 0), UNBOUNDED, ResourceVector(4000, 1000, 0))
+    assert dominant_share(owed, ResourceVector(1000, 500, 0), CAPACITY) == 0.5
+    assert dominant_share(owed, ResourceVector(1000, 500, 3), CAPACITY) == 3000
+    unbounded = build_entitlement(UNBOUNDED, UNBOUNDED, ResourceVector(1, 1, 1))
+    assert dominant_share(unbounded, ResourceVector(1000, 0, 500), CAPACITY) == 0.5
 
 
-amounts = st.builds(Amounts, *[st.sampled_from([0.0, 500.0, 1000.0, 4000.0])] * 3)
-bounds = st.one_of(amounts, st.just(NO_BOUND))
+amounts = st.builds(ResourceVector, *[st.sampled_from([0.0, 500.0, 1000.0, 4000.0])] * 3)
+bounds = st.one_of(amounts, st.just(UNBOUNDED))
 keys = st.builds(
     lambda guaranteed, limit, share, held, job, priority, created_s, name, involved_only: sibling_key(
         name,
-        owed_to(guaranteed, limit, share, priority, created_s),
+        build_entitlement(guaranteed, limit, share, priority, created_s),
         held,
         job,
         CAPACITY,
-        NOTHING,
+        ZERO,
         involved_only=involved_only,
     ),
     bounds, bounds, amounts, amounts, amounts, st.integers(0, 1), st.sampled_from([0.0, 1.0]),

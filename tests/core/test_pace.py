@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portal.words.throughput import Layout, Speed, levels_crossed
+from portal.words.throughput import Layout, LayoutSpeed, levels_crossed
 from scheduler.core.cluster import GpuRow, NodeRow, TopologyRow
 from scheduler.core.decide import decide
-from scheduler.core.placement import Floor
+from scheduler.core.placement import NodePlacer
 from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
 from scheduler.core.saved import snapshot_from_json, snapshot_to_json
-from scheduler.core.shape import Shape
-from scheduler.core.topology import Fabric
+from scheduler.core.shape import TaskShape
+from scheduler.core.topology import TopologyIndex
 from tests.core import drawn
 from tests.core.drawn import FABRIC, LABELS, cluster, places, project, runs, waits
 
@@ -35,9 +35,9 @@ def node(name: str, model: str = "A100", islands: tuple[int | None, ...] = (None
     return replace(row, gpus=gpus)
 
 
-def faster(*layouts: Layout) -> tuple[Speed, ...]:
+def faster(*layouts: Layout) -> tuple[LayoutSpeed, ...]:
     """The first is fastest."""
-    return tuple(Speed(layout, 100 - 10 * i) for i, layout in enumerate(layouts))
+    return tuple(LayoutSpeed(layout, 100 - 10 * i) for i, layout in enumerate(layouts))
 
 
 def decided(nodes: list[NodeRow], *pending, placement: str = "pack", running=(), topologies=()) -> Plan:
@@ -61,9 +61,9 @@ def test_of_equal_nodes_the_one_of_the_faster_model(placement: str, count: int) 
 
 
 @pytest.mark.parametrize(
-    "speeds", [(), faster(ONE_H), faster(TWO_H, TWO_A), (Speed(ONE_H, 90), Speed(ONE_A, 90))]
+    "speeds", [(), faster(ONE_H), faster(TWO_H, TWO_A), (LayoutSpeed(ONE_H, 90), LayoutSpeed(ONE_A, 90))]
 )
-def test_where_no_two_layouts_are_known_to_differ_the_name_decides(speeds: tuple[Speed, ...]) -> None:
+def test_where_no_two_layouts_are_known_to_differ_the_name_decides(speeds: tuple[LayoutSpeed, ...]) -> None:
     nodes = [node("a"), node("b", "H200")]
     assert where(decided(nodes, waits("j", "p", 2, speeds=speeds))) == ["a"]
 
@@ -147,11 +147,11 @@ LAYOUTS = st.builds(
     st.integers(0, 1),
 )
 KNOWN = st.dictionaries(LAYOUTS, st.sampled_from(range(5, 105, 5)), max_size=8).map(
-    lambda known: tuple(Speed(*each) for each in known.items())
+    lambda known: tuple(LayoutSpeed(*each) for each in known.items())
 )
 
 
-def filled(floor: Floor) -> Counter[tuple[int, int]]:
+def filled(floor: NodePlacer) -> Counter[tuple[int, int]]:
     """How many nodes have so many whole GPUs free, and so much in all."""
     return Counter((int((row == 1000).sum()), int(row.sum())) for row in floor.free_milli)
 
@@ -165,9 +165,9 @@ def filled(floor: Floor) -> Counter[tuple[int, int]]:
 def test_speeds_choose_among_equals_and_cost_no_room(strategy: str, rows, gangs) -> None:
     """Whatever is known, the floor is filled as it would be without; only which of the equal nodes changes."""
     nodes = [node(f"n{i}", model, islands) for i, (model, islands) in enumerate(rows)]
-    plain, known = Floor(nodes, strategy), Floor(nodes, strategy)
+    plain, known = NodePlacer(nodes, strategy), NodePlacer(nodes, strategy)
     for count, tasks, speeds in gangs:
-        shape = Shape(count, 1000, None, None, 0, 0, (), None)
+        shape = TaskShape(count, 1000, None, None, 0, 0, (), None)
         one, other = plain.place_gang(shape, tasks), known.place_gang(shape, tasks, speeds=speeds)
         assert (one is None) == (other is None)
         assert filled(plain) == filled(known)
@@ -177,20 +177,20 @@ def test_speeds_choose_among_equals_and_cost_no_room(strategy: str, rows, gangs)
 @given(FLOORS, st.integers(1, 4), KNOWN.filter(len))
 def test_on_one_node_the_fastest_of_all_equal_ones_is_taken(rows, count: int, speeds) -> None:
     nodes = [node(f"n{i}", model, islands) for i, (model, islands) in enumerate(rows)]
-    floor = Floor(nodes, "pack")
-    held = floor.place_gang(Shape(count, 1000, None, None, 0, 0, (), None), 1, speeds=speeds)
+    floor = NodePlacer(nodes, "pack")
+    held = floor.place_gang(TaskShape(count, 1000, None, None, 0, 0, (), None), 1, speeds=speeds)
     assert held is not None
     percents = dict(speeds)
 
     def percent(row: NodeRow, gpus: list[GpuRow]) -> int:
-        lies = Layout(row.gpus[0].model, 1, len({gpu.island for gpu in gpus}), 0)
+        lies = Layout(row.gpus[0].model, 1, len({gpu.nvlink_island for gpu in gpus}), 0)
         return percents.get(lies, min(percents.values()))
 
     took = percent(nodes[held[0].node], [floor.gpus[held[0].node][slot] for slot in held[0].slots])
     alone = []
     for row in nodes:  # all are empty, so all are equal
-        here = Floor([row], "pack")
-        (found,) = here.place_gang(Shape(count, 1000, None, None, 0, 0, (), None), 1) or ()
+        here = NodePlacer([row], "pack")
+        (found,) = here.place_gang(TaskShape(count, 1000, None, None, 0, 0, (), None), 1) or ()
         alone.append(percent(row, [here.gpus[0][slot] for slot in found.slots]))
     assert took == max(alone)
     assert held[0].node == alone.index(max(alone))  # and the first of those
@@ -201,12 +201,12 @@ def test_on_one_node_the_fastest_of_all_equal_ones_is_taken(rows, count: int, sp
 )
 def test_the_floor_and_the_record_count_levels_alike(labels, chosen) -> None:
     nodes = [drawn.node(f"n{i}", labels=each) for i, each in enumerate(labels)]
-    fabric = Fabric(TopologyRow("fabric", FABRIC.levels), nodes)
-    mask = fabric.root.copy()
+    fabric = TopologyIndex(TopologyRow("fabric", FABRIC.levels), nodes)
+    mask = fabric.known_nodes.copy()
     mask[:] = chosen[: len(nodes)]
     paths = [_path(dict(row.labels)) for row, taken in zip(nodes, mask, strict=True) if taken]
     if len(paths) > 1:
-        assert fabric.crossed(mask) == levels_crossed(paths, len(FABRIC.levels))
+        assert fabric.levels_crossed(mask) == levels_crossed(paths, len(FABRIC.levels))
 
 
 def _path(labels: dict[str, str]) -> list[str]:

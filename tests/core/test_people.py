@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from portal.words.reasons import VerdictCode
-from scheduler.core.carry import after_commit, after_release
+from scheduler.core.carry import apply_plan, release_stopping_jobs
 from scheduler.core.check import PlanError, SnapshotError, check_plan, check_snapshot
 from scheduler.core.cluster import PoolId, PoolRow, Snapshot, UserId
-from scheduler.core.decide import decide, would_start
-from scheduler.core.plan import ChangeKind, Plan, Verdict
+from scheduler.core.decide import decide, preview_request
+from scheduler.core.plan import AlternativeKind, Plan, Verdict
 from scheduler.core.policy import Policy
 from scheduler.core.saved import snapshot_from_json, snapshot_to_json
 from tests.core.drawn import MAIN, NOW_S, cluster, node, project, quota, runs, started, waits
@@ -37,9 +37,9 @@ def test_a_person_gets_so_much_and_a_colleague_the_rest() -> None:
     plan = decide(one_team(4, *mine, waits("b", "lab", 2, user=BOB)), POLICY)
     assert started(plan) == {"a0", "a1", "b"}
     told = verdict(plan, "a2")
-    assert told.code is VerdictCode.QUOTA_OF_USER
-    assert told.sentence == ("Needs 2 GPUs. In lab one person may hold 4 at once; its owner holds 4.")
-    assert told.numbers == {
+    assert told.code is VerdictCode.USER_LIMIT
+    assert told.message == ("Needs 2 GPUs. In lab one person may hold 4 at once; its owner holds 4.")
+    assert told.details == {
         "needed_gpus": 2.0, "used_gpus": 4.0, "user_limit_gpus": 4.0, "project": "lab", "pool": "main",
     }  # fmt: skip
 
@@ -52,15 +52,15 @@ def test_without_the_number_one_person_may_hold_everything() -> None:
 def test_nothing_at_all_is_a_number_too() -> None:
     plan = decide(one_team(0, waits("a", "lab", 1), waits("cpu", "lab", 0)), POLICY)
     assert started(plan) == {"cpu"}
-    assert verdict(plan, "a").code is VerdictCode.QUOTA_OF_USER
+    assert verdict(plan, "a").code is VerdictCode.USER_LIMIT
 
 
 def test_fewer_gpus_are_named_where_they_would_start() -> None:
     told = verdict(decide(one_team(3, waits("a", "lab", 4)), POLICY), "a")
-    assert told.cheapest is not None
-    assert (told.cheapest.kind, told.cheapest.fields) == (ChangeKind.FEWER_GPUS, {"gpus_per_task": 3})
+    assert told.suggestion is not None
+    assert (told.suggestion.kind, told.suggestion.fields) == (AlternativeKind.FEWER_GPUS, {"gpus_per_task": 3})
     nothing_left = one_team(3, waits("a", "lab", 1), running=[runs("r", "lab", ("n0", [0, 1, 2]))])
-    assert verdict(decide(nothing_left, POLICY), "a").cheapest is None
+    assert verdict(decide(nothing_left, POLICY), "a").suggestion is None
 
 
 def test_what_would_help_one_person_is_not_what_helps_the_other() -> None:
@@ -68,8 +68,8 @@ def test_what_would_help_one_person_is_not_what_helps_the_other() -> None:
     running = [runs("r", "lab", ("n0", [0, 1, 2]))]
     photo = one_team(3, waits("a", "lab", 4), waits("b", "lab", 4, user=BOB), running=running)
     plan = decide(photo, POLICY)
-    assert verdict(plan, "a").cheapest is None
-    helps = verdict(plan, "b").cheapest
+    assert verdict(plan, "a").suggestion is None
+    helps = verdict(plan, "b").suggestion
     assert helps is not None
     assert helps.fields == {"gpus_per_task": 3}
 
@@ -80,8 +80,8 @@ def test_equal_jobs_of_two_people_are_told_two_things() -> None:
         runs("s", "lab", ("n1", range(4)), user=UserId("cy")),
     ]
     plan = decide(one_team(4, waits("a", "lab", 2), waits("b", "lab", 2, user=BOB), running=full), POLICY)
-    assert verdict(plan, "a").code is VerdictCode.NO_FIT_NOW
-    assert verdict(plan, "b").code is VerdictCode.QUOTA_OF_USER
+    assert verdict(plan, "a").code is VerdictCode.INSUFFICIENT_RESOURCES
+    assert verdict(plan, "b").code is VerdictCode.USER_LIMIT
 
 
 def test_what_a_person_holds_below_counts_above() -> None:
@@ -92,7 +92,7 @@ def test_what_a_person_holds_below_counts_above() -> None:
     )  # fmt: skip
     plan = decide(snapshot, POLICY)
     assert started(plan) == {"own", "b"}
-    assert "In lab one person may hold 3 at once; its owner holds 3" in verdict(plan, "a").sentence
+    assert "In lab one person may hold 3 at once; its owner holds 3" in verdict(plan, "a").message
 
 
 def test_a_number_in_one_pool_says_nothing_of_another() -> None:
@@ -104,7 +104,7 @@ def test_a_number_in_one_pool_says_nothing_of_another() -> None:
     )  # fmt: skip
     plan = decide(snapshot, POLICY)
     assert [(start.job, start.pool) for start in plan.starts] == [("b", "other")]
-    assert verdict(plan, "a").sentence.endswith("its owner holds 0 in the pool main.")
+    assert verdict(plan, "a").message.endswith("its owner holds 0 in the pool main.")
 
 
 def test_who_still_lets_go_still_counts() -> None:
@@ -112,8 +112,8 @@ def test_who_still_lets_go_still_counts() -> None:
     before = one_team(2, waits("a", "lab", 2), running=[leaves])
     plan = decide(before, POLICY)
     assert started(plan) == set()
-    assert verdict(plan, "a").code is VerdictCode.QUOTA_OF_USER
-    assert started(decide(after_release(after_commit(before, plan)), POLICY)) == {"a"}
+    assert verdict(plan, "a").code is VerdictCode.USER_LIMIT
+    assert started(decide(release_stopping_jobs(apply_plan(before, plan)), POLICY)) == {"a"}
 
 
 def test_a_person_makes_room_for_their_own_more_urgent_job_and_no_colleague_does() -> None:
@@ -136,7 +136,7 @@ def test_others_leave_for_nobody_who_may_not_hold_more() -> None:
     )  # fmt: skip
     plan = decide(snapshot, POLICY)
     assert plan.evictions == ()
-    assert verdict(plan, "a").code is VerdictCode.QUOTA_OF_USER
+    assert verdict(plan, "a").code is VerdictCode.USER_LIMIT
     free = replace(snapshot, quotas=(quota("lab", 8),))
     assert [each.job for each in decide(free, POLICY).evictions] == ["borrowed"]
 
@@ -163,7 +163,7 @@ def test_who_is_called_back_does_not_make_a_person_hold_too_much() -> None:
     )  # fmt: skip
     plan = decide(snapshot, POLICY)
     assert {"n0-r0", "n2-r2"} <= {eviction.job for eviction in plan.evictions}
-    again = decide(after_commit(snapshot, plan), POLICY)
+    again = decide(apply_plan(snapshot, plan), POLICY)
     assert (again.starts, again.evictions) == ((), ())
 
 
@@ -185,20 +185,20 @@ def test_a_share_asks_for_no_more_than_people_may_hold() -> None:
         [node("n0"), node("n1")], [LAB, project("two")], [quota("lab", person=2)],
         pending=[*pile, waits("c", "lab", 1, user=BOB)],
     )  # fmt: skip
-    (lab,) = (receipt for receipt in decide(snapshot, POLICY).receipts if receipt.project == "lab")
+    (lab,) = (receipt for receipt in decide(snapshot, POLICY).share_breakdowns if receipt.project == "lab")
     # jobs of 4 never start for one person here, so only the colleague asks for anything
     assert lab.requested_milli == 1000
     small = replace(snapshot, pending=tuple(waits(f"a{i}", "lab", 1) for i in range(9)))
-    (lab,) = (receipt for receipt in decide(small, POLICY).receipts if receipt.project == "lab")
+    (lab,) = (receipt for receipt in decide(small, POLICY).share_breakdowns if receipt.project == "lab")
     assert lab.requested_milli == 2000
 
 
 def test_would_start_tells_it_before_the_submit() -> None:
     snapshot = one_team(2, running=[runs("r", "lab", ("n0", [0]))])
-    assert would_start(snapshot, POLICY, waits("asked", "lab", 1)).starts_now
-    answer = would_start(snapshot, POLICY, waits("asked", "lab", 2))
+    assert preview_request(snapshot, POLICY, waits("asked", "lab", 1)).starts_now
+    answer = preview_request(snapshot, POLICY, waits("asked", "lab", 2))
     assert answer.verdict is not None
-    assert answer.verdict.code is VerdictCode.QUOTA_OF_USER
+    assert answer.verdict.code is VerdictCode.USER_LIMIT
     assert [change.fields for change in answer.alternatives] == [{"gpus_per_task": 1}]
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.core.cluster import WHOLE_MILLI, ProjectId, QuotaRow, UserId
-from scheduler.core.ground import Ground, Need, Place
+from scheduler.core.ground import CapacityBuckets, BucketRequest, BucketSlots
 from scheduler.core.ledger import PoolLedger
-from scheduler.core.play import PLAYS, play_forward
-from scheduler.core.resources import Amounts
-from scheduler.core.stage import Closed, Holds, Line, Stage, Stake
+from scheduler.core.play import SIMULATION_RUNS, simulate_queue
+from scheduler.core.resources import ResourceVector
+from scheduler.core.stage import Closure, RunningJob, JobClass, SimulationInput, JobOwner
 from tests.core.drawn import quota
 
 P, Q = ProjectId("p"), ProjectId("q")
@@ -25,68 +25,68 @@ PATHS = {P: (P, ProjectId("top")), Q: (Q, ProjectId("top")), ProjectId("top"): (
 """Two projects below one."""
 
 
-def stake(of: ProjectId, milli: int, user: UserId = ADA, preemptible: bool = True) -> Stake:
-    return Stake(of, of, user, preemptible, Amounts(milli))
+def stake(of: ProjectId, milli: int, user: UserId = ADA, preemptible: bool = True) -> JobOwner:
+    return JobOwner(of, of, user, preemptible, ResourceVector(milli))
 
 
 def runs_on(
-    of: ProjectId, left_s: float, *places: Place, user: UserId = ADA, preemptible: bool = True
-) -> Holds:
+    of: ProjectId, left_s: float, *places: BucketSlots, user: UserId = ADA, preemptible: bool = True
+) -> RunningJob:
     milli = sum(amount * (len(gpus) or WHOLE_MILLI) for _, amount, gpus in places)
-    return Holds(stake(of, milli, user, preemptible), places, [left_s] * PLAYS)
+    return RunningJob(stake(of, milli, user, preemptible), places, [left_s] * SIMULATION_RUNS)
 
 
 def in_line(
     of: ProjectId,
     runs_s: float,
-    *needs: tuple[Need, int],
+    *needs: tuple[BucketRequest, int],
     user: UserId = ADA,
     preemptible: bool = True,
     **more: Any,
-) -> tuple[Line, float]:
+) -> tuple[JobClass, float]:
     """One waiting job, and how long it runs."""
     milli = sum(need.gpus * need.milli * count for need, count in needs)
-    return Line(stake(of, milli, user, preemptible), needs, (), **more), runs_s
+    return JobClass(stake(of, milli, user, preemptible), needs, (), **more), runs_s
 
 
-def task(gpus: int, *sorts: int, milli: int = WHOLE_MILLI) -> Need:
-    return Need(gpus, milli, sorts or (0,))
+def task(gpus: int, *sorts: int, milli: int = WHOLE_MILLI) -> BucketRequest:
+    return BucketRequest(gpus, milli, sorts or (0,))
 
 
-def ground(*whole: int, sorts: Sequence[int] = (), shared: dict[int, dict[int, int]] | None = None) -> Ground:
+def ground(*whole: int, sorts: Sequence[int] = (), shared: dict[int, dict[int, int]] | None = None) -> CapacityBuckets:
     """Cells with so many GPUs free, all of sort 0 unless told otherwise."""
-    return Ground(tuple(sorts or (0 for _ in whole)), whole, shared or {}, 100)
+    return CapacityBuckets(tuple(sorts or (0 for _ in whole)), whole, shared or {}, 100)
 
 
-def ledger(running: Sequence[Holds], *quotas: QuotaRow) -> PoolLedger:
+def ledger(running: Sequence[RunningJob], *quotas: QuotaRow) -> PoolLedger:
     """Of two projects below one, with what runs."""
     rows = {each: quota(each) for each in PATHS} | {row.project: row for row in quotas}
     found = PoolLedger(rows, PATHS)
     for job in running:
-        found.add(job.stake.leaf, job.stake.user, job.stake.amounts, job.stake.preemptible)
+        found.add(job.owner.leaf_project, job.owner.user, job.owner.amounts, job.owner.preemptible)
     return found
 
 
 def staged(
-    free: Ground, running: Sequence[Holds], line: Sequence[tuple[Line, float]], *quotas: QuotaRow
-) -> Stage:
+    free: CapacityBuckets, running: Sequence[RunningJob], line: Sequence[tuple[JobClass, float]], *quotas: QuotaRow
+) -> SimulationInput:
     """Each of a line in its turn."""
     lines = [each._replace(turns=(turn,)) for turn, (each, _) in enumerate(line)]
-    runs_s = [[runs] * PLAYS for _, runs in line]
-    return Stage(free, running, lines, runs_s, SHARE, ledger(running, *quotas) if quotas else None)
+    runs_s = [[runs] * SIMULATION_RUNS for _, runs in line]
+    return SimulationInput(free, running, lines, runs_s, SHARE, ledger(running, *quotas) if quotas else None)
 
 
 def start_s(
-    free: Ground,
-    running: Sequence[Holds],
-    line: Sequence[tuple[Line, float]],
+    free: CapacityBuckets,
+    running: Sequence[RunningJob],
+    line: Sequence[tuple[JobClass, float]],
     *quotas: QuotaRow,
     **bound: int,
 ) -> float | None:
     """When the last of a line starts; None: not within the bound."""
     me = len(line) - 1
-    plays = play_forward(staged(free, running, line, *quotas), [me], **bound)[me]
-    assert len(plays) == PLAYS
+    plays = simulate_queue(staged(free, running, line, *quotas), [me], **bound)[me]
+    assert len(plays) == SIMULATION_RUNS
     assert len(set(plays)) == 1
     return plays[0]
 
@@ -172,7 +172,7 @@ def test_a_task_waits_for_cells_of_its_sorts() -> None:
     free = ground(0, 0, sorts=(0, 1))
     assert start_s(free, running, [in_line(P, 10.0, (task(1, 1), 1))]) == 80.0
     assert start_s(free, running, [in_line(P, 10.0, (task(1, 0, 1), 1))]) == 50.0
-    nowhere = in_line(P, 10.0, (Need(1, WHOLE_MILLI, ()), 1))
+    nowhere = in_line(P, 10.0, (BucketRequest(1, WHOLE_MILLI, ()), 1))
     assert start_s(free, running, [nowhere], most_steps=1) == math.inf
 
 
@@ -214,7 +214,7 @@ def test_nobody_starts_before_it_is_to() -> None:
 
 
 def test_reserved_cells_open_when_they_are_free_again() -> None:
-    closed = (Closed(frozenset({0}), -math.inf, 70.0),)
+    closed = (Closure(frozenset({0}), -math.inf, 70.0),)
     assert start_s(ground(1), [], [in_line(P, 10.0, (task(1), 1), closed=closed)]) == 70.0
     elsewhere = in_line(P, 10.0, (task(1, 0, 1), 1), closed=closed)
     running = [runs_on(P, 40.0, (1, 1, ()))]
@@ -222,7 +222,7 @@ def test_reserved_cells_open_when_they_are_free_again() -> None:
 
 
 def test_cells_close_when_a_reservation_comes_too_near() -> None:
-    closed = (Closed(frozenset({0}), 60.0, 500.0),)
+    closed = (Closure(frozenset({0}), 60.0, 500.0),)
     me = in_line(P, 10.0, (task(1), 1), closed=closed)
     assert start_s(ground(0), [runs_on(P, 60.0, (0, 1, ()))], [me]) == 60.0
     assert start_s(ground(0), [runs_on(P, 61.0, (0, 1, ()))], [me]) == 500.0
@@ -235,12 +235,12 @@ def test_cells_close_when_a_reservation_comes_too_near() -> None:
 UNLIKE = {ProjectId(name): share for name, share in (("a", 4_001.7), ("b", 2_999.3), ("c", 7_013.9))}
 """Shares of which no two parts are equal: nothing hangs on ties."""
 TREE = {project: (project, ProjectId("top")) for project in UNLIKE} | {ProjectId("top"): (ProjectId("top"),)}
-SPANS = [(), (), (Closed(frozenset({1}), 40.0, 90.0),), (Closed(frozenset({0}), -math.inf, 55.5),)]
+SPANS = [(), (), (Closure(frozenset({1}), 40.0, 90.0),), (Closure(frozenset({0}), -math.inf, 55.5),)]
 seconds = st.floats(0.5, 300.0)
 needs = st.lists(
     st.tuples(
         st.builds(
-            Need,
+            BucketRequest,
             st.integers(1, 3),
             st.sampled_from([WHOLE_MILLI, WHOLE_MILLI, 500]),
             st.sampled_from([(0,), (1,), (0, 1)]),
@@ -254,18 +254,18 @@ needs = st.lists(
 
 
 @st.composite
-def stages(draw: st.DrawFn) -> Stage:
+def stages(draw: st.DrawFn) -> SimulationInput:
     """Small pools of two sorts of cells, where jobs of three projects run and wait."""
     cells = draw(st.lists(st.integers(0, 4), min_size=2, max_size=5))
     projects = st.sampled_from(sorted(UNLIKE))
     people = st.sampled_from([ADA, BOB])
     places = st.tuples(st.integers(0, len(cells) - 1), st.integers(1, 3), st.just(()))
     running = [
-        Holds(stake(draw(projects), place[1] * WHOLE_MILLI, draw(people), draw(st.booleans())), (place,),
-              draw(st.lists(seconds, min_size=PLAYS, max_size=PLAYS)))
+        RunningJob(stake(draw(projects), place[1] * WHOLE_MILLI, draw(people), draw(st.booleans())), (place,),
+              draw(st.lists(seconds, min_size=SIMULATION_RUNS, max_size=SIMULATION_RUNS)))
         for place in draw(st.lists(places, max_size=6))
     ]  # fmt: skip
-    lines: dict[Line, list[int]] = {}
+    lines: dict[JobClass, list[int]] = {}
     turns = draw(st.integers(1, 12))
     for turn in range(turns):
         line, _ = in_line(
@@ -280,83 +280,83 @@ def stages(draw: st.DrawFn) -> Stage:
     }
     book = PoolLedger(quotas, TREE)
     for job in running:
-        book.add(job.stake.leaf, job.stake.user, job.stake.amounts, job.stake.preemptible)
-    return Stage(
+        book.add(job.owner.leaf_project, job.owner.user, job.owner.amounts, job.owner.preemptible)
+    return SimulationInput(
         ground(*cells, sorts=[number % 2 for number in range(len(cells))]),
         running,
         [line._replace(turns=mine) for line, mine in lines.items()],
-        draw(st.lists(st.lists(seconds, min_size=PLAYS, max_size=PLAYS), min_size=turns, max_size=turns)),
+        draw(st.lists(st.lists(seconds, min_size=SIMULATION_RUNS, max_size=SIMULATION_RUNS), min_size=turns, max_size=turns)),
         UNLIKE,
         book if draw(st.booleans()) else None,
     )
 
 
 @given(stages())
-def test_who_is_last_of_its_project_starts_alone_as_with_everybody(stage: Stage) -> None:
-    everybody = play_forward(stage, stage.line_of)
+def test_who_is_last_of_its_project_starts_alone_as_with_everybody(stage: SimulationInput) -> None:
+    everybody = simulate_queue(stage, stage.class_of)
     last: dict[ProjectId, int] = {}
-    for turn, line in sorted(stage.line_of.items()):
-        last[stage.lines[line].stake.project] = turn
+    for turn, line in sorted(stage.class_of.items()):
+        last[stage.job_classes[line].owner.project] = turn
     for turn in last.values():
-        assert play_forward(stage, [turn])[turn] == everybody[turn]
-    assert everybody == play_forward(stage, sorted(stage.line_of, reverse=True))
+        assert simulate_queue(stage, [turn])[turn] == everybody[turn]
+    assert everybody == simulate_queue(stage, sorted(stage.class_of, reverse=True))
 
 
 @given(stages(), st.integers(1, 40))
-def test_a_bound_takes_answers_away_and_changes_none(stage: Stage, most_steps: int) -> None:
-    free = play_forward(stage, stage.line_of)
-    for turn, plays in play_forward(stage, stage.line_of, most_steps=most_steps).items():
+def test_a_bound_takes_answers_away_and_changes_none(stage: SimulationInput, most_steps: int) -> None:
+    free = simulate_queue(stage, stage.class_of)
+    for turn, plays in simulate_queue(stage, stage.class_of, max_steps=most_steps).items():
         assert all(each is None or each == start_s for each, start_s in zip(plays, free[turn], strict=True))
 
 
 @given(stages())
-def test_nobody_starts_before_it_may_and_within_a_line_by_turn(stage: Stage) -> None:
-    found = play_forward(stage, stage.line_of)
-    for line in stage.lines:
-        for play in range(PLAYS):
-            starts_s = [found[turn][play] for turn in line.turns]
+def test_nobody_starts_before_it_may_and_within_a_line_by_turn(stage: SimulationInput) -> None:
+    found = simulate_queue(stage, stage.class_of)
+    for line in stage.job_classes:
+        for play in range(SIMULATION_RUNS):
+            starts_s = [found[turn][play] for turn in line.positions]
             assert starts_s == sorted(starts_s)
-            assert starts_s[0] >= line.from_s
+            assert starts_s[0] >= line.not_before_s
 
 
 @given(stages())
-def test_whoever_starts_passes_no_limit(stage: Stage) -> None:
+def test_whoever_starts_passes_no_limit(stage: SimulationInput) -> None:
     if stage.ledger is None:
         return
-    found = play_forward(stage, stage.line_of)
-    for play in range(PLAYS):
-        spans = [(job.stake, -1.0, job.left_s[play]) for job in stage.running]
+    found = simulate_queue(stage, stage.class_of)
+    for play in range(SIMULATION_RUNS):
+        spans = [(job.owner, -1.0, job.remaining_s[play]) for job in stage.running]
         for turn, plays in found.items():
-            start_s, line = plays[play], stage.lines[stage.line_of[turn]]
+            start_s, line = plays[play], stage.job_classes[stage.class_of[turn]]
             assert start_s is not None
-            spans.append((line.stake, start_s, start_s + stage.runs_s[turn][play]))
+            spans.append((line.owner, start_s, start_s + stage.durations_s[turn][play]))
         for of, at_s, _ in spans:
             if 0.0 <= at_s < math.inf:
-                for level in TREE[of.leaf]:
+                for level in TREE[of.leaf_project]:
                     held = [
                         stake.amounts.gpu_milli
                         for stake, start_s, end_s in spans
-                        if level in TREE[stake.leaf] and start_s <= at_s < end_s
+                        if level in TREE[stake.leaf_project] and start_s <= at_s < end_s
                     ]
                     assert sum(held) <= stage.ledger.limit[level].gpu_milli
 
 
 def test_a_quota_is_asked_again_for_the_next_of_a_line() -> None:
     line, _ = in_line(P, 0.0, (task(1), 1))
-    stage = Stage(
+    stage = SimulationInput(
         ground(5),
         [],
         [line._replace(turns=(0, 1, 2))],
-        [[40.0] * PLAYS] * 3,
+        [[40.0] * SIMULATION_RUNS] * 3,
         SHARE,
         ledger([], quota("p", limit=2)),
     )
-    assert [plays[0] for plays in play_forward(stage, [0, 1, 2]).values()] == [0.0, 0.0, 40.0]
+    assert [plays[0] for plays in simulate_queue(stage, [0, 1, 2]).values()] == [0.0, 0.0, 40.0]
 
 
 def test_with_everybody_a_later_turn_takes_what_an_earlier_one_cannot_use() -> None:
     running = [runs_on(P, 50.0, (0, 1, ()))]
     large, small = in_line(P, 10.0, (task(2), 1)), in_line(P, 200.0, (task(1), 1))
     stage = staged(ground(1), running, [large, small])
-    assert play_forward(stage, [0])[0] == [50.0] * PLAYS
-    assert play_forward(stage, [0, 1]) == {0: [200.0] * PLAYS, 1: [0.0] * PLAYS}
+    assert simulate_queue(stage, [0])[0] == [50.0] * SIMULATION_RUNS
+    assert simulate_queue(stage, [0, 1]) == {0: [200.0] * SIMULATION_RUNS, 1: [0.0] * SIMULATION_RUNS}

@@ -34,9 +34,9 @@ def opening_s(snapshot: Snapshot, policy: Policy = POLICY) -> float:
     """The moment that the verdict of the waiting job names; it must stand in the sentence, too."""
     plan = decide(snapshot, policy)
     (verdict,) = plan.verdicts
-    assert not plan.evictions and verdict.code is VerdictCode.VICTIMS_PROTECTED_UNTIL, verdict
-    until_s = verdict.numbers["protected_until_s"]
-    assert isinstance(until_s, float) and "not asked to leave before" in verdict.sentence
+    assert not plan.evictions and verdict.code is VerdictCode.VICTIMS_PROTECTED, verdict
+    until_s = verdict.details["protected_until_s"]
+    assert isinstance(until_s, float) and "not asked to leave before" in verdict.message
     return until_s
 
 
@@ -95,7 +95,7 @@ def test_nothing_is_said_of_protection_where_it_is_not_the_reason(
     why: str, snapshot: Snapshot, policy: Policy
 ) -> None:
     codes = {verdict.code for verdict in decide(snapshot, policy).verdicts}
-    assert VerdictCode.VICTIMS_PROTECTED_UNTIL not in codes, why
+    assert VerdictCode.VICTIMS_PROTECTED not in codes, why
 
 
 def test_asking_on_paper_changes_no_plan() -> None:
@@ -108,6 +108,6 @@ def test_asking_on_paper_changes_no_plan() -> None:
     )
     asked, quiet = (decide(more, replace(POLICY, change_budget_steps=steps)) for steps in (400, 0))
     assert asked.starts == quiet.starts and asked.evictions == quiet.evictions
-    assert {v.job: v.numbers.get("free_gpus") for v in asked.verdicts} == {
-        v.job: v.numbers.get("free_gpus") for v in quiet.verdicts
+    assert {v.job: v.details.get("free_gpus") for v in asked.verdicts} == {
+        v.job: v.details.get("free_gpus") for v in quiet.verdicts
     }

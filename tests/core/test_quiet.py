@@ -39,8 +39,8 @@ def test_others_are_asked_only_once_it_waited_so_long(knobs, own, age_s, asks) -
     assert bool(plan.evictions) is asks
     if not asks:
         (verdict,) = plan.verdicts
-        assert "Nobody is asked to leave for it before 1970-01-12 13:4" in verdict.sentence
-        assert verdict.numbers["asks_from_s"] == NOW_S + 1.0
+        assert "Nobody is asked to leave for it before 1970-01-12 13:4" in verdict.message
+        assert verdict.details["asks_from_s"] == NOW_S + 1.0
 
 
 def test_the_knob_of_the_cluster_holds_where_the_pool_has_none() -> None:

@@ -9,8 +9,8 @@ import pytest
 from portal.words.reasons import VerdictCode
 from scheduler.core.check import PlanError, SnapshotError, check_plan, check_snapshot
 from scheduler.core.cluster import NodeId, PoolId, PoolRow, ProjectId, ReservationRow, Snapshot
-from scheduler.core.decide import decide, would_start
-from scheduler.core.memory import Memory
+from scheduler.core.decide import decide, preview_request
+from scheduler.core.memory import DecisionCache
 from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
 from tests.core.drawn import NOW_S, cluster, node, places, project, quota, runs, started, waits
@@ -61,7 +61,7 @@ def test_who_may_start_on_reserved_nodes(why, reservation, of, limit, starts) ->
     assert bool(plan.starts) is starts, why
     check_plan(snapshot, plan)
     if not starts:
-        assert plan.verdicts[0].code is VerdictCode.HELD_FOR_RESERVATION
+        assert plan.verdicts[0].code is VerdictCode.RESERVED_FOR_OTHER_JOB
 
 
 def test_a_plan_that_starts_on_nodes_reserved_for_others_is_no_plan() -> None:
@@ -75,17 +75,17 @@ def test_a_plan_that_starts_on_nodes_reserved_for_others_is_no_plan() -> None:
 def test_who_is_kept_out_is_told_by_what_and_until_when() -> None:
     now = hall(reserve("n0 n1", "q", -60.0), pending=[waits("j", "p", 4)])
     (verdict,) = decide(now, POLICY).verdicts
-    assert verdict.sentence == (
+    assert verdict.message == (
         "Needs 4 GPUs; so much is free now, but 2 nodes are reserved until 1970-01-12 14:46 UTC (course)."
     )
-    assert verdict.numbers["reserved_until_s"] == NOW_S + HOUR
+    assert verdict.details["reserved_until_s"] == NOW_S + HOUR
     later = hall(reserve("n0 n1", "q", 600.0), pending=[waits("j", "p", 4, time_limit_s=HOUR)])
     (verdict,) = decide(later, POLICY).verdicts
-    assert verdict.sentence == (
+    assert verdict.message == (
         "Needs 4 GPUs; so much is free now, but 2 nodes are reserved from 1970-01-12 13:56 UTC "
         "until 1970-01-12 14:46 UTC (course). With a time limit that ends before, it could start now."
     )
-    assert would_start(later, POLICY, replace(later.pending[0], time_limit_s=600.0)).starts_now
+    assert preview_request(later, POLICY, replace(later.pending[0], time_limit_s=600.0)).starts_now
 
 
 def test_who_stands_there_stays_and_others_are_told_of_the_reservation() -> None:
@@ -93,9 +93,9 @@ def test_who_stands_there_stays_and_others_are_told_of_the_reservation() -> None
     snapshot = hall(reserve("n0 n1"), running=[here], pending=[waits("j", "p", 4)])
     plan = decide(snapshot, POLICY)
     assert plan == Plan(
-        verdicts=plan.verdicts, receipts=plan.receipts, steps_used=plan.steps_used, truncated=False
+        verdicts=plan.verdicts, share_breakdowns=plan.share_breakdowns, steps_used=plan.steps_used, truncated=False
     )
-    assert plan.verdicts[0].code is VerdictCode.HELD_FOR_RESERVATION
+    assert plan.verdicts[0].code is VerdictCode.RESERVED_FOR_OTHER_JOB
 
 
 def test_nobody_is_asked_to_leave_for_a_place_that_is_reserved() -> None:
@@ -121,30 +121,30 @@ def test_of_a_reservation_in_another_pool_nothing_is_said() -> None:
         pending=(job,),
     )  # fmt: skip
     (verdict,) = decide(photo, POLICY).verdicts
-    assert verdict.code is VerdictCode.NO_FIT_NOW and "reserved" not in verdict.sentence
+    assert verdict.code is VerdictCode.INSUFFICIENT_RESOURCES and "reserved" not in verdict.message
 
 
 def test_nodes_under_maintenance_are_nobodys_share() -> None:
     full = [runs("r", "p", ("n1", [0, 1, 2, 3]))]
     snapshot = hall(reserve("n0"), running=full, pending=[waits("j", "q", 2)])
     assert [eviction.job for eviction in decide(snapshot, POLICY).evictions] == ["r"]
-    assert sum(receipt.fair_share_milli for receipt in decide(snapshot, POLICY).receipts) <= 2 * 4_000
+    assert sum(receipt.fair_share_milli for receipt in decide(snapshot, POLICY).share_breakdowns) <= 2 * 4_000
 
 
 def test_a_job_for_which_no_change_helps_is_offered_none() -> None:
     snapshot = hall(reserve("n0 n1", "q"), pending=[waits("j", "p", 4)])
-    assert would_start(snapshot, POLICY, snapshot.pending[0]).alternatives == ()
+    assert preview_request(snapshot, POLICY, snapshot.pending[0]).alternatives == ()
     half = hall(reserve("n0", "q"), pending=[waits("j", "p", 4, tasks=2)])
-    offered = would_start(half, POLICY, half.pending[0]).alternatives
+    offered = preview_request(half, POLICY, half.pending[0]).alternatives
     assert [change.fields for change in offered][:1] == [{"tasks": 1}]
 
 
 def test_as_time_goes_on_a_decision_that_remembers_keeps_up() -> None:
-    memory = Memory()
+    memory = DecisionCache()
     snapshot = hall(reserve("n0 n1", "q", 600.0), pending=[waits("j", "p", 4, time_limit_s=300.0)])
     assert started(decide(snapshot, POLICY, memory)) == {"j"}
     at = replace(snapshot, now_s=NOW_S + 400.0)
-    assert decide(at, POLICY, memory).verdicts[0].code is VerdictCode.HELD_FOR_RESERVATION
+    assert decide(at, POLICY, memory).verdicts[0].code is VerdictCode.RESERVED_FOR_OTHER_JOB
     assert started(decide(replace(at, now_s=NOW_S + 600.0 + HOUR), POLICY, memory)) == {"j"}
 
 

@@ -28,9 +28,9 @@ def test_a_job_without_an_end_does_not_pass() -> None:
     plan = decide(scene(waits("small", "vision")), POLICY)
     assert started(plan) == set()
     verdicts = {verdict.job: verdict for verdict in plan.verdicts}
-    assert verdicts["small"].code is VerdictCode.HELD_FOR_RESERVATION
-    assert verdicts["small"].numbers["reserved_from_s"] == NOW_S + 300  # it began 600 s ago
-    assert verdicts["gang"].numbers["reserved_from_s"] == NOW_S + 300
+    assert verdicts["small"].code is VerdictCode.RESERVED_FOR_OTHER_JOB
+    assert verdicts["small"].details["reserved_from_s"] == NOW_S + 300  # it began 600 s ago
+    assert verdicts["gang"].details["reserved_from_s"] == NOW_S + 300
 
 
 def test_a_job_that_ends_before_passes() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from scheduler.core.cluster import GpuShare, ProjectId
 from scheduler.core.decide import decide
-from scheduler.core.placement import Floor
+from scheduler.core.placement import NodePlacer
 from scheduler.core.policy import Policy
-from scheduler.core.shape import Shape
+from scheduler.core.shape import TaskShape
 from tests.core.drawn import cluster, node, project, runs, waits
 
 
@@ -24,8 +24,8 @@ def test_who_waits_for_a_share_is_told_that_others_share_the_gpu() -> None:
         nodes=[here], projects=[project("ours"), project("theirs")], running=[stands], pending=[new]
     )
     (verdict,) = decide(photo, Policy()).verdicts
-    assert "1 GPU with room is shared by other projects" in verdict.sentence
-    assert verdict.numbers["gpus_shared_elsewhere"] == 1
+    assert "1 GPU with room is shared by other projects" in verdict.message
+    assert verdict.details["gpus_shared_elsewhere"] == 1
     (start,) = decide(photo, Policy(share_gpus="anybody")).starts
     assert start.tasks[0].gpus == (GpuShare(here.gpus[0].uuid, 500),)
     mine = replace(photo, running=(replace(stands, project=new.project),))
@@ -33,7 +33,7 @@ def test_who_waits_for_a_share_is_told_that_others_share_the_gpu() -> None:
 
 
 SHAPES = [
-    Shape(1, milli, None, None, cpu_milli, 0, (), None, share_mib, tenant=ProjectId(tenant))
+    TaskShape(1, milli, None, None, cpu_milli, 0, (), None, share_mib, tenant=ProjectId(tenant))
     for milli, share_mib in ((300, None), (500, None), (1000, 20_480))
     for cpu_milli in (0, 3_000)
     for tenant in ("ours", "theirs", "others")
@@ -48,19 +48,19 @@ def test_the_room_for_shares_is_what_all_nodes_hold_together(
     steps: list[tuple[int, int]], looks: random.Random
 ) -> None:
     """Also where a node's processors bound it, whatever was taken and given back since somebody last looked."""
-    floor = Floor([node("n1", 2, cpu_milli=8_000), node("n2", 1), node("n3", 2, cpu_milli=5_000)], "pack")
-    floor.let_share(())
+    floor = NodePlacer([node("n1", 2, cpu_milli=8_000), node("n2", 1), node("n3", 2, cpu_milli=5_000)], "pack")
+    floor.load_tenants(())
     other, taken = floor, []
     for which, turn in steps:
         if which < len(SHAPES):
             taken += floor.place_gang(SHAPES[which], 1) or []
         elif taken:
-            floor.give_back([taken.pop(turn % len(taken))])
+            floor.release([taken.pop(turn % len(taken))])
             if turn == 0:
                 other = floor.copy()
             elif turn == 1:
-                floor.set_to_least(floor.copy(), other, [0, 2])
+                floor.set_to_min_of(floor.copy(), other, [0, 2])
         for shape in looks.sample(SHAPES, 3):
-            assert floor.room(shape) == floor.capacity(shape).sum()
+            assert floor.fit_count(shape) == floor.capacity(shape).sum()
     for shape in SHAPES:
-        assert floor.room(shape) == floor.capacity(shape).sum()
+        assert floor.fit_count(shape) == floor.capacity(shape).sum()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from portal.words.ends import UNCHARGED, tries_used
+from portal.words.ends import FREE_RENDEZVOUS_FAILURES, counted_attempts
 
 APART = ("NODE_FAIL", "nodes_apart")
 
@@ -14,9 +14,9 @@ APART = ("NODE_FAIL", "nodes_apart")
     [
         ([], 0),
         ([("FAILED", "exit_code"), ("PREEMPTED", "reclaimed"), ("SUSPENDED", "suspended")], 1),
-        ([APART] * UNCHARGED, 0),
-        ([APART] * (UNCHARGED + 2) + [("FAILED", "start_refused")], 3),
+        ([APART] * FREE_RENDEZVOUS_FAILURES, 0),
+        ([APART] * (FREE_RENDEZVOUS_FAILURES + 2) + [("FAILED", "start_refused")], 3),
     ],
 )
 def test_nodes_that_do_not_reach_each_other_cost_none_for_a_while(ended, used) -> None:
-    assert tries_used(ended) == used
+    assert counted_attempts(ended) == used

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.core.carry import after_commit
+from scheduler.core.carry import apply_plan
 from scheduler.core.decide import decide
 from scheduler.core.plan import EvictionReason, Plan
 from scheduler.core.policy import Policy
@@ -20,7 +20,7 @@ def gone(plan: Plan) -> dict[str, EvictionReason]:
 
 
 def kept(plan: Plan) -> dict[str, str]:
-    return {start.job: start.tasks[0].node for start in plan.keeps}
+    return {start.job: start.tasks[0].node for start in plan.nominations}
 
 
 def test_only_who_is_in_the_way_moves() -> None:
@@ -36,7 +36,7 @@ def test_only_who_is_in_the_way_moves() -> None:
         pending=[waits("pair", "p", 2)],
     )
     plan = decide(snapshot, only("consolidate"))
-    assert gone(plan) == {"small": EvictionReason.CONSOLIDATED}
+    assert gone(plan) == {"small": EvictionReason.MIGRATED}
     assert kept(plan) == {"small": "n0", "pair": "n1"}
 
 
@@ -89,5 +89,5 @@ def test_who_only_starts_stands_where_it_would_be_moved_to() -> None:
     plan = decide(snapshot, Policy())
     assert {start.job: start.tasks[0].node for start in plan.starts} == {"a": "n1", "b": "n0"}
     assert kept(plan) == {"c": "n0"}
-    after = decide(after_commit(snapshot, plan), Policy())
+    after = decide(apply_plan(snapshot, plan), Policy())
     assert (after.starts, after.evictions) == ((), ())

@@ -17,7 +17,7 @@ from portal.services import lifecycle
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
 from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
+from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,13 +28,13 @@ MOMENTS_MS = [
 
 
 @pytest.fixture
-def scene(room: EngineRoom, request):
-    owner = record.person("ada")
+def scene(room: EngineHarness, request):
+    owner = record.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     return {
         "killed": [],
         "room": room,
-        "node": room.known(room.node(name=name)),
+        "node": room.mark_enrolled(room.create_node(name=name)),
         "owner": owner,
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
@@ -112,7 +112,7 @@ def quiet(scene, job: Job):
 def test_killed_during_a_start(scene, after_ms: int) -> None:
     job = submit(scene, 0.3)
     killer = kill_once_when(lambda: ledger_knows(scene, job), scene, after_ms)
-    assert Engine().run_until(quiet(scene, job), 40)
+    assert InProcessEngine().run_until(quiet(scene, job), 40)
     killer.join(20)
     assert scene["killed"], "the agent was not there to be killed"
     starts = begun(scene)
@@ -124,9 +124,9 @@ def test_killed_during_a_start(scene, after_ms: int) -> None:
 @pytest.mark.parametrize("after_ms", MOMENTS_MS)
 def test_killed_during_a_stop(scene, after_ms: int) -> None:
     job = submit(scene, 600)
-    engine = Engine()
+    engine = InProcessEngine()
     assert engine.run_until(lambda: job.attempts.filter(state="RUNNING").exists(), 40)
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
 
     def stopping() -> bool:
         path = scene["room"].folder / scene["node"].name / "state/ledger.json"

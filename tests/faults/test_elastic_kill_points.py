@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from portal.models import Attempt, Job, UsageLedger
+from portal.models import Attempt, Job, UsageInterval
 from portal.services import lifecycle
-from portal.services.elastic import Leave, want_leaves
+from portal.services.elastic import TaskEviction, request_task_evictions
 from portal.words.reasons import EndReason
 from tests import record
-from tests.dying import dies_at
-from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
+from tests.dying import crashes_at
+from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,10 +41,10 @@ def each_of(points: list[str]) -> list[Any]:
 
 
 @pytest.fixture
-def scene(room: EngineRoom, request):
-    owner = record.person("ada")
+def scene(room: EngineHarness, request):
+    owner = record.user("ada")
     return {
-        "node": room.known(room.node(name=f"k{abs(hash(request.node.name)) % 10**9}", gpus=3), gpus=3),
+        "node": room.mark_enrolled(room.create_node(name=f"k{abs(hash(request.node.name)) % 10**9}", gpus=3), gpus=3),
         "owner": owner,
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
@@ -58,19 +58,19 @@ def submit(scene, *, says: str = SAYS, **fields) -> Job:
     )
 
 
-def reach(room: EngineRoom, job: Job, look) -> None:
-    assert Engine().run_until(look, WITHIN_S), "\n".join(
+def reach(room: EngineHarness, job: Job, look) -> None:
+    assert InProcessEngine().run_until(look, WITHIN_S), "\n".join(
         f"{event.kind} {event.reason} {event.sentence}" for event in job.events.all()
     )
 
 
-def runs(room: EngineRoom, scene, job: Job, *ranks: int):
+def runs(room: EngineHarness, scene, job: Job, *ranks: int):
     """Exactly these tasks run, by the record and on the node; no number ever began twice."""
 
     def look() -> bool:
         begun = [line for path in glob.glob(f"{room.folder}/*/homes/*/starts") for line in lines(path)]
         assert len(begun) == len(set(begun)), begun
-        rows = job.attempts.get().task_rows.filter(gone=False) if job.attempts.exists() else []
+        rows = job.attempts.get().task_rows.filter(container_removed=False) if job.attempts.exists() else []
         alive = [name for name in containers_alive(room.folder / scene["node"].name) if job.public_id in name]
         return (
             sorted(row.rank for row in rows) == list(ranks)
@@ -85,12 +85,12 @@ def lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
 
 
-def check_the_end(room: EngineRoom, job: Job) -> None:
+def check_the_end(room: EngineHarness, job: Job) -> None:
     """Once it is cancelled nothing of it is held or alive."""
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     reach(room, job, lambda: Job.objects.get(pk=job.pk).state == "CANCELLED")
     assert held_milli() == 0
-    assert not UsageLedger.objects.filter(ended_at__isnull=True).exists()
+    assert not UsageInterval.objects.filter(ended_at__isnull=True).exists()
     assert not [name for name in containers_alive(room.folder) if job.public_id in name]
 
 
@@ -100,14 +100,14 @@ def leases_run_out() -> None:
 
 
 @pytest.mark.parametrize("point", each_of(GROW))
-def test_killed_while_a_job_grows(room: EngineRoom, scene, point: str) -> None:
+def test_killed_while_a_job_grows(room: EngineHarness, scene, point: str) -> None:
     other = submit(scene, says="exec sleep 600", gpus_per_task=2)
     reach(room, other, runs(room, scene, other, 0))
     job = submit(scene, tasks=3, min_tasks=1)
     reach(room, job, runs(room, scene, job, 0))
-    lifecycle.cancel(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    lifecycle.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     reach_all = runs(room, scene, job, 0, 1, 2)
-    assert dies_at(point, lambda: Engine().run_until(reach_all, WITHIN_S)), "never came by"
+    assert crashes_at(point, lambda: InProcessEngine().run_until(reach_all, WITHIN_S)), "never came by"
     leases_run_out()
     reach(room, job, reach_all)
     assert job.attempts.count() == 1
@@ -115,15 +115,15 @@ def test_killed_while_a_job_grows(room: EngineRoom, scene, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", each_of(LEAVE))
-def test_killed_while_a_task_leaves(room: EngineRoom, scene, point: str) -> None:
+def test_killed_while_a_task_leaves(room: EngineHarness, scene, point: str) -> None:
     job = submit(scene, tasks=3, min_tasks=1)
     reach(room, job, runs(room, scene, job, 0, 1, 2))
-    lifecycle.set_held(job.pk, True, actor="ada")  # it is not to grow again at once
+    lifecycle.set_job_held(job.pk, True, actor="ada")  # it is not to grow again at once
     attempt = Attempt.objects.get(job=job)
-    assert want_leaves([Leave(attempt.pk, frozenset({2}), EndReason.PREEMPTED)]) == []
+    assert request_task_evictions([TaskEviction(attempt.pk, frozenset({2}), EndReason.PREEMPTED)]) == []
     less = runs(room, scene, job, 0, 1)
     # a killed process may have written down all that there was to write: it goes on for one look more
-    assert dies_at(point, lambda: Engine().run_until(lambda: less() and False, WITHIN_S)), "never came by"
+    assert crashes_at(point, lambda: InProcessEngine().run_until(lambda: less() and False, WITHIN_S)), "never came by"
     leases_run_out()
     reach(room, job, less)
     task = attempt.task_rows.get(rank=2)

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from portal.models import Attempt, Job, UsageLedger
+from portal.models import Attempt, Job, UsageInterval
 from portal.services import lifecycle
 from portal.words.reasons import EndReason
-from portal.words.states import JOB_ENDS, JobState
+from portal.words.states import TERMINAL_JOB_STATES, JobState
 from tests import record
-from tests.dying import dies_at
-from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room, held_milli
+from tests.dying import crashes_at
+from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, engine_harness, held_milli
 from tests.faults.counted import submit
 from tests.time_budget import budget_s
 
@@ -50,7 +50,7 @@ HEALED_WITHIN_S = 20.0
 
 @pytest.fixture(scope="module")
 def folder_and_room():
-    with engine_room() as room:
+    with engine_harness() as room:
         yield room
 
 
@@ -63,10 +63,10 @@ def room(folder_and_room, settings, request):
 
 
 @pytest.fixture
-def scene(room: EngineRoom, request):
-    owner = record.person("ada")
+def scene(room: EngineHarness, request):
+    owner = record.user("ada")
     return {
-        "node": room.known(room.node(name=f"n{abs(hash(request.node.name)) % 10**9}")),
+        "node": room.mark_enrolled(room.create_node(name=f"n{abs(hash(request.node.name)) % 10**9}")),
         "owner": owner,
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
@@ -80,10 +80,10 @@ def leases_run_out() -> None:
 
 def ended(job: Job) -> bool:
     job.refresh_from_db()
-    return JobState(job.state) in JOB_ENDS
+    return JobState(job.state) in TERMINAL_JOB_STATES
 
 
-def starts_of(room: EngineRoom, job: Job) -> list[str]:
+def starts_of(room: EngineHarness, job: Job) -> list[str]:
     """Attempts of the job that really began to run, one line for each time they did."""
     lines: list[str] = []
     for path in map(Path, glob.glob(f"{room.folder}/*/homes/*/starts")):
@@ -91,7 +91,7 @@ def starts_of(room: EngineRoom, job: Job) -> list[str]:
     return lines
 
 
-def healed(room: EngineRoom, scene, job: Job) -> Callable[[], bool]:
+def healed(room: EngineHarness, scene, job: Job) -> Callable[[], bool]:
     """Ended, nothing held, nothing alive, nothing left on the node; at no time two containers of the job."""
     node_folder = room.folder / scene["node"].name
 
@@ -104,19 +104,19 @@ def healed(room: EngineRoom, scene, job: Job) -> Callable[[], bool]:
     return look
 
 
-def check_the_books(room: EngineRoom, job: Job) -> None:
+def check_the_books(room: EngineHarness, job: Job) -> None:
     starts = starts_of(room, job)
     assert len(starts) == len(set(starts)), f"an attempt began twice: {starts}"
-    assert not UsageLedger.objects.filter(ended_at__isnull=True).exists()
+    assert not UsageInterval.objects.filter(ended_at__isnull=True).exists()
     for attempt in Attempt.objects.filter(job=job):
         assert attempt.ended_at is not None and attempt.reason
 
 
 @pytest.mark.parametrize("point", SUBMIT)
-def test_killed_while_submitting(room: EngineRoom, scene, point: str) -> None:
-    assert dies_at(point, lambda: submit(scene, 0.1))
+def test_killed_while_submitting(room: EngineHarness, scene, point: str) -> None:
+    assert crashes_at(point, lambda: submit(scene, 0.1))
     job = Job.objects.get()  # the transaction was over: the job is there although nobody was told
-    assert Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S)
+    assert InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S)
     job.refresh_from_db()
     assert job.state == JobState.COMPLETED
     assert starts_of(room, job) == ["1"]
@@ -124,14 +124,14 @@ def test_killed_while_submitting(room: EngineRoom, scene, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", START + END)
-def test_killed_while_starting_or_ending(room: EngineRoom, scene, point: str) -> None:
+def test_killed_while_starting_or_ending(room: EngineHarness, scene, point: str) -> None:
     job = submit(scene, 0.4)
-    assert dies_at(point, lambda: Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S)), (
+    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S)), (
         "never came by"
     )
     leases_run_out()
     began_s = time.monotonic()
-    assert Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
+    assert InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()
     assert job.state == JobState.COMPLETED, room_story(job)
     assert starts_of(room, job) == ["1"], "a dead portal must not disturb what runs"
@@ -140,15 +140,15 @@ def test_killed_while_starting_or_ending(room: EngineRoom, scene, point: str) ->
 
 
 @pytest.mark.parametrize("point", STOP)
-def test_killed_while_stopping(room: EngineRoom, scene, point: str) -> None:
+def test_killed_while_stopping(room: EngineHarness, scene, point: str) -> None:
     job = submit(scene, 600)
-    assert Engine().run_until(lambda: bool(containers_alive(room.folder)), HEALED_WITHIN_S)
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-    assert dies_at(point, lambda: Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S)), (
+    assert InProcessEngine().run_until(lambda: bool(containers_alive(room.folder)), HEALED_WITHIN_S)
+    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S)), (
         "never came by"
     )
     leases_run_out()
-    assert Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
+    assert InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED
     assert starts_of(room, job) == ["1"]
@@ -156,13 +156,13 @@ def test_killed_while_stopping(room: EngineRoom, scene, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["start.marked", "start.before_send", "start.answered"])
-def test_cancelled_after_a_death_while_starting(room: EngineRoom, scene, point: str) -> None:
+def test_cancelled_after_a_death_while_starting(room: EngineHarness, scene, point: str) -> None:
     """The start may or may not have arrived; a cancel now must end it either way, and it never runs later."""
     job = submit(scene, 600)
-    assert dies_at(point, lambda: Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S))
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S))
+    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     leases_run_out()
-    assert Engine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
+    assert InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED
     assert len(starts_of(room, job)) <= 1

@@ -25,7 +25,7 @@ import portal.asgi
 from portal import throttle
 from portal.models import Invitation, User
 from portal.services import people
-from portal.services.password_hasher import HASHES_AT_ONCE, BoundedArgon2, hashing
+from portal.services.password_hasher import MAX_CONCURRENT_HASHES, BoundedArgon2, hashing_slot
 from tests import record
 from tests.engine_room import _database_url
 from tests.house.waiting import eventually
@@ -44,15 +44,15 @@ def real_hashes(settings, monkeypatch) -> None:
 @pytest.fixture
 def all_slots_in_use() -> Iterator[None]:
     """Other threads hash as many passwords as may be hashed at once."""
-    held, leave = threading.Barrier(HASHES_AT_ONCE + 1), threading.Event()
+    held, leave = threading.Barrier(MAX_CONCURRENT_HASHES + 1), threading.Event()
 
     def hold() -> None:
-        with hashing():
+        with hashing_slot():
             held.wait(10)
             leave.wait(30)
 
-    with ThreadPoolExecutor(HASHES_AT_ONCE) as threads:
-        for _ in range(HASHES_AT_ONCE):
+    with ThreadPoolExecutor(MAX_CONCURRENT_HASHES) as threads:
+        for _ in range(MAX_CONCURRENT_HASHES):
             threads.submit(hold)
         held.wait(10)
         yield
@@ -91,7 +91,7 @@ def test_parallel_sign_ins_are_bounded_and_the_health_check_answers_all_the_whil
     path, pid = web
     password = make_password(record.PASSWORD)
     for number in range(AT_ONCE):
-        User.objects.filter(pk=record.person(f"ada-{number}").pk).update(password=password)
+        User.objects.filter(pk=record.user(f"ada-{number}").pk).update(password=password)
     with browser(path) as first:
         token = re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', first.get("/sign-in/").text)[0]
         crumb = "; ".join(f"{name}={value}" for name, value in first.cookies.items())
@@ -132,7 +132,7 @@ def test_parallel_sign_ins_are_bounded_and_the_health_check_answers_all_the_whil
 @pytest.mark.django_db
 @pytest.mark.parametrize("who", ["known", "unknown", "inactive", "without a password"])
 def test_all_slots_in_use_every_name_is_refused_alike_and_no_try_is_counted(all_slots_in_use, who):
-    user = record.person("ada-love")
+    user = record.user("ada-love")
     user.password = make_password(None) if who == "without a password" else user.password
     user.is_active = who != "inactive"
     user.save()
@@ -146,8 +146,8 @@ def test_all_slots_in_use_every_name_is_refused_alike_and_no_try_is_counted(all_
 @pytest.mark.django_db
 def test_all_slots_in_use_other_ways_to_hash_are_refused_and_change_nothing(all_slots_in_use, settings):
     settings.PASSWORD_HASHERS = ["tests.quick_hash.QuickArgon2", HASHER]
-    admin = record.person("boss", admin=True, password=record.PASSWORD)
-    _, code = people.do_invite(admin, full_name="Ada")
+    admin = record.user("boss", admin=True, password=record.PASSWORD)
+    _, code = people.do_create_invitation(admin, full_name="Ada")
     settings.PASSWORD_HASHERS = [HASHER]
     fields = {"code": code, "username": "ada-love", "password": record.PASSWORD, "timezone": "UTC"}
     joined = Client().post("/invitation/", fields)
@@ -165,7 +165,7 @@ def test_all_slots_in_use_other_ways_to_hash_are_refused_and_change_nothing(all_
 
 @pytest.mark.django_db
 def test_hash_of_former_parameters_opens_and_is_replaced():
-    user = record.person("ada-love")
+    user = record.user("ada-love")
     former = Argon2PasswordHasher().encode(record.PASSWORD, "a-salt-of-its-own")
     User.objects.filter(pk=user.pk).update(password=former)
     answer = Client().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})

@@ -45,7 +45,7 @@ def own_stand(transactional_db: None, tmp_path: Path) -> Iterator[Stand]:
 
 @pytest.fixture
 def owner(transactional_db: None) -> User:
-    return record.person()
+    return record.user()
 
 
 @pytest.fixture

@@ -20,12 +20,12 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 from django.db import transaction
 
 from portal.gateway.build import build_gateway
-from portal.gateway.edge import EdgeProtocol
-from portal.gateway.pipe import PipeProtocol
+from portal.gateway.edge import GatewayHttpProtocol
+from portal.gateway.pipe import RawWebSocketProtocol
 from portal.models import Attempt, Gpu, Job, Task, User
 from portal.services import lifecycle
 from portal.services.session_store import SessionStore
-from portal.services.workspaces import new_attempt_secret
+from portal.services.workspaces import create_attempt_secret
 from tests import record
 
 
@@ -45,14 +45,14 @@ def running_workspace(owner: User, *, port: int, ready: bool = True, node: Any =
     environment = record.environment(runtime="process")
     node = node or record.node(record.pool(), runtime="process", link="local")
     job = record.job(owner, project, environment, kind="workspace")
-    seat = lifecycle.Seat(node, [(Gpu.objects.filter(node=node, used_milli=0).first().pk, 1000)])
+    seat = lifecycle.RankPlacement(node, [(Gpu.objects.filter(node=node, used_milli=0).first().pk, 1000)])
     with transaction.atomic():
-        attempt = lifecycle.begin_attempt(job, node.pool, [seat], epoch=1, secret=new_attempt_secret(job))
+        attempt = lifecycle.start_attempt(job, node.pool, [seat], epoch=1, secret=create_attempt_secret(job))
     task = Task.objects.get(attempt=attempt)
-    lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={"8888": port})
+    lifecycle.mark_task_sent(task)
+    lifecycle.record_task_running(task.pk, container="c", ports={"8888": port})
     if ready:
-        lifecycle.attempt_ready(attempt.pk)
+        lifecycle.record_attempt_ready(attempt.pk)
     job.refresh_from_db()
     return job
 
@@ -198,11 +198,11 @@ class Stand:
         self.tool.port = self._runner.addresses[0][1]
         await self.serve(echo_web, uds=self.web_socket)
         server = await self.serve(
-            build_gateway(self.web_socket, look_every_s=3600.0),  # tests look when they want to
+            build_gateway(self.web_socket, activity_poll_s=3600.0),  # tests look when they want to
             host="127.0.0.1",
             port=0,
-            http=EdgeProtocol,
-            ws=PipeProtocol,
+            http=GatewayHttpProtocol,
+            ws=RawWebSocketProtocol,
             lifespan="on",
         )
         self.port = server.servers[0].sockets[0].getsockname()[1]

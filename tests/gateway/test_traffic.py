@@ -12,7 +12,7 @@ from yarl import URL
 
 from portal.models import Membership
 from portal.services import lifecycle
-from portal.services.workspaces import attempt_secret
+from portal.services.workspaces import decrypt_attempt_secret
 from portal.words.reasons import EndReason
 from tests.gateway.stand import attempt_of
 from tests.time_budget import budget_s
@@ -53,7 +53,7 @@ def test_the_tool_gets_its_secret_and_none_of_ours(stand, workspace, cookie, ins
         },
     )
     seen = stand.tool.headers()
-    assert seen["authorization"] == f"token {attempt_secret(attempt_of(workspace))}"
+    assert seen["authorization"] == f"token {decrypt_attempt_secret(attempt_of(workspace))}"
     assert seen["cookie"] == "theme=dark; _xsrf=2|x"
     assert seen["x-kept"] == "yes"
     assert seen["host"] == stand.host(workspace)
@@ -64,7 +64,7 @@ def test_the_tool_gets_its_secret_and_none_of_ours(stand, workspace, cookie, ins
 
 
 def test_the_secret_never_reaches_the_browser(stand, workspace, inside):
-    secret = attempt_secret(attempt_of(workspace))
+    secret = decrypt_attempt_secret(attempt_of(workspace))
     for path in ["/", "/cookies", "/nothing"]:
         answer = inside.get(path)
         assert secret not in answer.text
@@ -245,7 +245,7 @@ def _sign_out(owner, workspace):
 
 
 def _stop(owner, workspace):
-    lifecycle.want_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
+    lifecycle.request_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
 
 
 def _lose_membership(owner, workspace):

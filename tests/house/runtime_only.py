@@ -23,7 +23,7 @@ def packages_of(lock: str) -> set[str]:
     return {re.sub(r"[-_.]+", "-", name).lower() for name in _PINNED.findall((ROOT / lock).read_text())}
 
 
-class NotInTheImage:
+class MissingPackageFinder:
     """Finds nothing of packages that the image does not have."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class NotInTheImage:
 
 
 def main() -> None:
-    kept_out = NotInTheImage()
+    kept_out = MissingPackageFinder()
     assert "pytest" in kept_out.modules
     sys.meta_path.insert(0, kept_out)
     importlib.import_module("uvicorn").Config("portal.asgi:application", uds="unused", lifespan="off").load()

@@ -10,11 +10,11 @@ import signal
 import sys
 from pathlib import Path
 
-from portal.standalone.leftovers import MARK, end_leftovers
-from portal.standalone.lines import LineWriter
-from portal.standalone.supervisor import Process, StopAsked, supervising
+from portal.standalone.leftovers import SUPERVISED_VARIABLE, terminate_orphans
+from portal.standalone.lines import PrefixedWriter
+from portal.standalone.supervisor import Process, StopRequested, running_supervisor
 
-BEHAVIOURS = {
+SCRIPTS = {
     "steady": "import time; print('here', flush=True); time.sleep(600)",
     "dies": "print('dying', flush=True); raise SystemExit(3)",
     "deaf": (
@@ -31,21 +31,21 @@ BEHAVIOURS = {
 
 def main(folder: Path, rows: list[str]) -> None:
     records = folder / "children.json"
-    lines = LineWriter(sys.stdout, colour=False)
-    for name in end_leftovers(records, str(folder)):
-        lines.say(f"ended {name}")
-    environment = {**os.environ, MARK: str(folder)}
-    with supervising(records, lines) as supervisor:
+    lines = PrefixedWriter(sys.stdout, colour=False)
+    for name in terminate_orphans(records, str(folder)):
+        lines.supervisor_line(f"ended {name}")
+    environment = {**os.environ, SUPERVISED_VARIABLE: str(folder)}
+    with running_supervisor(records, lines) as supervisor:
         try:
             for row in rows:
                 name, _, behaviour = row.partition("=")
-                command = (sys.executable, "-c", BEHAVIOURS[behaviour])
+                command = (sys.executable, "-c", SCRIPTS[behaviour])
                 supervisor.start(Process(name, command, environment, grace_s=1.0))
-            lines.plain("READY")
-            supervisor.watch()
-        except StopAsked:
-            lines.say("stopped while starting")
-    lines.plain("GONE")
+            lines.raw("READY")
+            supervisor.run()
+        except StopRequested:
+            lines.supervisor_line("stopped while starting")
+    lines.raw("GONE")
 
 
 if __name__ == "__main__":

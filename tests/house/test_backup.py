@@ -16,7 +16,7 @@ import pytest
 
 from agents.keys import make_keys
 from portal.standalone.account import service_account
-from portal.standalone.folder import DataFolder
+from portal.standalone.folder import DataDir
 
 ROOT = Path(__file__).parent.parent.parent
 MAKE_ROWS = """
@@ -75,7 +75,7 @@ def manage(*arguments: str, data: Path, program: str | None = None) -> subproces
 @pytest.fixture(scope="module")
 def backup(place: Path) -> Path:
     data = place / "first"
-    folder = DataFolder(data, service_account())
+    folder = DataDir(data, service_account())
     folder.prepare()
     folder.ensure_secret_key()
     make_keys(folder.keys, "kept2345ab")

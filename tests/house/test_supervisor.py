@@ -161,7 +161,7 @@ def test_the_next_start_ends_what_a_killed_supervisor_left(start: Callable[..., 
         records.write_text(json.dumps([*rows, {"name": "stranger", "pid": stranger.pid, "start_ticks": 1}]))
         leftovers.GRACE_S, kept = 1.0, leftovers.GRACE_S
         try:
-            assert "deaf" in leftovers.end_leftovers(records, str(first.folder))
+            assert "deaf" in leftovers.terminate_orphans(records, str(first.folder))
         finally:
             leftovers.GRACE_S = kept
         assert not alive(deaf)

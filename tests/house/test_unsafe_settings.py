@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from portal.config.production import is_weak_key, same_site, unsafe_settings
+from portal.config.production import is_weak_key, same_site_warning, unsafe_setting_errors
 from portal.standalone.errors import StartError
-from portal.standalone.start import refuse_unsafe_settings
+from portal.standalone.start import check_settings
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "".join(map(chr, range(48, 123)))
@@ -41,8 +41,8 @@ PROCESSES = {
     ],
 )
 def test_unsafe_setting_is_named(setting, value, word):
-    assert unsafe_settings(**SAFE) == []
-    (sentence,) = unsafe_settings(**SAFE | {setting: value})
+    assert unsafe_setting_errors(**SAFE) == []
+    (sentence,) = unsafe_setting_errors(**SAFE | {setting: value})
     assert word in sentence
 
 
@@ -50,7 +50,7 @@ def test_unsafe_setting_is_named(setting, value, word):
     "url", ["redis://:word@valkey:6379/0", "rediss://u:word@v/0", "redis://v/0?password=w"]
 )
 def test_redis_with_a_password_is_safe(url):
-    assert unsafe_settings(**SAFE | {"redis_url": url}) == []
+    assert unsafe_setting_errors(**SAFE | {"redis_url": url}) == []
 
 
 def test_every_process_refuses_unsafe_settings():
@@ -83,10 +83,10 @@ def test_every_process_refuses_unsafe_settings():
 
 def test_up_with_a_certificate_refuses_before_it_starts_anything():
     own = {"FAIRWAY_ALLOWED_HOSTS": "portal.example.org", "REDIS_URL": SAFE["redis_url"]}
-    refuse_unsafe_settings("https://portal.example.org", own)
-    refuse_unsafe_settings("http://localhost:8000", own | {"FAIRWAY_ALLOWED_HOSTS": "*"})
+    check_settings("https://portal.example.org", own)
+    check_settings("http://localhost:8000", own | {"FAIRWAY_ALLOWED_HOSTS": "*"})
     with pytest.raises(StartError, match=r"'\*'"):
-        refuse_unsafe_settings("https://portal.example.org", own | {"FAIRWAY_ALLOWED_HOSTS": "*"})
+        check_settings("https://portal.example.org", own | {"FAIRWAY_ALLOWED_HOSTS": "*"})
 
 
 @pytest.mark.parametrize("names", ["FAIRWAY_SECRET_KEY", "FAIRWAY_SECRET_KEY_FALLBACKS"])
@@ -121,16 +121,16 @@ def test_weak_secret_keys_are_refused_former_ones_too(names, key):
     ],
 )
 def test_domains_that_share_cookies_are_warned_of(portal, apps, warns):
-    assert bool(same_site(f"https://{portal}", apps)) is warns
+    assert bool(same_site_warning(f"https://{portal}", apps)) is warns
 
 
 def test_shared_domain_is_warned_of_by_check_and_gateway(settings, caplog):
-    from portal.apps import own_site
+    from portal.apps import check_separate_site
     from portal.gateway.build import build_gateway
 
-    assert own_site(None) == []
-    settings.SAME_SITE_WARNING = same_site("https://portal.example.org", "apps.example.org")
-    assert [found.id for found in own_site(None)] == ["portal.W001"]
+    assert check_separate_site(None) == []
+    settings.SAME_SITE_WARNING = same_site_warning("https://portal.example.org", "apps.example.org")
+    assert [found.id for found in check_separate_site(None)] == ["portal.W001"]
     gateway = build_gateway("/nonexistent/web.sock")
-    gateway._rights.close()
+    gateway._authorizer.close()
     assert "apps.example.org" in caplog.text

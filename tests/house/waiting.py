@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def eventually(true: Callable[[], bool], limit_s: float = 30) -> bool:
+def eventually(condition: Callable[[], bool], limit_s: float = 30) -> bool:
     """Whether ``true()`` became so within the limit."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        if true():
+        if condition():
             return True
         time.sleep(0.02)
-    return true()
+    return condition()
 
 
 def alive(pid: int) -> bool:

@@ -21,7 +21,7 @@ from django.db import connections
 from agents import bundle
 from agents.local import open_local
 from portal.asgi import application
-from portal.gateway.rights import _leave
+from portal.gateway.rights import _close_connection
 from portal.live import rechecks
 from portal.models import ClusterSettings, Node, User
 from tests import record
@@ -32,7 +32,7 @@ def local_node(folder: Path, *, gpus: int = 2, name: str = "") -> Node:
     """A node whose agent runs here, with pretend GPUs; the agent stands where ``up`` leaves it."""
     program = folder / "data" / "agent" / "agent.pyz"
     if not program.exists():
-        bundle.build(program)
+        bundle.build_archive(program)
     row = record.node(record.pool(), gpus=gpus, runtime="process", link="local", name=name)
     uuids = [gpu.uuid for gpu in row.gpus.all()]
     # Tasks run under accounts of their own, which may not enter pytest's folders.
@@ -82,8 +82,8 @@ class LiveStand(Stand):
         await super()._stop()
         together = threading.Barrier(4)
         for _ in range(4):
-            rechecks._threads.submit(_leave, together)
-        rechecks._rechecking.submit(connections.close_all)
+            rechecks._threads.submit(_close_connection, together)
+        rechecks._recheck_thread.submit(connections.close_all)
 
 
 class Browser:

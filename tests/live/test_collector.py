@@ -14,10 +14,10 @@ from channels.layers import get_channel_layer
 from django.db import connections, transaction
 
 from portal import last_samples
-from portal.events import group_of
+from portal.events import channel_group
 from portal.live.collector import Collector
-from portal.live.streams import CannotWatch, open_watch
-from portal.models import Gpu, Task, UsageMinute
+from portal.live.streams import WatchError, open_stream
+from portal.models import Gpu, Task, NodeMetricsMinute
 from portal.selectors.log_files import log_path
 from portal.selectors.logs import log_file, read_lines
 from portal.services import lifecycle
@@ -36,7 +36,7 @@ def _folders(settings, tmp_path):
 
 
 @contextlib.contextmanager
-def collecting(opener=open_watch):
+def collecting(opener=open_stream):
     """A collector in a thread of its own, as the process runs it."""
     made = threading.Event()
     held = []
@@ -78,15 +78,15 @@ def running_job(owner, node, *, command=("true",)):
     job = record.job(owner, project, environment, command=list(command))
     gpu = Gpu.objects.filter(node=node).first()
     with transaction.atomic():
-        attempt = lifecycle.begin_attempt(job, node.pool, [lifecycle.Seat(node, [(gpu.pk, 1000)])], epoch=1)
+        attempt = lifecycle.start_attempt(job, node.pool, [lifecycle.RankPlacement(node, [(gpu.pk, 1000)])], epoch=1)
     task = Task.objects.get(attempt=attempt)
-    lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
+    lifecycle.mark_task_sent(task)
+    lifecycle.record_task_running(task.pk, container="c", ports={})
     return job, task, gpu
 
 
 def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
-    node, person = local_node(tmp_path), record.person()
+    node, person = local_node(tmp_path), record.user()
     uuids = [gpu.uuid for gpu in node.gpus.all()]
 
     async def run():
@@ -111,9 +111,9 @@ def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
 
     with collecting():
         asyncio.run(run())
-        gpus = last_samples.last_gpus([node.public_id])
+        gpus = last_samples.latest_gpu_samples([node.public_id])
         assert set(gpus) == set(uuids)
-    minutes = UsageMinute.objects.filter(node=node)
+    minutes = NodeMetricsMinute.objects.filter(node=node)
     assert sum(row.samples for row in minutes) >= 3  # a minute may have ended in between
     row = minutes.latest("minute")
     assert row.gpu_uuids == uuids
@@ -122,13 +122,13 @@ def test_samples_reach_browsers_and_last_samples(stand, tmp_path):
 
 
 def test_what_nobody_watches_is_not_sent(stand, tmp_path):
-    node, person = local_node(tmp_path), record.person()
+    node, person = local_node(tmp_path), record.user()
     topic = f"node.{node.public_id}"
 
     async def run():
         layer = get_channel_layer()
         unmarked = await layer.new_channel()
-        await layer.group_add(group_of(topic), unmarked)
+        await layer.group_add(channel_group(topic), unmarked)
         async with browser_of(stand, person) as browser:
             await browser.say(subscribe=["cluster"])
             while (
@@ -152,7 +152,7 @@ def test_what_nobody_watches_is_not_sent(stand, tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the runtime process gives each job a uid of its own")
 def test_logs_of_a_running_task_grow_in_the_browser(stand, tmp_path):
-    node, owner = local_node(tmp_path), record.person()
+    node, owner = local_node(tmp_path), record.user()
     words = 'i=0; while [ $i -lt 60 ]; do echo "line $i"; i=$((i+1)); sleep 0.1; done'
     job, task, gpu = running_job(owner, node, command=["sh", "-c", words])
     spec = {
@@ -222,17 +222,17 @@ def test_a_black_hole_holds_up_nobody(tmp_path):
             opened.append(node.name)
             if node.name == "hole":
                 time.sleep(8)
-                raise CannotWatch("nothing was said")
+                raise WatchError("nothing was said")
             if node.name == "shut":
-                raise CannotWatch("nobody listens")
-            return open_watch(node, on_event)
+                raise WatchError("nobody listens")
+            return open_stream(node, on_event)
 
         with collecting(opener) as collector:
-            until(lambda: last_samples.last_gpus([good.public_id]))
+            until(lambda: last_samples.latest_gpu_samples([good.public_id]))
             began = time.monotonic()
             seen = set()
             while len(seen) < 4:
-                seen |= {each["at_s"] for each in last_samples.last_gpus([good.public_id]).values()}
+                seen |= {each["at_s"] for each in last_samples.latest_gpu_samples([good.public_id]).values()}
                 time.sleep(0.1)
                 assert time.monotonic() - began < budget_s(6)
             assert collector.tick_took_s < budget_s(0.2)
@@ -244,11 +244,11 @@ def test_a_stream_that_breaks_opens_again(tmp_path):
     links = []
 
     def opener(watched, on_event):
-        links.append(open_watch(watched, on_event))
+        links.append(open_stream(watched, on_event))
         return links[-1]
 
     with collecting(opener):
-        until(lambda: last_samples.last_gpus([node.public_id]))
+        until(lambda: last_samples.latest_gpu_samples([node.public_id]))
         os.kill(links[0].process_id, 9)
         until(lambda: len(links) == 2 and links[1].is_open)
         node.state = "retired"

@@ -13,13 +13,13 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.errors import Invalid, NotAllowed, NotThere
-from portal.log_download import log_download
+from portal.errors import InvalidRequest, Forbidden, NotFound
+from portal.log_download import log_download_response
 from portal.models import Job
 from portal.selectors import log_search, logs
 from portal.selectors.log_files import log_path
-from portal.selectors.log_search import Sought
-from portal.services.logs import remove_old_logs, write_log_bytes
+from portal.selectors.log_search import LogSearchQuery
+from portal.services.logs import delete_expired_logs, write_log_bytes
 from tests import record
 from tests.time_budget import budget_s
 
@@ -163,26 +163,26 @@ def test_a_monstrous_line_does_not_stand_still():
     assert max(map(len, texts)) < 20_000
 
 
-def _texts(found: log_search.Found) -> list[str]:
+def _texts(found: log_search.SearchResult) -> list[str]:
     return [match.line.text for match in found.matches]
 
 
 def test_search_finds_plain_words_and_goes_on_where_it_ended():
     log = _write(b"".join(b"step %d loss (a+)+$\n" % number for number in range(3000)), "raw")
-    found = log_search.search([log], Sought("STEP 2999"))
+    found = log_search.search([log], LogSearchQuery("STEP 2999"))
     assert (_texts(found), found.next) == (["step 2999 loss (a+)+$"], None)
-    assert _texts(log_search.search([log], Sought("STEP 2999", case=True))) == []
+    assert _texts(log_search.search([log], LogSearchQuery("STEP 2999", case_sensitive=True))) == []
     seen, start = [], None
     while True:
-        found = log_search.search([log], Sought("(a+)+$"), start, limit=170)
+        found = log_search.search([log], LogSearchQuery("(a+)+$"), start, limit=170)
         seen += _texts(found)
         start = found.next
         if start is None:
             break
     assert seen == [f"step {number} loss (a+)+$" for number in range(3000)]
     for words in ("", "x" * 201):
-        with pytest.raises(Invalid):
-            log_search.search([log], Sought(words))
+        with pytest.raises(InvalidRequest):
+            log_search.search([log], LogSearchQuery(words))
 
 
 def test_search_by_pattern_over_ranks_and_streams():
@@ -190,31 +190,31 @@ def test_search_by_pattern_over_ranks_and_streams():
         rows = _k8s(("stdout", "F", f"rank {rank} ok"), ("stderr", "F", f"rank {rank} Loss: {rank}.5"))
         write_log_bytes("abc", 1, rank, "k8s", 0, rows)
     logs_of_all = [logs.log_file("abc", 1, rank) for rank in (10, 0, 1)]
-    found = log_search.search(logs_of_all, Sought(r"loss:\s+\d+\.5$|ok", pattern=True))
+    found = log_search.search(logs_of_all, LogSearchQuery(r"loss:\s+\d+\.5$|ok", is_regex=True))
     assert [(match.rank, match.line.stream) for match in found.matches] == [
         (rank, stream) for rank in (0, 1, 10) for stream in ("stdout", "stderr")
     ]
-    errors = log_search.search(logs_of_all, Sought("rank", stream="stderr"), log_search.Place(1), limit=1)
+    errors = log_search.search(logs_of_all, LogSearchQuery("rank", stream="stderr"), log_search.SearchCursor(1), limit=1)
     assert _texts(errors) == ["rank 1 Loss: 1.5"]
     assert errors.next is not None
-    rest = log_search.search(logs_of_all, Sought("rank", stream="stderr"), errors.next)
+    rest = log_search.search(logs_of_all, LogSearchQuery("rank", stream="stderr"), errors.next)
     assert (_texts(rest), rest.next) == (["rank 10 Loss: 10.5"], None)
 
 
 @pytest.mark.parametrize("pattern", ["(", "*a", "(?P<x>a)(?P<x>b)"])
 def test_what_is_no_pattern_is_said(pattern):
-    with pytest.raises(Invalid, match="no pattern"):
-        log_search.search([_write(b"x\n", "raw")], Sought(pattern, pattern=True))
+    with pytest.raises(InvalidRequest, match="no pattern"):
+        log_search.search([_write(b"x\n", "raw")], LogSearchQuery(pattern, is_regex=True))
 
 
 def test_a_pattern_without_end_is_ended(monkeypatch):
     monkeypatch.setattr(log_search, "WITHIN_S", 0.7)
     log = _write(b"a" * 200 + b"!\n", "raw")
     began_s = time.monotonic()
-    with pytest.raises(Invalid, match="too long"):
-        log_search.search([log], Sought("(a+)+$", pattern=True))
+    with pytest.raises(InvalidRequest, match="too long"):
+        log_search.search([log], LogSearchQuery("(a+)+$", is_regex=True))
     assert time.monotonic() - began_s < budget_s(10)
-    assert _texts(log_search.search([log], Sought("^a+!$", pattern=True))) == ["a" * 200 + "!"]
+    assert _texts(log_search.search([log], LogSearchQuery("^a+!$", is_regex=True))) == ["a" * 200 + "!"]
 
 
 @given(
@@ -228,7 +228,7 @@ def test_search_gives_what_looking_at_each_line_gives(words, rows, limit, tmp_pa
         log = _write("".join(f"{row}\n" for row in rows).encode(), "raw")
         seen, start = [], None
         while True:
-            found = log_search.search([log], Sought(words), start, limit)
+            found = log_search.search([log], LogSearchQuery(words), start, limit)
             assert len(found.matches) <= limit
             seen += _texts(found)
             start = found.next
@@ -238,7 +238,7 @@ def test_search_gives_what_looking_at_each_line_gives(words, rows, limit, tmp_pa
 
 
 def test_old_logs_are_removed_and_that_is_said(db, settings):
-    scene = record.scene()
+    scene = record.basic_cluster()
     jobs = [record.job(scene["owner"], scene["project"], record.environment(tool=False)) for _ in range(3)]
     long_ago = timezone.now() - dt.timedelta(days=40)
     for job in jobs:
@@ -246,29 +246,29 @@ def test_old_logs_are_removed_and_that_is_said(db, settings):
         os.utime(log_path(job.public_id, 1, 0, "raw").parent.parent, (0, 0))
     Job.objects.filter(pk__in=[jobs[0].pk, jobs[1].pk]).update(ended_at=timezone.now())
     Job.objects.filter(pk=jobs[0].pk).update(ended_at=long_ago)
-    assert remove_old_logs() == 0, "kept for ever where nothing else is said"
+    assert delete_expired_logs() == 0, "kept for ever where nothing else is said"
     settings.LOGS_KEPT_DAYS = 30
-    assert (remove_old_logs(), remove_old_logs()) == (1, 0)
+    assert (delete_expired_logs(), delete_expired_logs()) == (1, 0)
     kept = [log_path(job.public_id, 1, 0, "raw").exists() for job in jobs]
     assert kept == [False, True, True], "one still runs, one ended today"
     gone = replace(logs.log_file(jobs[0].public_id, 1, 0, complete=True), told_bytes=5)
-    assert gone.removed
-    assert not logs.log_file(jobs[1].public_id, 1, 0, complete=True).removed
-    with pytest.raises(NotThere, match="older than logs are kept"):
-        log_download(RequestFactory().get("/"), gone, job="abc")
+    assert gone.is_expired
+    assert not logs.log_file(jobs[1].public_id, 1, 0, complete=True).is_expired
+    with pytest.raises(NotFound, match="older than logs are kept"):
+        log_download_response(RequestFactory().get("/"), gone, job="abc")
 
 
 def test_what_is_beyond_the_most_that_is_kept_is_counted(monkeypatch):
     monkeypatch.setattr("portal.selectors.logs.MAX_LOG_BYTES", 10)
     log = replace(_write(b"0123456789", "raw"), told_bytes=25)
-    assert log.dropped_bytes == 15
+    assert log.truncated_bytes == 15
 
 
 def _ranged(log: logs.LogFile, asked: str | None, *, stamps: bool = False, **headers: str):
     given = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
     if asked is not None:
         given["HTTP_RANGE"] = asked
-    return log_download(RequestFactory().get("/", **given), log, job="abc", stamps=stamps)
+    return log_download_response(RequestFactory().get("/", **given), log, job="abc", timestamps=stamps)
 
 
 @pytest.mark.parametrize("stamps", [False, True])
@@ -315,15 +315,15 @@ def test_a_log_that_is_not_there_is_empty():
 
 
 def test_logs_are_read_by_those_who_may(db):
-    owner, member, stranger = record.person(), record.person(), record.person()
+    owner, member, stranger = record.user(), record.user(), record.user()
     project = record.project(member=owner)
     record.node(record.pool())
     record.Membership.objects.create(project=project, user=member, role="member")
     job = record.job(owner, project, record.environment(tool=False))
     notebook = record.job(owner, project, record.environment(), kind="workspace")
-    with pytest.raises(NotThere, match="no such rank"):
-        logs.log_for(member, job)
-    with pytest.raises(NotThere, match="nothing here"):
-        logs.log_for(stranger, job)
-    with pytest.raises(NotAllowed):
-        logs.log_for(member, notebook)
+    with pytest.raises(NotFound, match="no such rank"):
+        logs.get_log(member, job)
+    with pytest.raises(NotFound, match="nothing here"):
+        logs.get_log(stranger, job)
+    with pytest.raises(Forbidden):
+        logs.get_log(member, notebook)

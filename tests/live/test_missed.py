@@ -10,17 +10,17 @@ import redis
 from channels.layers import get_channel_layer
 
 from portal import told
-from portal.events import announce_now
+from portal.events import publish
 from portal.live import hub as hubs
-from portal.live.hub import Hub, Outbox
+from portal.live.hub import Hub, SendBuffer
 from tests import record
 from tests.live.stand import LiveStand, browser_of
 
-LONG_MS = (told.LIFE_S + 5) * 1000
+LONG_MS = (told.TTL_S + 5) * 1000
 
 
 async def _tell(topic: str) -> None:
-    await asyncio.to_thread(announce_now, [(topic, {"kind": "moved"})])
+    await asyncio.to_thread(publish, [(topic, {"kind": "moved"})])
 
 
 def _first_words(stand: LiveStand, person: Any, *topics: str, since: int | None) -> list[dict[str, Any]]:
@@ -36,10 +36,10 @@ def _first_words(stand: LiveStand, person: Any, *topics: str, since: int | None)
 
 
 def test_news_between_the_page_and_its_subscription_are_told_as_missed(stand):
-    person = record.person()
+    person = record.user()
     topic = f"user.{person.public_id}"
     made = told.now_ms()
-    announce_now([(topic, {"kind": "job_state"})])
+    publish([(topic, {"kind": "job_state"})])
     missed = [{"topic": topic, "data": {"kind": "missed"}}]
     assert _first_words(stand, person, "user.me", since=made) == missed
     assert _first_words(stand, person, "user.me", topic, since=made) == missed
@@ -47,15 +47,15 @@ def test_news_between_the_page_and_its_subscription_are_told_as_missed(stand):
 
 
 def test_news_from_before_the_page_are_not_missed(stand):
-    person = record.person()
+    person = record.user()
     topic = f"user.{person.public_id}"
-    announce_now([(topic, {"kind": "job_state"})])
-    assert _first_words(stand, person, "user.me", since=told.now_ms() + told.SLACK_MS + 1) == []
+    publish([(topic, {"kind": "job_state"})])
+    assert _first_words(stand, person, "user.me", since=told.now_ms() + told.CLOCK_TOLERANCE_MS + 1) == []
     assert len(_first_words(stand, person, "user.me", since=told.now_ms() - 10)) == 1  # within the slack
 
 
 def test_a_page_older_than_the_notes_has_missed_everything_that_announces(stand):
-    person = record.person()
+    person = record.user()
     record.node(record.pool())
     job = record.job(person, record.project(member=person), record.environment(tool=False))
     heard = _first_words(
@@ -69,14 +69,14 @@ def test_a_page_older_than_the_notes_has_missed_everything_that_announces(stand)
 
 
 def test_a_refused_topic_is_not_told_of(stand):
-    person = record.person()
-    announce_now([("job.unknown", {"kind": "job_state"})])
+    person = record.user()
+    publish([("job.unknown", {"kind": "job_state"})])
     (refusal,) = _first_words(stand, person, "job.unknown", since=told.now_ms() - 500)
     assert refusal["error"]["code"] == "not_found"
 
 
 def test_what_is_watched_already_was_heard_and_not_missed(stand):
-    person = record.person()
+    person = record.user()
     topic = f"user.{person.public_id}"
 
     async def run() -> None:
@@ -94,9 +94,9 @@ def test_what_is_watched_already_was_heard_and_not_missed(stand):
 def test_without_valkey_everything_counts_as_missed(monkeypatch):
     away = redis.Redis(port=1, socket_connect_timeout=0.5)
     monkeypatch.setattr(told, "valkey", lambda within_s: away)
-    told.note(["user.a"])
-    assert told.missed({"user.a": told.now_ms()}) == {"user.a"}
-    assert told.missed({}) == set()
+    told.mark_announced(["user.a"])
+    assert told.announced_since({"user.a": told.now_ms()}) == {"user.a"}
+    assert told.announced_since({}) == set()
 
 
 class _LateLayer:
@@ -127,9 +127,9 @@ async def late(monkeypatch):
 
 
 async def test_a_subscription_stands_only_when_the_join_has_taken_effect(late):
-    hub, box = Hub(), Outbox()
-    hub.watch("user.late", box)
-    standing = asyncio.create_task(hub.joined(["user.late"]))
+    hub, box = Hub(), SendBuffer()
+    hub.subscribe("user.late", box)
+    standing = asyncio.create_task(hub.wait_subscribed(["user.late"]))
     await asyncio.sleep(0.3)
     assert not standing.done()
     late.let.set()
@@ -140,10 +140,10 @@ async def test_a_subscription_stands_only_when_the_join_has_taken_effect(late):
 
 
 async def test_nobody_waits_for_a_topic_that_was_left(late):
-    hub, box = Hub(), Outbox()
-    hub.watch("user.left", box)
-    standing = asyncio.create_task(hub.joined(["user.left"]))
+    hub, box = Hub(), SendBuffer()
+    hub.subscribe("user.left", box)
+    standing = asyncio.create_task(hub.wait_subscribed(["user.left"]))
     await asyncio.sleep(0.1)
-    hub.leave("user.left", box)
+    hub.unsubscribe("user.left", box)
     await asyncio.wait_for(standing, 3)
     hub._task.cancel()

@@ -9,39 +9,39 @@ from pathlib import Path
 
 import pytest
 
-from agents.samples import GpuSample, GpuUser, NodeSample
+from agents.samples import GpuSample, GpuProcess, NodeSample
 from portal.live import overuse
-from portal.live.overuse import SLACK_MIB, OveruseWatch, overuses
+from portal.live.overuse import TOLERANCE_MIB, OveruseTracker, find_overuse
 from portal.models import Job
 from portal.words.reasons import EndReason
 from tests import record
-from tests.engine_room import Engine, EngineRoom, wait_for
+from tests.engine_room import InProcessEngine, EngineHarness, wait_for
 from tests.live.test_collector import collecting
 
 HOLDERS = {"g": [("half", 1, 500), ("rest", 1, 250)], "w": [("all", 2, 1000)]}
 ROOM = {"g": 80_000, "w": 80_000}
 
 
-def user(job: str, mib: int | None, attempt: int = 1) -> GpuUser:
-    return GpuUser(1, mib, job, attempt, foreign=False)
+def user(job: str, mib: int | None, attempt: int = 1) -> GpuProcess:
+    return GpuProcess(1, mib, job, attempt, foreign=False)
 
 
-def sample(*users: GpuUser, uuid: str = "g") -> NodeSample:
+def sample(*users: GpuProcess, uuid: str = "g") -> NodeSample:
     return NodeSample(0.0, 1.0, 1, 2, (GpuSample(uuid, 10.0, 100, 50.0, 40.0, "ok", users),), ())
 
 
 def test_shares_are_of_what_the_driver_leaves_and_all_processes_count() -> None:
-    within = sample(user("half", 30_000), user("half", 10_000 + SLACK_MIB), user("rest", None))
-    assert overuses(within.gpus[0], HOLDERS["g"], ROOM["g"]) == []
-    beyond = sample(user("half", 30_000), user("half", 10_001 + SLACK_MIB), user("gone", 70_000))
-    (found,) = overuses(beyond.gpus[0], HOLDERS["g"], ROOM["g"])
-    assert (found.job, found.used_mib, found.share_mib) == ("half", 40_001 + SLACK_MIB, 40_000)
+    within = sample(user("half", 30_000), user("half", 10_000 + TOLERANCE_MIB), user("rest", None))
+    assert find_overuse(within.gpus[0], HOLDERS["g"], ROOM["g"]) == []
+    beyond = sample(user("half", 30_000), user("half", 10_001 + TOLERANCE_MIB), user("gone", 70_000))
+    (found,) = find_overuse(beyond.gpus[0], HOLDERS["g"], ROOM["g"])
+    assert (found.job, found.used_mib, found.share_mib) == ("half", 40_001 + TOLERANCE_MIB, 40_000)
     whole = sample(user("all", 90_000, 2), uuid="w")
-    assert overuses(whole.gpus[0], HOLDERS["w"], ROOM["w"]) == [], "alone on it"
+    assert find_overuse(whole.gpus[0], HOLDERS["w"], ROOM["w"]) == [], "alone on it"
 
 
 def test_it_ends_what_lasts_and_not_what_comes_for_a_moment() -> None:
-    watch, much, little = OveruseWatch(), sample(user("half", 60_000)), sample(user("half", 1_000))
+    watch, much, little = OveruseTracker(), sample(user("half", 60_000)), sample(user("half", 1_000))
     told = [watch.add(float(at), much if at % 10 else little, HOLDERS, ROOM) for at in range(200)]
     assert not any(told)
     told = [watch.add(200.0 + at, much, HOLDERS, ROOM) for at in range(20)]
@@ -50,9 +50,9 @@ def test_it_ends_what_lasts_and_not_what_comes_for_a_moment() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the runtime process gives each job a uid of its own")
 @pytest.mark.django_db(transaction=True)
-def test_a_job_that_takes_more_than_its_share_ends_with_the_figures(room: EngineRoom, monkeypatch) -> None:
+def test_a_job_that_takes_more_than_its_share_ends_with_the_figures(room: EngineHarness, monkeypatch) -> None:
     monkeypatch.setattr(overuse, "OVER_S", 2.0)
-    node, engine, owner = room.known(room.node(name="shared"), gpus=4), Engine(), record.person("ada")
+    node, engine, owner = room.mark_enrolled(room.create_node(name="shared"), gpus=4), InProcessEngine(), record.user("ada")
     fields = {"memory_mib": 64, "stop_grace_s": 1, "milli_per_gpu": 500, "command": ["sleep", "600"]}
     environment = record.environment(runtime="process", tool=False)
     project = record.project(member=owner)
@@ -71,13 +71,13 @@ def test_a_job_that_takes_more_than_its_share_ends_with_the_figures(room: Engine
         return greedy.state == "FAILED"
 
     with collecting():
-        wait_for("the stop", lambda: greedy.attempts.filter(stop_wanted_at__isnull=False).exists())
+        wait_for("the stop", lambda: greedy.attempts.filter(stop_requested_at__isnull=False).exists())
         assert engine.run_until(over, 30)
-    assert greedy.reason == EndReason.GPU_SHARE_EXCEEDED
-    assert "58.6 GiB" in greedy.sentence and "40 GiB" in greedy.sentence, greedy.sentence
+    assert greedy.reason == EndReason.GPU_MEMORY_LIMIT_EXCEEDED
+    assert "58.6 GiB" in greedy.message and "40 GiB" in greedy.message, greedy.message
     modest.refresh_from_db()
-    assert modest.state == "RUNNING" and modest.attempts.filter(stop_wanted_at__isnull=True).exists()
-    assert node.name in greedy.sentence
+    assert modest.state == "RUNNING" and modest.attempts.filter(stop_requested_at__isnull=True).exists()
+    assert node.name in greedy.message
 
 
 def write_load(folder: Path, uuid: str, used: dict[Job, int]) -> None:

@@ -12,7 +12,7 @@ CHUNK_BYTES = 16 * 1024
 
 
 @dataclass
-class Weather:
+class LinkConditions:
     """How the wire behaves; may be changed while connections are open."""
 
     delay_s: float = 0.0  # each way
@@ -21,11 +21,11 @@ class Weather:
     cut_after_bytes: int | None = None  # of both ways together, then both sides are reset
 
 
-class WeatherProxy:
+class FaultyLinkProxy:
     """Listens on the loopback address and passes connections on to a place, through its weather."""
 
-    def __init__(self, host: str, port: int, weather: Weather | None = None) -> None:
-        self.weather = weather or Weather()
+    def __init__(self, host: str, port: int, weather: LinkConditions | None = None) -> None:
+        self.weather = weather or LinkConditions()
         self.host = "127.0.0.1"
         self.port = 0
         self._place = (host, port)

@@ -12,15 +12,15 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.errors import Conflict, Impossible
+from portal.errors import Conflict, Unsatisfiable
 from portal.models import Attempt, ClusterSettings, Environment, Gpu, Job, Node, Quota, Volume
 from portal.services import lifecycle
-from portal.services.checkpoints import record_saved
-from portal.services.lifecycle import Seat
+from portal.services.checkpoints import record_checkpoint
+from portal.services.lifecycle import RankPlacement
 from portal.words.reasons import EndReason
-from scheduler.album import Known
-from scheduler.remembered import Remembered
-from scheduler.snapshot import Album, Photo, take_photo
+from scheduler.album import RowCache
+from scheduler.remembered import CycleState
+from scheduler.snapshot import SnapshotCache, DecisionInput, take_snapshot
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ROUNDS = 60
 
 
-def said(photo: Photo) -> dict[str, Any]:
+def said(photo: DecisionInput) -> dict[str, Any]:
     """All of a photograph but its moment and the order of its rows."""
     known = photo.snapshot
     snapshot = dataclasses.replace(
@@ -47,11 +47,11 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.settings = record.cluster()
+        self.settings = record.cluster_settings()
         self.pool = record.pool()
         kinds = ("podman", "podman", "process")
         self.nodes = [record.node(self.pool, gpus=3, runtime=kind) for kind in kinds]
-        self.owner, self.other = record.person(), record.person()
+        self.owner, self.other = record.user(), record.user()
         self.project = record.project(member=self.owner)
         self.environments = [record.environment(), record.environment(runtime="process")]
         for _ in range(4):
@@ -73,41 +73,41 @@ class World:
         with transaction.atomic():
             row = Job.objects.select_for_update().get(pk=job.pk)
             if gpu.used_milli + row.milli_per_gpu <= 1000 and not row.held:
-                lifecycle.begin_attempt(
-                    row, self.pool, [Seat(gpu.node, [(gpu.pk, row.milli_per_gpu)])], epoch=epoch
+                lifecycle.start_attempt(
+                    row, self.pool, [RankPlacement(gpu.node, [(gpu.pk, row.milli_per_gpu)])], epoch=epoch
                 )
 
     def send(self) -> None:
         attempt = self._attempt()
-        if attempt is not None and lifecycle.task_sent(task := attempt.task_rows.get()):
-            lifecycle.task_running(task.pk, container=f"c{task.pk}", ports={})
+        if attempt is not None and lifecycle.mark_task_sent(task := attempt.task_rows.get()):
+            lifecycle.record_task_running(task.pk, container=f"c{task.pk}", ports={})
 
     def save(self) -> None:
         attempt = self._attempt()
         if attempt is not None:
-            record_saved(attempt, self.random.uniform(0, 60), asked_at=timezone.now())
+            record_checkpoint(attempt, self.random.uniform(0, 60), polled_at=timezone.now())
 
     def stop(self) -> None:
         attempt, winner = self._attempt(), self._job("PENDING")
         if attempt is not None:
-            stop = lifecycle.Stop(attempt.pk, EndReason.PREEMPTED, for_job=winner)
-            lifecycle.want_stops([stop])
+            stop = lifecycle.StopRequest(attempt.pk, EndReason.PREEMPTED, for_job=winner)
+            lifecycle.request_stops([stop])
 
     def end(self) -> None:
         attempt = self._attempt()
         if attempt is not None:
-            reason = self.random.choice([EndReason.FINISHED, EndReason.EXIT_CODE, EndReason.NODE_REBOOTED])
-            lifecycle.task_ended(attempt.task_rows.get().pk, exit_code=0, reason=reason)
+            reason = self.random.choice([EndReason.COMPLETED, EndReason.EXIT_CODE, EndReason.NODE_REBOOTED])
+            lifecycle.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=reason)
 
     def cancel(self) -> None:
         job = self._job("PENDING")
         if job is not None:
-            lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+            lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
 
     def hold(self) -> None:
         job = self._job("PENDING")
         if job is not None:
-            lifecycle.set_held(job.pk, not job.held, actor="x")
+            lifecycle.set_job_held(job.pk, not job.held, actor="x")
 
     def edit(self) -> None:
         jobs = Job.objects.filter(pk=self.random.choice(list(Job.objects.values_list("pk", flat=True))))
@@ -187,7 +187,7 @@ ACTS: list[Callable[[World], None]] = [
 
 @pytest.mark.parametrize("seed", range(4))
 def test_with_what_is_known_a_photograph_says_the_same_as_without(seed: int) -> None:
-    world, album = World(seed), Album()
+    world, album = World(seed), SnapshotCache()
     done: list[str] = []
     for _ in range(ROUNDS):
         for _ in range(world.random.randint(0, 3)):
@@ -195,20 +195,20 @@ def test_with_what_is_known_a_photograph_says_the_same_as_without(seed: int) -> 
             done.append(act.__name__)
             try:
                 act(world)
-            except (Conflict, Impossible):
+            except (Conflict, Unsatisfiable):
                 continue
-        with_album, without = take_photo(world.settings, album), take_photo(world.settings)
+        with_album, without = take_snapshot(world.settings, album), take_snapshot(world.settings)
         assert said(with_album) == said(without), done
 
 
 def test_what_did_not_change_is_the_object_of_before_and_is_not_read() -> None:
-    world, album = World(1), Album()
+    world, album = World(1), SnapshotCache()
     world.start()
-    first = take_photo(world.settings, album).snapshot
+    first = take_snapshot(world.settings, album).snapshot
     job = Job.objects.filter(state="PENDING").earliest("pk")
     Job.objects.filter(pk=job.pk).update(priority=7)
     with CaptureQueriesContext(connection) as queries:
-        second = take_photo(world.settings, album).snapshot
+        second = take_snapshot(world.settings, album).snapshot
     same = [one is other for one, other in zip(first.pending, second.pending, strict=True)]
     assert same.count(False) == 1 and second.pending[same.index(False)].priority == 7
     assert all(one is other for one, other in zip(first.nodes, second.nodes, strict=True))
@@ -218,48 +218,48 @@ def test_what_did_not_change_is_the_object_of_before_and_is_not_read() -> None:
 
 
 def test_a_job_that_saved_is_told_with_its_time_and_no_other_row_is_another() -> None:
-    world, album = World(2), Album()
+    world, album = World(2), SnapshotCache()
     for _ in range(6):
         world.submit()
         world.start()
     world.send()
-    before = take_photo(world.settings, album).snapshot
+    before = take_snapshot(world.settings, album).snapshot
     assert len(before.running) > 1 and {row.checkpoint_s for row in before.running} == {None}
     attempt = Attempt.objects.select_related("job").filter(running_at__isnull=False).earliest("pk")
-    assert record_saved(attempt, 0.0, asked_at=timezone.now())
-    after = take_photo(world.settings, album)
+    assert record_checkpoint(attempt, 0.0, polled_at=timezone.now())
+    after = take_snapshot(world.settings, album)
     told = {row.job: row.checkpoint_s for row in after.snapshot.running if row.checkpoint_s is not None}
     attempt.refresh_from_db()
     assert attempt.checkpoint_at and told == {attempt.job.public_id: attempt.checkpoint_at.timestamp()}
     same = [one is other for one, other in zip(before.running, after.snapshot.running, strict=True)]
     assert same.count(False) == 1
-    assert said(after) == said(take_photo(world.settings))
+    assert said(after) == said(take_snapshot(world.settings))
 
 
 def test_another_record_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: ClusterSettings = record.cluster()
-    recall = Remembered()
-    recall.open()
-    kept = recall.album
-    take_photo(settings, recall.album)
-    recall.open()
-    assert recall.album is kept
+    settings: ClusterSettings = record.cluster_settings()
+    recall = CycleState()
+    recall.reset_if_database_changed()
+    kept = recall.snapshot_cache
+    take_snapshot(settings, recall.snapshot_cache)
+    recall.reset_if_database_changed()
+    assert recall.snapshot_cache is kept
     monkeypatch.setattr("scheduler.remembered.name_of_record", lambda: ("another",))
-    recall.open()
-    assert recall.album is not kept
+    recall.reset_if_database_changed()
+    assert recall.snapshot_cache is not kept
 
 
 def test_a_row_of_our_own_that_left_before_it_was_read_is_known_no_more() -> None:
-    known: Known[str] = Known()
+    known: RowCache[str] = RowCache()
     read: list[Any] = []
 
     def fetch(ids: Any) -> list[tuple[int, str]]:
         read.append(ids)
         return [(1, "one")]
 
-    assert known.read_blocks([(0, "1:900")], fetch) == {1: "one"}
-    known.note([(2, "901")], {2: "two"})
-    known.note([(3, "902")], {3: "three"})
-    assert known.read_blocks([(0, "1:900 3:902")], fetch) == {1: "one", 3: "three"}
-    assert known.read_blocks([(0, "1:900")], fetch) == {1: "one"}
+    assert known.refresh_blocks([(0, "1:900")], fetch) == {1: "one"}
+    known.put([(2, "901")], {2: "two"})
+    known.put([(3, "902")], {3: "three"})
+    assert known.refresh_blocks([(0, "1:900 3:902")], fetch) == {1: "one", 3: "three"}
+    assert known.refresh_blocks([(0, "1:900")], fetch) == {1: "one"}
     assert len(read) == 1

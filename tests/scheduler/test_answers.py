@@ -9,12 +9,12 @@ import pytest
 import redis
 from django.conf import settings as django_settings
 
-from portal.ask import ALIVE_KEY, ask_would_start
-from portal.errors import Impossible
-from portal.models import Job, Question, Quota
-from portal.services.jobs import JobRequest, do_submit_job, question_body, would_start
+from portal.ask import HEARTBEAT_KEY, query_would_start
+from portal.errors import Unsatisfiable
+from portal.models import Job, EngineQuery, Quota
+from portal.services.jobs import JobRequest, do_submit_job, preview_query_body, preview_start
 from tests import record
-from tests.engine_room import EngineRoom, engine_room, wait_for
+from tests.engine_room import EngineHarness, engine_harness, wait_for
 from tests.time_budget import budget_s
 
 pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
 @pytest.fixture
 def scene():
     pool = record.pool()
-    owner = record.person()
+    owner = record.user()
     nodes = [record.node(pool), record.node(pool)]
     project = record.project(member=owner)
     return {
@@ -41,33 +41,33 @@ def request(scene, **fields) -> JobRequest:
 
 
 def test_nobody_waits_when_nobody_answers(scene) -> None:
-    redis.Redis.from_url(django_settings.REDIS_URL).delete(ALIVE_KEY)
+    redis.Redis.from_url(django_settings.REDIS_URL).delete(HEARTBEAT_KEY)
     began_s = time.monotonic()
-    assert ask_would_start(question_body(scene["owner"], request(scene))) is None
+    assert query_would_start(preview_query_body(scene["owner"], request(scene))) is None
     assert time.monotonic() - began_s < budget_s(0.5)
-    assert Question.objects.count() == 0
+    assert EngineQuery.objects.count() == 0
 
 
 def test_a_worker_says_whether_it_would_start(scene) -> None:
     store = redis.Redis.from_url(django_settings.REDIS_URL)
-    with engine_room() as room:
+    with engine_harness() as room:
         _answers(room, scene, store)
 
 
 def _answered(scene, **fields) -> dict[str, Any]:
     """An answer that came within its second, asked for again where the machine was too busy for that."""
-    return wait_for("an answer", lambda: would_start(scene["owner"], request(scene, **fields)), 20)
+    return wait_for("an answer", lambda: preview_start(scene["owner"], request(scene, **fields)), 20)
 
 
-def _answers(room: EngineRoom, scene, store: redis.Redis) -> None:
-    room.worker("ask", beat=False)
-    wait_for("a worker answers", lambda: store.exists(ALIVE_KEY), 30)
+def _answers(room: EngineHarness, scene, store: redis.Redis) -> None:
+    room.start_worker("ask", beat=False)
+    wait_for("a worker answers", lambda: store.exists(HEARTBEAT_KEY), 30)
     now = _answered(scene, gpus_per_task=4)
     assert now["starts_now"] and len(now["where"]) == 1 and now["verdict"] is None
     Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=0, limit_milli=3000)
     time.sleep(1.1)  # answers may come from a photograph of a second ago
     assert _answered(scene, gpus_per_task=3)
-    with pytest.raises(Impossible) as never:
+    with pytest.raises(Unsatisfiable) as never:
         do_submit_job(scene["owner"], request(scene, gpus_per_task=9))
-    assert never.value.code == "never" and "9" in never.value.sentence
+    assert never.value.code == "never" and "9" in never.value.message
     assert Job.objects.count() == 0

@@ -7,15 +7,15 @@ import threading
 import pytest
 from django.utils import timezone
 
-from agents.engines.contract import Refused
-from portal.models import Attempt, Environment, EnvironmentOnNode, Job, NodeCheck, Task
+from agents.engines.contract import AgentError
+from portal.models import Attempt, Environment, ImagePresence, Job, NodeOperation, Task
 from portal.services import lifecycle
-from portal.services.bringing import do_bring
+from portal.services.bringing import do_prefetch_image
 from portal.services.image_pins import do_check_tag, pin_job
 from portal.words.reasons import EndReason
 from scheduler import images
-from scheduler.dispatch import give_up
-from scheduler.images import AT_ONCE, ImageBringer, note_images
+from scheduler.dispatch import fail_task
+from scheduler.images import MAX_CONCURRENT_PULLS, ImagePuller, record_images
 from tests import record
 from tests.engine_room import wait_for
 from tests.services.test_lifecycle import place
@@ -40,7 +40,7 @@ class SlowEngine:
         self.pulled.append(image)
         self.go_on.acquire()
         if image.endswith("broken:1"):
-            raise Refused("engine_error", "There is no such image.")
+            raise AgentError("engine_error", "There is no such image.")
 
     def images(self) -> list[dict[str, object]]:
         return []
@@ -53,52 +53,52 @@ class SlowEngine:
 
 
 def states(node) -> dict[str, str]:
-    rows = EnvironmentOnNode.objects.filter(node=node, environment__name__in=NAMES).select_related(
+    rows = ImagePresence.objects.filter(node=node, environment__name__in=NAMES).select_related(
         "environment"
     )
-    return {row.environment.name: f"{row.state}{' wanted' if row.wanted_at else ''}" for row in rows}
+    return {row.environment.name: f"{row.state}{' wanted' if row.pull_requested_at else ''}" for row in rows}
 
 
 def test_two_at_a_time_and_each_wish_ends_with_its_image(monkeypatch) -> None:
-    scene, admin, slow = record.scene(), record.person("root", admin=True), SlowEngine()
+    scene, admin, slow = record.basic_cluster(), record.user("root", admin=True), SlowEngine()
     node = scene["node"]
     monkeypatch.setattr(images, "open_engine", lambda node, role: slow)
     for name in NAMES:
-        do_bring(admin, record.environment(name, image=f"localhost/{name}:1"))
+        do_prefetch_image(admin, record.environment(name, image=f"localhost/{name}:1"))
     again = threading.Event()
-    bringer = ImageBringer(again.set)
-    bringer.bring_wanted(node)
-    bringer.bring_wanted(node)
+    bringer = ImagePuller(again.set)
+    bringer.prefetch(node)
+    bringer.prefetch(node)
     expected = {"one": "loading wanted", "broken": "loading wanted", "three": "missing wanted"}
     wait_for("two are on their way", lambda: states(node) == expected)
-    assert len(bringer.on_their_way()) == AT_ONCE == 2
-    note_images(node, [], bringer.on_their_way())
+    assert len(bringer.in_progress()) == MAX_CONCURRENT_PULLS == 2
+    record_images(node, [], bringer.in_progress())
     assert states(node) == expected
 
     slow.go_on.release(2)
-    wait_for("both are over", lambda: again.is_set() and not bringer.on_their_way())
+    wait_for("both are over", lambda: again.is_set() and not bringer.in_progress())
     assert states(node) == {"one": "present", "broken": "failed", "three": "missing wanted"}
-    bringer.bring_wanted(node)
+    bringer.prefetch(node)
     slow.go_on.release()
     wait_for("the third follows", lambda: states(node)["three"] == "present")
-    wait_for("its thread ended", lambda: not bringer.on_their_way())
-    assert NodeCheck.objects.get().kind == "gc", "its store is fuller than it may be"
-    broken = EnvironmentOnNode.objects.get(state="failed").environment
+    wait_for("its thread ended", lambda: not bringer.in_progress())
+    assert NodeOperation.objects.get().kind == "gc", "its store is fuller than it may be"
+    broken = ImagePresence.objects.get(state="failed").environment
     job = record.job(scene["owner"], scene["project"], broken)
-    assert bringer.failure(Task(attempt=Attempt(job=job))) is None  # no job was refused for it
+    assert bringer.take_failure(Task(attempt=Attempt(job=job))) is None  # no job was refused for it
 
 
 def test_what_a_worker_was_bringing_when_it_ended_is_begun_again(monkeypatch) -> None:
-    scene, admin, slow = record.scene(), record.person("root", admin=True), SlowEngine()
+    scene, admin, slow = record.basic_cluster(), record.user("root", admin=True), SlowEngine()
     monkeypatch.setattr(images, "open_engine", lambda node, role: slow)
-    do_bring(admin, record.environment("broken", image="localhost/broken:1"))
-    bringer = ImageBringer(lambda: None)
-    bringer.bring_wanted(scene["node"])
-    bringer.end()
+    do_prefetch_image(admin, record.environment("broken", image="localhost/broken:1"))
+    bringer = ImagePuller(lambda: None)
+    bringer.prefetch(scene["node"])
+    bringer.stop()
     slow.go_on.release()
-    wait_for("it has ended", lambda: not bringer.on_their_way())
+    wait_for("it has ended", lambda: not bringer.in_progress())
     assert states(scene["node"])["broken"] == "loading wanted"
-    note_images(scene["node"], [])
+    record_images(scene["node"], [])
     assert states(scene["node"])["broken"] == "missing wanted"
 
 
@@ -113,28 +113,28 @@ def reported(pin: str) -> dict[str, object]:
 
 
 def test_a_check_of_the_tag_on_one_node_leaves_the_others_with_the_digest(monkeypatch) -> None:
-    scene, admin, slow = record.scene(), record.person("root", admin=True), SlowEngine()
+    scene, admin, slow = record.basic_cluster(), record.user("root", admin=True), SlowEngine()
     monkeypatch.setattr(images, "open_engine", lambda node, role: slow)
     second = record.node(scene["pool"], name="second")
     environment = record.environment(tool=False, image=f"{NAME}:2", image_digest=ONE)
     checked = do_check_tag(admin, environment)
     (other,) = {scene["node"], second} - {checked}
     for node in (other, checked, checked):
-        do_bring(admin, environment, node)
-        bringer = ImageBringer(lambda: None)
+        do_prefetch_image(admin, environment, node)
+        bringer = ImagePuller(lambda: None)
         slow.go_on.release()
-        bringer.bring_wanted(node)
-        wait_for("it was brought", lambda one=bringer: not one.on_their_way())
+        bringer.prefetch(node)
+        wait_for("it was brought", lambda one=bringer: not one.in_progress())
     assert slow.pulled == [ONE, f"{NAME}:2", ONE]
 
 
 @pytest.fixture
 def job_of_two_nodes():
     """A waiting job without a pin, a node that reports an image under its tag, and a second node that has none."""
-    scene = record.scene()
+    scene = record.basic_cluster()
     second = record.node(scene["pool"], name="second")
     environment = record.environment("torch", tool=False, image=f"{NAME}:2")
-    note_images(scene["node"], [reported(ONE)])
+    record_images(scene["node"], [reported(ONE)])
     job = record.job(scene["owner"], scene["project"], environment, max_attempts=9)
     return scene | {"second": second, "environment": environment, "job": job}
 
@@ -146,9 +146,9 @@ def attempted(scene, node, reason: EndReason | None = None) -> str:
     pin = pin_job(task)
     assert pin_job(Task.objects.get(pk=task.pk)) == pin
     if reason is EndReason.IMAGE_MISSING:
-        give_up(node, task, reason, "manifest unknown")
+        fail_task(node, task, reason, "manifest unknown")
     if reason is not None:
-        lifecycle.task_ended(task.pk, exit_code=None, reason=reason)
+        lifecycle.record_task_ended(task.pk, exit_code=None, reason=reason)
     return pin
 
 
@@ -157,7 +157,7 @@ def test_an_image_that_one_node_named_and_no_other_gets_is_replaced_and_the_hist
 ) -> None:
     scene = job_of_two_nodes
     node, second, job = scene["node"], scene["second"], scene["job"]
-    note_images(second, [reported(OTHER)])
+    record_images(second, [reported(OTHER)])
     assert attempted(scene, node, EndReason.NODE_REBOOTED) == ONE
     assert attempted(scene, second, EndReason.IMAGE_MISSING) == ONE
     assert second not in job.avoid_nodes.all()
@@ -172,7 +172,7 @@ def test_an_image_that_could_not_be_had_is_replaced_by_the_one_that_nodes_agree_
     assert attempted(scene, scene["second"], EndReason.NODE_REBOOTED) == ""
     assert attempted(scene, scene["node"], EndReason.IMAGE_MISSING) == ONE
     for name in ("third", "fourth"):
-        note_images(record.node(scene["pool"], name=name), [reported(OTHER)])
+        record_images(record.node(scene["pool"], name=name), [reported(OTHER)])
     assert attempted(scene, scene["node"], EndReason.IMAGE_MISSING) == OTHER
     Environment.objects.update(image_digest=ONE)  # an administrator chose it since
     scene["job"].refresh_from_db()
@@ -182,7 +182,7 @@ def test_an_image_that_could_not_be_had_is_replaced_by_the_one_that_nodes_agree_
 
 def test_other_ends_replace_no_image(job_of_two_nodes) -> None:
     scene = job_of_two_nodes
-    note_images(scene["second"], [reported(OTHER)])
+    record_images(scene["second"], [reported(OTHER)])
     assert attempted(scene, scene["node"], EndReason.NODE_REBOOTED) == ONE
     assert attempted(scene, scene["second"], EndReason.START_REFUSED) == ONE
     assert attempted(scene, scene["second"]) == ONE
@@ -196,19 +196,19 @@ def test_a_replacement_that_is_not_known_yet_is_brought_by_its_tag(job_of_two_no
         attempt=place(scene | {"node": scene["second"]}, Job.objects.get(pk=scene["job"].pk))
     )
     assert (pin_job(task), task.attempt.job.image_digest) == ("", "")
-    note_images(scene["second"], [reported(OTHER)])
+    record_images(scene["second"], [reported(OTHER)])
     assert pin_job(task) == OTHER
 
 
 def test_what_a_node_lost_is_no_claim_of_it_any_more(monkeypatch) -> None:
-    scene, slow = record.scene(), SlowEngine()
+    scene, slow = record.basic_cluster(), SlowEngine()
     monkeypatch.setattr(images, "open_engine", lambda node, role: slow)
     environment = record.environment("broken", image="registry.example/lab/broken:1")
-    EnvironmentOnNode.objects.create(
-        environment=environment, node=scene["node"], state="present", image_pin=ONE, wanted_at=timezone.now()
+    ImagePresence.objects.create(
+        environment=environment, node=scene["node"], state="present", image_pin=ONE, pull_requested_at=timezone.now()
     )
-    bringer = ImageBringer(lambda: None)
+    bringer = ImagePuller(lambda: None)
     slow.go_on.release()
-    bringer.bring_wanted(scene["node"])
-    wait_for("it failed", lambda: not bringer.on_their_way())
-    assert EnvironmentOnNode.objects.get(environment=environment).image_pin == ""
+    bringer.prefetch(scene["node"])
+    wait_for("it failed", lambda: not bringer.in_progress())
+    assert ImagePresence.objects.get(environment=environment).image_pin == ""

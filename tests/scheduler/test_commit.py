@@ -8,42 +8,42 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from portal.models import Allocation, Attempt, ClusterSettings, Gpu, Job, Quota, Standing, UsageLedger, Volume
+from portal.models import Allocation, Attempt, ClusterSettings, Gpu, Job, Quota, JobVerdict, UsageInterval, Volume
 from portal.services import lifecycle
-from portal.services.workspaces import attempt_secret
+from portal.services.workspaces import decrypt_attempt_secret
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
 from scheduler import commit, leases
-from scheduler.commit import Refusal, commit_evictions, commit_starts
+from scheduler.commit import CommitRefusal, commit_evictions, commit_starts
 from scheduler.core.cluster import GpuShare
-from scheduler.core.plan import Eviction, EvictionReason, Start, TaskPlacement
-from scheduler.leases import Deposed
+from scheduler.core.plan import Eviction, EvictionReason, JobPlacement, TaskPlacement
+from scheduler.leases import LeaseLostError
 from tests import record
-from tests.dying import dies_at
+from tests.dying import crashes_at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def leader():
-    held = leases.claim(leases.LEADER, "test", 60)
+    held = leases.acquire(leases.LEADER, "test", 60)
     assert held is not None
     return held
 
 
 @pytest.fixture
 def scene():
-    return record.scene()
+    return record.basic_cluster()
 
 
 def submit(scene, **fields) -> Job:
     return record.job(scene["owner"], fields.pop("project", scene["project"]), scene["environment"], **fields)
 
 
-def plan(scene, job: Job, *gpus: int, milli: int = 1000) -> Start:
+def plan(scene, job: Job, *gpus: int, milli: int = 1000) -> JobPlacement:
     rows = list(scene["node"].gpus.order_by("index"))
     shares = tuple(GpuShare(rows[index].uuid, milli) for index in gpus)
-    return Start(
+    return JobPlacement(
         job.public_id,
         scene["pool"].public_id,
         job.version,
@@ -51,12 +51,12 @@ def plan(scene, job: Job, *gpus: int, milli: int = 1000) -> Start:
     )
 
 
-def commit_start(leader, start: Start) -> Refusal | None:
+def commit_start(leader, start: JobPlacement) -> CommitRefusal | None:
     """A batch of one."""
     return next(iter(commit_starts(leader, [start])), None)
 
 
-def commit_eviction(leader, eviction: Eviction) -> Refusal | None:
+def commit_eviction(leader, eviction: Eviction) -> CommitRefusal | None:
     """A batch of one."""
     return next(iter(commit_evictions(leader, [eviction])), None)
 
@@ -90,7 +90,7 @@ def test_a_start_moves_everything_together(scene, leader) -> None:
     attempt = job.attempts.get()
     assert (job.state, attempt.state, attempt.leader_epoch) == ("RUNNING", "CONFIGURING", leader.epoch)
     assert list(scene["node"].gpus.values_list("used_milli", flat=True)) == [0, 0, 1000, 0]
-    assert UsageLedger.objects.filter(job=job, ended_at__isnull=True, milli=1000).exists()
+    assert UsageInterval.objects.filter(job=job, ended_at__isnull=True, milli=1000).exists()
 
 
 @pytest.mark.parametrize("change", ["version", "held", "cancelled", "running"])
@@ -101,9 +101,9 @@ def test_a_job_that_moved_on_is_not_started(scene, leader, change) -> None:
         case "version":
             Job.objects.filter(pk=job.pk).update(version=job.version + 1)
         case "held":
-            lifecycle.set_held(job.pk, True, actor="x")
+            lifecycle.set_job_held(job.pk, True, actor="x")
         case "cancelled":
-            lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+            lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
         case "running":
             assert commit_start(leader, start) is None
     refusal = commit_start(leader, start)
@@ -164,7 +164,7 @@ def test_limits_of_every_ancestor_hold_under_races(scene, leader) -> None:
 
 
 def test_what_one_person_may_hold_in_every_ancestor_holds_under_races(scene, leader) -> None:
-    colleague = record.person()
+    colleague = record.user()
     child = record.project(parent=scene["project"], member=scene["owner"], manager=colleague)
     other = record.project(parent=scene["project"], member=scene["owner"])
     Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=2000)
@@ -213,13 +213,13 @@ def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) 
         job.refresh_from_db()
         if job.state == JobState.PENDING:
             assert sum(Gpu.objects.values_list("used_milli", flat=True)) == held
-            lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+            lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
         else:
-            lifecycle.want_stop(job.attempts.get().pk, EndReason.CANCELLED_BY_USER)
+            lifecycle.request_stop(job.attempts.get().pk, EndReason.CANCELLED_BY_USER)
         # after the edit nothing starts, whatever happened in between
         refusal = commit_start(leader, plan(scene, late, 3))
         assert refusal is not None and refusal.code == "limit"
-        lifecycle.cancel(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
+        lifecycle.cancel_job(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
 
 
 def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(scene, leader) -> None:
@@ -227,18 +227,18 @@ def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(scene,
     job = submit(scene, after=[prep])
     refusal = commit_start(leader, plan(scene, job, 0))
     assert refusal is not None and refusal.code == "dependency"
-    lifecycle.cancel(prep.pk, EndReason.CANCELLED_BY_USER, actor="x")
+    lifecycle.cancel_job(prep.pk, EndReason.CANCELLED_BY_USER, actor="x")
     late = submit(scene, after=[prep], after_any=True)
     assert commit_start(leader, plan(scene, late, 0)) is None
 
 
 def test_a_replaced_leader_writes_nothing(scene, leader) -> None:
     job = submit(scene)
-    leases.let_go([leases.LEADER], "test")
-    assert leases.claim(leases.LEADER, "new", 60)
-    with pytest.raises(Deposed):
+    leases.release([leases.LEADER], "test")
+    assert leases.acquire(leases.LEADER, "new", 60)
+    with pytest.raises(LeaseLostError):
         commit_start(leader, plan(scene, job, 0))
-    with pytest.raises(Deposed):
+    with pytest.raises(LeaseLostError):
         commit_eviction(leader, Eviction(job.public_id, EvictionReason.RECLAIMED, job.public_id))
     assert Attempt.objects.count() == 0
 
@@ -248,7 +248,7 @@ def test_cancel_racing_a_start_wins_or_loses_cleanly(scene, leader) -> None:
         job = submit(scene)
         at_once(
             lambda job=job: commit_start(leader, plan(scene, job, 0)),
-            lambda job=job: lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="x"),
+            lambda job=job: lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x"),
         )
         job.refresh_from_db()
         assert job.state == JobState.CANCELLED  # nothing was sent yet, so both orders end at once
@@ -259,8 +259,8 @@ def test_an_eviction_asks_and_waits_for_proof(scene, leader) -> None:
     victim, winner = submit(scene), submit(scene)
     commit_start(leader, plan(scene, victim, 0))
     task = victim.attempts.get().task_rows.get()
-    assert lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
+    assert lifecycle.mark_task_sent(task)
+    lifecycle.record_task_running(task.pk, container="c", ports={})
     eviction = Eviction(victim.public_id, EvictionReason.RECLAIMED, winner.public_id)
     assert commit_eviction(leader, eviction) is None
     attempt = victim.attempts.get()
@@ -274,7 +274,7 @@ def test_a_workspace_gets_a_secret_and_a_home(scene, leader) -> None:
     assert commit_start(leader, plan(scene, job, 0)) is None
     attempt = job.attempts.get()
     assert attempt.secret.startswith("v1.")
-    assert len(attempt_secret(attempt)) >= 40
+    assert len(decrypt_attempt_secret(attempt)) >= 40
     assert Volume.objects.get(owner=scene["owner"], kind="home").node == scene["node"]
 
 
@@ -296,19 +296,19 @@ def written_for(job: Job) -> dict[str, object]:
             job.exit_code,
             job.started_at is not None,
         ),
-        "sentence": job.sentence,
+        "sentence": job.message,
         "attempt": (attempt.number, attempt.state, attempt.leader_epoch, attempt.pool_id, attempt.sent_at),
         "tasks": [(task.rank, task.state, task.node_id, task.gone) for task in tasks],
         "held": [(each.gpu.index % 2, each.milli, each.whole, each.ended_at, each.proof) for each in held],
         "ledger": sorted(
             (row.milli, row.project_id, row.user_id, row.pool_id, row.ended_at)
-            for row in UsageLedger.objects.filter(job=job)
+            for row in UsageInterval.objects.filter(job=job)
         ),
         "events": [
             (event.kind, event.before, event.after, event.reason, event.sentence, event.attempt == attempt)
             for event in job.events.order_by("id")
         ],
-        "verdicts": Standing.objects.filter(job=job).count(),
+        "verdicts": JobVerdict.objects.filter(job=job).count(),
     }
 
 
@@ -316,8 +316,8 @@ def test_started_together_is_started_as_if_alone(scene, leader) -> None:
     together = [submit(scene, gpus_per_task=1), submit(scene, milli_per_gpu=300)]
     alone = [submit(scene, gpus_per_task=1), submit(scene, milli_per_gpu=300)]
     for job in (*together, *alone):
-        Standing.objects.create(
-            job=job, code="no_fit_now", decided_at=job.submitted_at, since=job.submitted_at
+        JobVerdict.objects.create(
+            job=job, code="no_fit_now", decided_at=job.submitted_at, code_since=job.submitted_at
         )
     starts = [plan(scene, together[0], 0), plan(scene, together[1], 1, milli=300)]
     assert commit_starts(leader, starts) == []
@@ -371,9 +371,9 @@ def test_a_limit_counts_the_starts_of_its_own_batch_and_not_those_refused(scene,
 def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(scene, leader, point) -> None:
     jobs = [submit(scene) for _ in range(3)]
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
-    assert dies_at(point, lambda: commit_starts(leader, starts))
+    assert crashes_at(point, lambda: commit_starts(leader, starts))
     assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["PENDING"] * 3
-    assert not Attempt.objects.exists() and not UsageLedger.objects.exists()
+    assert not Attempt.objects.exists() and not UsageInterval.objects.exists()
     assert set(Gpu.objects.values_list("used_milli", flat=True)) == {0}
     assert commit_starts(leader, starts) == []
 
@@ -385,11 +385,11 @@ def test_a_leader_replaced_between_two_batches_keeps_only_the_first(scene, leade
 
     def replaced(names, holder, ttl_s) -> None:
         monkeypatch.undo()
-        leases.let_go(names, holder)
-        assert leases.claim(leases.LEADER, "new", 60)
+        leases.release(names, holder)
+        assert leases.acquire(leases.LEADER, "new", 60)
 
     monkeypatch.setattr(leases, "renew", replaced)
-    with pytest.raises(Deposed):
+    with pytest.raises(LeaseLostError):
         commit_starts(leader, starts)
     assert [Job.objects.get(pk=job.pk).state for job in jobs] == ["RUNNING", "RUNNING", "PENDING"]
 
@@ -411,9 +411,9 @@ def test_evictions_together_are_asked_each_and_refused_each(scene, leader) -> No
     sent, unsent, idle = victims[0], victims[1], submit(scene)
     for job in (sent, victims[2]):
         task = job.attempts.get().task_rows.get()
-        assert lifecycle.task_sent(task)
-        lifecycle.task_running(task.pk, container="c", ports={})
-    lifecycle.want_stop(victims[2].attempts.get().pk, EndReason.CANCELLED_BY_USER)
+        assert lifecycle.mark_task_sent(task)
+        lifecycle.record_task_running(task.pk, container="c", ports={})
+    lifecycle.request_stop(victims[2].attempts.get().pk, EndReason.CANCELLED_BY_USER)
     wanted = [Eviction(job.public_id, EvictionReason.RECLAIMED, winner.public_id) for job in (*victims, idle)]
     refused = commit_evictions(leader, wanted)
     assert {each.job for each in refused} == {victims[2].public_id, idle.public_id}
@@ -438,7 +438,7 @@ def test_shares_of_a_gpu_are_of_one_project_whatever_plans_say(scene, leader) ->
     theirs[0].refresh_from_db()
     assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)).code == "gpu_company"
     assert commit_start(leader, plan(scene, theirs[1], 1, milli=400)) is None
-    record.cluster()
+    record.cluster_settings()
     ClusterSettings.objects.update(policy={"share_gpus": "anybody"})
     assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)) is None
     assert sorted(Gpu.objects.values_list("used_milli", flat=True))[-2:] == [400, 800]

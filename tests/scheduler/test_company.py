@@ -6,33 +6,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.models import Job, NodePool, Standing, Task
+from portal.models import Job, NodePool, JobVerdict, Task
 from scheduler import commit, leases
 from scheduler.core.cluster import GpuShare, NodeId, ProjectId
-from scheduler.core.company import Side, closed_to, strangers
-from scheduler.core.plan import Start, TaskPlacement
+from scheduler.core.company import IsolationClass, isolation_excluded_nodes, must_be_separated
+from scheduler.core.plan import JobPlacement, TaskPlacement
 from scheduler.cycle import run_cycle
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-GUEST = st.tuples(st.sampled_from(Side), st.sampled_from("abc").map(ProjectId))
+GUEST = st.tuples(st.sampled_from(IsolationClass), st.sampled_from("abc").map(ProjectId))
 
 
 @given(st.lists(GUEST, max_size=6), GUEST)
 def test_the_rule_looks_the_same_from_both_sides(there, comer) -> None:
-    apart = strangers(*comer, there)
-    assert apart == any(strangers(*guest, [comer]) for guest in there)
-    assert closed_to(*comer, {NodeId("n"): there}) == (("n",) if apart else ())
-    assert not any(strangers(*comer, [(side, comer[1])]) for side in Side)
+    apart = must_be_separated(*comer, there)
+    assert apart == any(must_be_separated(*guest, [comer]) for guest in there)
+    assert isolation_excluded_nodes(*comer, {NodeId("n"): there}) == (("n",) if apart else ())
+    assert not any(must_be_separated(*comer, [(side, comer[1])]) for side in IsolationClass)
 
 
 @pytest.fixture
 def scene():
-    record.cluster()
-    made = record.scene()
+    record.cluster_settings()
+    made = record.basic_cluster()
     made["other"] = record.project("other", member=made["owner"])
-    NodePool.objects.update(allow_node_network=True)
+    NodePool.objects.update(allow_host_network=True)
     return made
 
 
@@ -41,8 +41,8 @@ def submit(scene, project: str = "project", **asks) -> Job:
 
 
 def standing(job: Job) -> str:
-    row = Standing.objects.filter(job=job).first()
-    return f"{row.code}: {row.sentence}" if row else "starts"
+    row = JobVerdict.objects.filter(job=job).first()
+    return f"{row.code}: {row.message}" if row else "starts"
 
 
 def cycle() -> None:
@@ -70,20 +70,20 @@ def test_a_workspace_keeps_off_the_gang_of_another_project(scene) -> None:
     theirs, ours = submit(scene, "other", kind="workspace"), submit(scene, kind="workspace")
     cycle()
     assert "1 node is closed to it" in standing(theirs) and standing(ours) == "starts"
-    NodePool.objects.update(allow_node_network=False)
+    NodePool.objects.update(allow_host_network=False)
     cycle()
     assert standing(theirs) == "starts"
 
 
 def test_two_that_meet_in_one_plan_do_not_both_start(scene) -> None:
     gang, workspace = submit(scene, tasks=2), submit(scene, "other", kind="workspace")
-    leader = leases.claim(leases.LEADER, "test", 60)
+    leader = leases.acquire(leases.LEADER, "test", 60)
     assert leader is not None
     gpus = [GpuShare(gpu.uuid, 1000) for gpu in scene["node"].gpus.order_by("index")]
     node, pool = scene["node"].public_id, scene["pool"].public_id
     starts = [
-        Start(gang.public_id, pool, gang.version, tuple(TaskPlacement(n, node, (gpus[n],)) for n in (0, 1))),
-        Start(workspace.public_id, pool, workspace.version, (TaskPlacement(0, node, (gpus[2],)),)),
+        JobPlacement(gang.public_id, pool, gang.version, tuple(TaskPlacement(n, node, (gpus[n],)) for n in (0, 1))),
+        JobPlacement(workspace.public_id, pool, workspace.version, (TaskPlacement(0, node, (gpus[2],)),)),
     ]
     refused = commit.commit_starts(leader, starts)
     assert [(each.job, each.code) for each in refused] == [(workspace.public_id, "company")]
@@ -92,10 +92,10 @@ def test_two_that_meet_in_one_plan_do_not_both_start(scene) -> None:
 
 def test_a_launcher_that_needs_the_others_waits_for_a_pool_that_lends_them_a_way(scene) -> None:
     gang = submit(scene, tasks=2, launcher="torchrun", gpus_per_task=2)
-    NodePool.objects.update(allow_node_network=False)
+    NodePool.objects.update(allow_host_network=False)
     cycle()
     assert standing(gang).startswith("never: ") and "One task with 4 GPUs" in standing(gang)
-    lending = NodePool.objects.create(name="lending", allow_node_network=True)
+    lending = NodePool.objects.create(name="lending", allow_host_network=True)
     record.node(lending)
     cycle()
     assert standing(gang) == "starts"

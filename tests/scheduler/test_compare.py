@@ -6,7 +6,7 @@ import pytest
 
 from agents.engines.contract import Container, TaskKey
 from portal.words.states import AttemptState
-from scheduler.compare import RecordedTask, compare
+from scheduler.compare import StoredTask, diff_state
 
 KEY = TaskKey("j1", 1, 0)
 C, R, E = AttemptState.CONFIGURING, AttemptState.RUNNING, AttemptState.COMPLETED
@@ -14,9 +14,9 @@ C, R, E = AttemptState.CONFIGURING, AttemptState.RUNNING, AttemptState.COMPLETED
 
 def task(
     state: AttemptState, *, gone: bool = False, stop: bool = False, leave: bool = False, others: bool = False
-) -> RecordedTask:
-    return RecordedTask(
-        7, KEY, state, gone=gone, sent=True, stop_wanted=stop, leave_wanted=leave, others_live=others
+) -> StoredTask:
+    return StoredTask(
+        7, KEY, state, gone=gone, sent=True, stop_requested=stop, eviction_requested=leave, attempt_continues=others
     )
 
 
@@ -58,7 +58,7 @@ def there(state: str) -> Container:
     ],
 )
 def test_every_case_has_one_answer(recorded, container, does) -> None:
-    found = compare({KEY: recorded} if recorded else {}, [container] if container else [])
+    found = diff_state({KEY: recorded} if recorded else {}, [container] if container else [])
     told = {
         name: value if isinstance(value, set) else len(value) for name, value in vars(found).items() if value
     }

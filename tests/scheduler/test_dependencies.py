@@ -7,17 +7,17 @@ import threading
 import pytest
 from django.db import connection
 
-from portal.errors import Invalid
-from portal.models import Job, Question
+from portal.errors import InvalidRequest
+from portal.models import Job, EngineQuery
 from portal.services import lifecycle
 from portal.services.dependencies import cancel_dependents
-from portal.services.jobs import JobRequest, question_body
+from portal.services.jobs import JobRequest, preview_query_body
 from portal.words.reasons import EndReason
-from portal.words.states import ATTEMPT_LIVE, JobState
+from portal.words.states import LIVE_ATTEMPT_STATES, JobState
 from scheduler import answers, sweep
-from scheduler.answers import answer_question
+from scheduler.answers import answer_query
 from scheduler.cycle import run_cycle
-from scheduler.foresee import foresee
+from scheduler.foresee import run_forecast_pass
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene(monkeypatch):
-    record.cluster()
+    record.cluster_settings()
     monkeypatch.setattr(answers, "_photo", None)
-    return record.scene()
+    return record.basic_cluster()
 
 
 def submit(scene, name: str, **fields) -> Job:
@@ -39,11 +39,11 @@ def cycle() -> None:
 
 
 def end(job: Job, exit_code: int) -> None:
-    task = job.attempts.get(state__in=ATTEMPT_LIVE).task_rows.get()
-    lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
-    reason = EndReason.EXIT_CODE if exit_code else EndReason.FINISHED
-    lifecycle.task_ended(task.pk, exit_code=exit_code, reason=reason)
+    task = job.attempts.get(state__in=LIVE_ATTEMPT_STATES).task_rows.get()
+    lifecycle.mark_task_sent(task)
+    lifecycle.record_task_running(task.pk, container="c", ports={})
+    reason = EndReason.EXIT_CODE if exit_code else EndReason.COMPLETED
+    lifecycle.record_task_ended(task.pk, exit_code=exit_code, reason=reason)
 
 
 def state(job: Job) -> str:
@@ -88,13 +88,13 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
     for number in range(6):
         first = submit(scene, f"first-{number}")
         gate = threading.Barrier(2)
-        refused: list[Invalid] = []
+        refused: list[InvalidRequest] = []
 
         def join(first=first, gate=gate, refused=refused, number=number) -> None:
             gate.wait()
             try:
                 submit(scene, f"late-{number}", after=[first])
-            except Invalid as wrong:
+            except InvalidRequest as wrong:
                 refused.append(wrong)
             finally:
                 connection.close()
@@ -102,7 +102,7 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
         def stop(first=first, gate=gate) -> None:
             gate.wait()
             try:
-                lifecycle.cancel(first.pk, EndReason.CANCELLED_BY_USER, actor="x")
+                lifecycle.cancel_job(first.pk, EndReason.CANCELLED_BY_USER, actor="x")
             finally:
                 connection.close()
 
@@ -124,7 +124,7 @@ def test_nobody_foresees_when_a_job_starts_that_waits_for_others(scene) -> None:
     cycle()
     waits, chained = submit(scene, "waits"), submit(scene, "chained", after=[busy])
     cycle()
-    foresee()
+    run_forecast_pass()
     assert waits.forecasts.exists() and not chained.forecasts.exists()
 
 
@@ -132,10 +132,10 @@ def test_a_preview_says_that_it_would_wait(scene) -> None:
     first = submit(scene, "first")
     asked = JobRequest(
         name="asked", project=scene["project"], environment=scene["environment"], command=["true"],
-        after=[first], after_any=True,
+        dependencies=[first], ignore_dependency_failure=True,
     )  # fmt: skip
-    question = Question.objects.create(kind="would_start", body=question_body(scene["owner"], asked))
-    answer_question(question.public_id)
+    question = EngineQuery.objects.create(kind="would_start", body=preview_query_body(scene["owner"], asked))
+    answer_query(question.public_id)
     question.refresh_from_db()
     assert not question.answer["starts_now"] and not question.answer["never"]
     assert question.answer["verdict"]["code"] == "dependency"

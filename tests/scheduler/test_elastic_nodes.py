@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agents.engines.ssh import NodeEngine
+from agents.engines.ssh import AgentEngine
 from portal.models import Node
 from portal.services.jobs import do_cancel_job
 from portal.services.nodes import do_set_node_state
 from portal.words.states import NodeState
 from tests import record
 from tests.engine_room import held_milli, wait_for
-from tests.two_nodes import TwoNodes
+from tests.two_nodes import TwoLocalNodes
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,10 +27,10 @@ done
 
 @pytest.fixture
 def stand(room, request):
-    return TwoNodes(room, f"e{abs(hash(request.node.name)) % 10**8}", LOOPS)
+    return TwoLocalNodes(room, f"e{abs(hash(request.node.name)) % 10**8}", LOOPS)
 
 
-def told(stand: TwoNodes) -> list[str]:
+def told(stand: TwoLocalNodes) -> list[str]:
     """What the tasks were told of each other, each as it began."""
     return [path.read_text().strip() for path in sorted(stand.folder.glob("told-*"))]
 
@@ -86,7 +86,7 @@ def test_a_node_that_is_drained_loses_only_the_tasks_there(stand) -> None:
     job = stand.submit(tasks=2, min_tasks=1)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
     node = Node.objects.get(name=stand.run(job)[1])
-    do_set_node_state(record.person("root", admin=True), node, NodeState.DRAINED, reason="dust")
+    do_set_node_state(record.user("root", admin=True), node, NodeState.DRAINED, reason="dust")
     stand.reach(job, lambda: set(stand.run(job)) == {0})
     assert job.attempts.get().stop_wanted_at is None
     (stand.folder / "end").touch()
@@ -94,7 +94,7 @@ def test_a_node_that_is_drained_loses_only_the_tasks_there(stand) -> None:
 
 
 def test_an_agent_that_cannot_end_one_task_alone_gives_the_whole_attempt_back(stand, monkeypatch) -> None:
-    monkeypatch.setattr(NodeEngine, "stops_tasks", property(lambda engine: False))
+    monkeypatch.setattr(AgentEngine, "stops_tasks", property(lambda engine: False))
     job = stand.submit(tasks=2, min_tasks=1)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
     urgent = stand.submit("manager", command="sleep 600", priority=50)

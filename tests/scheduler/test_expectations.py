@@ -9,15 +9,15 @@ import pytest
 from django.utils import timezone
 
 from portal.models import Attempt, FailedCycle, Job, Template
-from portal.services.jobs import JobRequest, do_cancel_job, question_body
+from portal.services.jobs import JobRequest, do_cancel_job, preview_query_body
 from scheduler import answers
 from scheduler.core.cluster import PendingRow, RunningRow, Snapshot
 from scheduler.core.policy import Policy
-from scheduler.core.predict import Kind
+from scheduler.core.predict import DurationKey
 from scheduler.core.saved import snapshot_from_json
 from scheduler.cycle import run_cycle
-from scheduler.expectations import Expectations
-from scheduler.snapshot import take_photo
+from scheduler.expectations import DurationEstimator
+from scheduler.snapshot import take_snapshot
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,8 +29,8 @@ HOUR_S = 3840.0
 
 @pytest.fixture
 def scene():
-    record.cluster()
-    return record.scene()
+    record.cluster_settings()
+    return record.basic_cluster()
 
 
 def submit(scene, **fields) -> Job:
@@ -46,8 +46,8 @@ def ended(scene, minutes: float, count: int = 6, *, ago_s: float = 0.0, **fields
         Job.objects.filter(pk=job.pk).update(started_at=at - dt.timedelta(minutes=minutes), ended_at=at)
 
 
-def photographed(expectations: Expectations, policy: Policy | None = None) -> Snapshot:
-    photo = take_photo(record.cluster())
+def photographed(expectations: DurationEstimator, policy: Policy | None = None) -> Snapshot:
+    photo = take_snapshot(record.cluster_settings())
     return expectations.fill(photo.snapshot, policy or photo.policy)
 
 
@@ -66,12 +66,12 @@ def test_rows_say_how_long_jobs_like_them_ran(scene) -> None:
     run_cycle("test", "me")
     waits, limited = submit(scene, gpus_per_task=2), submit(scene, gpus_per_task=2, time_limit_s=900)
     unknown = submit(scene, gpus_per_task=4)
-    snapshot = photographed(Expectations())
+    snapshot = photographed(DurationEstimator())
     row = running_row(snapshot, runs)
     assert row.predicted_end_s == pytest.approx(row.started_s + TEN_MINUTES_S, abs=0.1)
-    assert waiting_row(snapshot, waits).predicted_s == pytest.approx(HOUR_S, abs=0.1)
-    assert waiting_row(snapshot, limited).predicted_s == 900.0
-    assert waiting_row(snapshot, unknown).predicted_s is None
+    assert waiting_row(snapshot, waits).predicted_duration_s == pytest.approx(HOUR_S, abs=0.1)
+    assert waiting_row(snapshot, limited).predicted_duration_s == 900.0
+    assert waiting_row(snapshot, unknown).predicted_duration_s is None
 
 
 def test_of_a_template_its_own_jobs_tell(scene) -> None:
@@ -79,36 +79,36 @@ def test_of_a_template_its_own_jobs_tell(scene) -> None:
     ended(scene, 10, 7)
     ended(scene, 60, template=template)
     made, plain = submit(scene, template=template), submit(scene)
-    expectations = Expectations()
+    expectations = DurationEstimator()
     snapshot = photographed(expectations)
-    assert waiting_row(snapshot, made).predicted_s == pytest.approx(HOUR_S, abs=0.1)
-    assert waiting_row(snapshot, plain).predicted_s == pytest.approx(TEN_MINUTES_S, abs=0.1)
+    assert waiting_row(snapshot, made).predicted_duration_s == pytest.approx(HOUR_S, abs=0.1)
+    assert waiting_row(snapshot, plain).predicted_duration_s == pytest.approx(TEN_MINUTES_S, abs=0.1)
     assert expectations.template_of == {made.public_id: template.public_id, plain.public_id: None}
 
 
 def test_what_is_learned_by_difference_is_what_is_learned_anew(scene, django_assert_num_queries) -> None:
-    expectations = Expectations()
-    kind = Kind(scene["project"].public_id, scene["owner"].public_id, None, 1000)
+    expectations = DurationEstimator()
+    kind = DurationKey(scene["project"].public_id, scene["owner"].public_id, None, 1000)
     for minutes in (10, 60, 60, 5):
         ended(scene, minutes)
         photographed(expectations)
-        anew = Expectations()
+        anew = DurationEstimator()
         photographed(anew)
         assert expectations.durations.expected_s(kind) == anew.durations.expected_s(kind)
-        assert expectations.durations.learned == anew.durations.learned
-    snapshot = take_photo(record.cluster()).snapshot
+        assert expectations.durations.learned_count == anew.durations.learned_count
+    snapshot = take_snapshot(record.cluster_settings()).snapshot
     with django_assert_num_queries(1):
         expectations.fill(snapshot, Policy())
-    assert expectations.durations.learned == 24  # nobody counts twice
+    assert expectations.durations.learned_count == 24  # nobody counts twice
 
 
 def test_who_is_seen_late_counts_too(scene) -> None:
-    expectations = Expectations()
+    expectations = DurationEstimator()
     ended(scene, 10)
     photographed(expectations)
     ended(scene, 10, 1, ago_s=60)  # its transaction was longer than those of who ended after it
     photographed(expectations)
-    assert expectations.durations.learned == 7
+    assert expectations.durations.learned_count == 7
 
 
 def test_a_row_of_which_the_same_is_told_is_the_same_object(scene) -> None:
@@ -116,7 +116,7 @@ def test_a_row_of_which_the_same_is_told_is_the_same_object(scene) -> None:
     runs = submit(scene)
     run_cycle("test", "me")
     waits = submit(scene, gpus_per_task=4)
-    expectations = Expectations()
+    expectations = DurationEstimator()
     first = photographed(expectations)
     ended(scene, 9, 1)
     second = photographed(expectations)
@@ -133,19 +133,19 @@ def test_what_has_passed_is_told_anew(scene) -> None:
     runs = submit(scene)
     run_cycle("test", "me")
     Attempt.objects.update(created_at=timezone.now() - dt.timedelta(minutes=12))
-    row = running_row(photographed(Expectations()), runs)
+    row = running_row(photographed(DurationEstimator()), runs)
     assert row.predicted_end_s == pytest.approx(row.started_s + 2 * TEN_MINUTES_S, abs=0.1)
 
 
 def test_who_does_not_want_predictions_has_none(scene) -> None:
     ended(scene, 10)
     waits = submit(scene)
-    settings = record.cluster()
+    settings = record.cluster_settings()
     settings.policy = {"use_predictions": "no"}
     settings.save()
-    expectations = Expectations()
-    assert waiting_row(photographed(expectations), waits).predicted_s is None
-    assert waiting_row(photographed(expectations, Policy()), waits).predicted_s is not None
+    expectations = DurationEstimator()
+    assert waiting_row(photographed(expectations), waits).predicted_duration_s is None
+    assert waiting_row(photographed(expectations, Policy()), waits).predicted_duration_s is not None
 
 
 def test_a_cycle_goes_by_them(scene) -> None:
@@ -164,7 +164,7 @@ def test_a_question_is_answered_as_the_cycle_would_decide(scene, monkeypatch) ->
     ended(scene, 10, gpus_per_task=3)
     submit(scene, gpus_per_task=4)
     monkeypatch.setattr(answers, "_photo", None)
-    monkeypatch.setattr(answers, "_expectations", Expectations())
+    monkeypatch.setattr(answers, "_expectations", DurationEstimator())
     request = JobRequest(
         name="asked",
         project=scene["project"],
@@ -172,7 +172,7 @@ def test_a_question_is_answered_as_the_cycle_would_decide(scene, monkeypatch) ->
         command=["true"],
         gpus_per_task=3,
     )
-    told = answers._answer("would_start", question_body(scene["owner"], request))
+    told = answers._answer("would_start", preview_query_body(scene["owner"], request))
     assert told["starts_now"]  # ahead of the one that came before it
 
 
@@ -184,4 +184,4 @@ def test_a_saved_case_holds_what_the_decision_saw(scene) -> None:
     waits = submit(scene)
     assert run_cycle("test", "me", decide=faulty) is not None
     saved = snapshot_from_json(gzip.decompress(FailedCycle.objects.get().content).decode())
-    assert waiting_row(saved, waits).predicted_s == pytest.approx(TEN_MINUTES_S, abs=0.1)
+    assert waiting_row(saved, waits).predicted_duration_s == pytest.approx(TEN_MINUTES_S, abs=0.1)

@@ -8,14 +8,14 @@ import datetime as dt
 import pytest
 from django.utils import timezone
 
-from portal.models import Forecast, Job, Standing
-from portal.selectors.forecasts import measured, moves_of
-from portal.web.when import why
+from portal.models import Forecast, Job, JobVerdict
+from portal.selectors.forecasts import forecast_accuracy, forecast_revisions
+from portal.web.when import revision_reasons
 from scheduler import forecasts, sweep
 from scheduler.core.decide import decide
 from scheduler.core.plan import StartInterval
 from scheduler.cycle import run_cycle
-from scheduler.forecasts import score_started, write_intervals
+from scheduler.forecasts import score_started, save_intervals
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    record.cluster()
-    return record.scene()
+    record.cluster_settings()
+    return record.basic_cluster()
 
 
 @pytest.fixture
@@ -54,28 +54,28 @@ def foreseeing(given: StartInterval | None):
 
 
 def test_a_cycle_writes_what_its_verdicts_carry(waiting) -> None:
-    assert not Forecast.objects.exists() and Standing.objects.get().p50_at is None
+    assert not Forecast.objects.exists() and JobVerdict.objects.get().p50_at is None
     given = interval(60, 600, 1800)
     run_cycle("test", "me", decide=foreseeing(given))
-    row, standing = Forecast.objects.get(), Standing.objects.get()
+    row, standing = Forecast.objects.get(), JobVerdict.objects.get()
     assert row.job == waiting and row.at_submit and row.code == standing.code
     assert standing.p50_at == row.p50_at == dt.datetime.fromtimestamp(given.p50_s, dt.UTC)
     assert standing.foreseen_at == row.made_at
     run_cycle("test", "me", decide=foreseeing(None))  # no news is no reason to forget
-    assert Standing.objects.get().p50_at == row.p50_at and Forecast.objects.count() == 1
+    assert JobVerdict.objects.get().p50_at == row.p50_at and Forecast.objects.count() == 1
 
 
 @pytest.mark.parametrize(("moved_s", "written"), [(0, 1), (100, 1), (-100, 1), (130, 2), (-130, 2)])
 def test_it_is_written_again_when_the_median_moves_by_a_fifth(waiting, moved_s, written) -> None:
-    write_intervals({waiting.public_id: interval(60, 600, 1800)})
-    write_intervals({waiting.public_id: interval(60, 600 + moved_s, 1800)})
+    save_intervals({waiting.public_id: interval(60, 600, 1800)})
+    save_intervals({waiting.public_id: interval(60, 600 + moved_s, 1800)})
     assert Forecast.objects.count() == written
-    assert Forecast.objects.filter(at_submit=True).count() == 1
+    assert Forecast.objects.filter(is_first=True).count() == 1
 
 
 def test_nobody_foresees_for_a_job_without_a_verdict(waiting) -> None:
-    Standing.objects.all().delete()
-    assert write_intervals({waiting.public_id: interval(1, 2, 3), "nobody": interval(1, 2, 3)}) == 0
+    JobVerdict.objects.all().delete()
+    assert save_intervals({waiting.public_id: interval(1, 2, 3), "nobody": interval(1, 2, 3)}) == 0
 
 
 def started(job: Job, *, waited_s: float) -> None:
@@ -91,28 +91,28 @@ def started(job: Job, *, waited_s: float) -> None:
 def test_the_first_is_scored_once_when_the_job_starts(
     waiting, low_s, high_s, waited_s, inside, score_s
 ) -> None:
-    write_intervals({waiting.public_id: interval(low_s, high_s, high_s)})
-    write_intervals({waiting.public_id: interval(low_s + 9000, high_s + 9000, high_s + 9000)})
+    save_intervals({waiting.public_id: interval(low_s, high_s, high_s)})
+    save_intervals({waiting.public_id: interval(low_s + 9000, high_s + 9000, high_s + 9000)})
     assert score_started() == 0
     started(waiting, waited_s=waited_s)
     sweep.sweep()
     first, later = Forecast.objects.order_by("id")
-    assert (first.inside, later.inside, later.started_at) == (inside, None, None)
+    assert (first.covered, later.covered, later.started_at) == (inside, None, None)
     assert first.started_at is not None and first.score_s == pytest.approx(score_s, abs=20)
     assert score_started() == 0
-    told = measured()
-    assert (told.scored, told.inside) == ((0, 0) if inside is None else (1, int(inside)))
+    told = forecast_accuracy()
+    assert (told.scored, told.covered) == ((0, 0) if inside is None else (1, int(inside)))
     assert told.percent == (None if inside is None else 100 * int(inside))
 
 
 def test_measured_forgets_after_thirty_days(waiting) -> None:
-    write_intervals({waiting.public_id: interval(-60, 0, 60)})
+    save_intervals({waiting.public_id: interval(-60, 0, 60)})
     started(waiting, waited_s=300)
     score_started()
     Forecast.objects.update(started_at=timezone.now() - dt.timedelta(days=31))
-    assert measured().scored == 0 and measured().mean_score_s is None
-    Forecast.objects.update(made_at=timezone.now() - forecasts.FORECASTS_KEPT - dt.timedelta(days=1))
-    sweep.trim()
+    assert forecast_accuracy().scored == 0 and forecast_accuracy().mean_score_s is None
+    Forecast.objects.update(made_at=timezone.now() - forecasts.RETENTION - dt.timedelta(days=1))
+    sweep.delete_old_rows()
     assert not Forecast.objects.exists()
 
 
@@ -120,18 +120,18 @@ def test_a_later_wait_of_a_job_is_no_first_one(waiting) -> None:
     Job.objects.filter(pk=waiting.pk).update(
         started_at=timezone.now()
     )  # it ran, left for another, waits again
-    write_intervals({waiting.public_id: interval(60, 600, 1800)})
+    save_intervals({waiting.public_id: interval(60, 600, 1800)})
     assert not Forecast.objects.get().at_submit
 
 
 def test_a_move_says_why(waiting) -> None:
-    write_intervals({waiting.public_id: interval(60, 600, 1800)})
-    Standing.objects.update(code="limit", ahead=["aaaaaaaaaa", "bbbbbbbbbb"])
-    write_intervals({waiting.public_id: interval(60, 1200, 1800)})
-    newest, first = moves_of(waiting)
+    save_intervals({waiting.public_id: interval(60, 600, 1800)})
+    JobVerdict.objects.update(code="limit", jobs_ahead=["aaaaaaaaaa", "bbbbbbbbbb"])
+    save_intervals({waiting.public_id: interval(60, 1200, 1800)})
+    newest, first = forecast_revisions(waiting)
     assert first.shift_s is None and newest.shift_s == pytest.approx(600, abs=2)
-    assert newest.came == ("aaaaaaaaaa", "bbbbbbbbbb") and newest.later
-    sentences = " ".join(why(newest, {"aaaaaaaaaa": "sweep"}))
+    assert newest.jobs_ahead_added == ("aaaaaaaaaa", "bbbbbbbbbb") and newest.is_later
+    sentences = " ".join(revision_reasons(newest, {"aaaaaaaaaa": "sweep"}))
     assert "later." in sentences and "limit now" in sentences
     assert "sweep, 1\u00a0job of another project are now ahead of it." in sentences
 

@@ -9,17 +9,17 @@ import pytest
 from django.db.models import Count, F
 from django.utils import timezone
 
-from portal.models import Forecast, Job, Node, Quota, Standing
-from portal.selectors.forecasts import why_none
+from portal.models import Forecast, Job, Node, Quota, JobVerdict
+from portal.selectors.forecasts import no_forecast_reason
 from portal.services import lifecycle
 from portal.services.jobs import do_cancel_job
 from scheduler import forecasts
 from scheduler.core.cluster import JobId
 from scheduler.core.plan import StartInterval
-from scheduler.core.play import play_forward
+from scheduler.core.play import simulate_queue
 from scheduler.cycle import run_cycle
-from scheduler.forecasts import write_intervals
-from scheduler.foresee import Foresight, foresee, learned_calibration
+from scheduler.forecasts import save_intervals
+from scheduler.foresee import ForecastState, run_forecast_pass, load_calibration
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    record.cluster()
-    return record.scene()
+    record.cluster_settings()
+    return record.basic_cluster()
 
 
 def submit(scene, **fields) -> Job:
@@ -51,39 +51,39 @@ def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_shou
     run_cycle("test", "me")
     waiting = submit(scene, gpus_per_task=4, preemptible=False)
     run_cycle("test", "me")
-    assert foresee() == 1
-    standing = Standing.objects.get(job=waiting)
+    assert run_forecast_pass() == 1
+    standing = JobVerdict.objects.get(job=waiting)
     in_s = (standing.p50_at - timezone.now()).total_seconds()
     assert 25 * 60 < in_s < 31 * 60
     assert standing.p10_at < standing.p50_at < standing.p90_at
     first = Forecast.objects.get(job=waiting)
     assert first.at_submit
     assert first.played_s == pytest.approx(in_s, abs=60)
-    assert foresee() == 0  # nothing moved
+    assert run_forecast_pass() == 0  # nothing moved
 
 
 def test_one_pass_foresees_everybody(scene) -> None:
     jobs = [submit(scene, gpus_per_task=4) for _ in range(4)]
     run_cycle("test", "me")
-    waiting = {job.pk for job in jobs} & set(Standing.objects.values_list("job_id", flat=True))
+    waiting = {job.pk for job in jobs} & set(JobVerdict.objects.values_list("job_id", flat=True))
     assert len(waiting) >= 3
-    assert foresee() == len(waiting)
-    by_turn = Standing.objects.order_by("job__submitted_at").values_list("p50_at", flat=True)
+    assert run_forecast_pass() == len(waiting)
+    by_turn = JobVerdict.objects.order_by("job__submitted_at").values_list("p50_at", flat=True)
     assert list(by_turn) == sorted(by_turn)
 
 
 def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(scene, monkeypatch) -> None:
     job = [submit(scene, gpus_per_task=4) for _ in range(3)][-1]
     run_cycle("test", "me")
-    assert foresee()
-    monkeypatch.setattr("scheduler.core.forecast.play_forward", partial(play_forward, most_steps=1))
-    foresee()
-    standing = Standing.objects.get(job=job)
+    assert run_forecast_pass()
+    monkeypatch.setattr("scheduler.core.forecast.play_forward", partial(simulate_queue, max_steps=1))
+    run_forecast_pass()
+    standing = JobVerdict.objects.get(job=job)
     assert (standing.p10_at, standing.p50_at, standing.p90_at, standing.foreseen_at) == (None,) * 4
-    assert why_none(job, standing) is None
+    assert no_forecast_reason(job, standing) is None
     monkeypatch.undo()
-    foresee()
-    assert Standing.objects.get(job=job).p50_at is not None
+    run_forecast_pass()
+    assert JobVerdict.objects.get(job=job).p50_at is not None
 
 
 def test_pools_take_turns_where_the_time_is_too_short_for_all(scene) -> None:
@@ -91,10 +91,10 @@ def test_pools_take_turns_where_the_time_is_too_short_for_all(scene) -> None:
     record.node(pools[1])
     jobs = {pool: [submit(scene, gpus_per_task=4, pool=pool) for _ in range(2)][-1] for pool in pools}
     run_cycle("test", "me")
-    kept, foreseen = Foresight(), []
+    kept, foreseen = ForecastState(), []
     for _ in range(3):
-        foresee(0.0, kept)
-        rows = Standing.objects.filter(job__in=jobs.values(), p50_at__isnull=False)
+        run_forecast_pass(0.0, kept)
+        rows = JobVerdict.objects.filter(job__in=jobs.values(), p50_at__isnull=False)
         foreseen.append(rows.count())
     assert foreseen == [1, 2, 2]
 
@@ -116,16 +116,16 @@ def test_of_many_new_and_moved_intervals_the_oldest_are_written_first(scene, mon
         rows = Forecast.objects.values("job").annotate(times=Count("pk"))
         return sorted(row["times"] for row in rows)
 
-    assert [write_intervals(intervals(1000)) for _ in range(3)] == [3, 2, 0]
+    assert [save_intervals(intervals(1000)) for _ in range(3)] == [3, 2, 0]
     assert times() == [1, 1, 1, 1, 1]
-    assert write_intervals(intervals(9000)) == 2
+    assert save_intervals(intervals(9000)) == 2
     assert times() == [1, 1, 1, 2, 2]
-    assert [write_intervals(intervals(9000)) for _ in range(3)] == [2, 1, 0]
+    assert [save_intervals(intervals(9000)) for _ in range(3)] == [2, 1, 0]
     assert times() == [2, 2, 2, 2, 2]
 
 
 def test_nothing_waits(scene) -> None:
-    assert foresee() == 0
+    assert run_forecast_pass() == 0
 
 
 def test_what_came_of_forecasts_widens_the_next_ones(scene) -> None:
@@ -135,15 +135,15 @@ def test_what_came_of_forecasts_widens_the_next_ones(scene) -> None:
         Forecast.objects.create(
             job=job,
             made_at=made_at,
-            at_submit=True,
+            is_first=True,
             p10_at=made_at + dt.timedelta(seconds=100),
             p50_at=made_at + dt.timedelta(seconds=200),
             p90_at=made_at + dt.timedelta(seconds=300),
-            played_s=1000.0,
+            simulated_s=1000.0,
             started_at=made_at + dt.timedelta(seconds=1000 + 200 * late),
-            inside=True,
+            covered=True,
         )
-    interval = learned_calibration().interval(1000, 1000.0)
+    interval = load_calibration().interval(1000, 1000.0)
     assert interval.p10_s == pytest.approx(1400)  # a tenth of them waited at most so long
     assert interval.p90_s == pytest.approx(5400, abs=201)
 
@@ -153,18 +153,18 @@ def test_what_was_promised_of_a_job_is_taken_back_when_it_is_held(scene) -> None
     run_cycle("test", "me")
     waiting = submit(scene, gpus_per_task=4)
     run_cycle("test", "me")
-    assert foresee() == 1
-    lifecycle.set_held(waiting.pk, True, actor="x")
+    assert run_forecast_pass() == 1
+    lifecycle.set_job_held(waiting.pk, True, actor="x")
     run_cycle("test", "me")
-    assert foresee() == 0
-    standing = Standing.objects.get(job=waiting)
+    assert run_forecast_pass() == 0
+    standing = JobVerdict.objects.get(job=waiting)
     assert (standing.code, standing.p10_at, standing.p50_at, standing.p90_at) == ("held", None, None, None)
     assert standing.foreseen_at is None
-    lifecycle.set_held(waiting.pk, False, actor="x")
+    lifecycle.set_job_held(waiting.pk, False, actor="x")
     run_cycle("test", "me")
-    assert foresee() == 1
+    assert run_forecast_pass() == 1
     assert (
-        Forecast.objects.filter(job=waiting, at_submit=True).count() == 1
+        Forecast.objects.filter(job=waiting, is_first=True).count() == 1
     )  # the first is the one that counts
 
 
@@ -176,24 +176,24 @@ def test_nothing_is_promised_where_waiting_alone_does_not_help(scene, why) -> No
     else:
         Node.objects.update(state="cordoned")
     run_cycle("test", "me")
-    assert foresee() == 0
-    standing = Standing.objects.get(job=waiting)
+    assert run_forecast_pass() == 0
+    standing = JobVerdict.objects.get(job=waiting)
     assert standing.p50_at is None
     assert standing.foreseen_at is not None  # it was looked for
     assert not Forecast.objects.exists()
     seen_at = standing.foreseen_at
-    foresee()
-    assert Standing.objects.get(job=waiting).foreseen_at == seen_at  # nothing new, nothing written
+    run_forecast_pass()
+    assert JobVerdict.objects.get(job=waiting).foreseen_at == seen_at  # nothing new, nothing written
 
 
 def test_no_interval_begins_before_a_job_may_be_tried_again(scene) -> None:
     job = submit(scene)
     Job.objects.filter(pk=job.pk).update(
-        reason="start_refused", attempts_made=5, queued_at=timezone.now(), version=F("version") + 1
+        reason="start_refused", attempt_count=5, pending_since=timezone.now(), version=F("version") + 1
     )
     run_cycle("test", "me")
-    standing = Standing.objects.get(job=job)
+    standing = JobVerdict.objects.get(job=job)
     assert standing.code == "delayed_until"
-    assert foresee() == 1
+    assert run_forecast_pass() == 1
     standing.refresh_from_db()
-    assert standing.p10_at.timestamp() == pytest.approx(standing.numbers["not_before_s"], abs=1e-3)
+    assert standing.p10_at.timestamp() == pytest.approx(standing.details["not_before_s"], abs=1e-3)

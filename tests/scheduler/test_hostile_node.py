@@ -15,24 +15,24 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.utils import timezone
 
-from agents.link import Refused
+from agents.link import AgentError
 from agents.node.ledger import Ledger
 from portal import last_samples
-from portal.live.streams import open_watch
+from portal.live.streams import open_stream
 from portal.models import (
     Attempt,
     AttemptEnergy,
     ClusterSettings,
     Environment,
-    EnvironmentOnNode,
+    ImagePresence,
     Gpu,
     Job,
     Lease,
     Node,
     NodePool,
-    Progress,
+    AttemptProgress,
     Task,
-    UsageMinute,
+    NodeMetricsMinute,
 )
 from portal.services import lifecycle
 from portal.services.image_pins import record_claim
@@ -40,12 +40,12 @@ from portal.words.states import JobState, NodeState
 from scheduler import leases, sweep
 from scheduler.actors import NodeActor
 from scheduler.cycle import run_cycle
-from scheduler.dispatch import Door
-from scheduler.opening import CannotOpen, open_engine
+from scheduler.dispatch import NodeConnection
+from scheduler.opening import EngineConnectError, open_engine
 from scheduler.reconcile import reconcile
 from tests import record
-from tests.engine_room import Engine, EngineRoom, engine_room, wait_for
-from tests.hostile import Agent, HostileFrames, hello
+from tests.engine_room import InProcessEngine, EngineHarness, engine_harness, wait_for
+from tests.hostile import ScriptedAgent, HostileFrames, hello
 from tests.live.test_collector import collecting
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -54,8 +54,8 @@ EPOCHS_NEVER_GIVEN = 2**40
 
 
 @pytest.fixture
-def room(settings) -> Iterator[EngineRoom]:
-    with engine_room() as made:
+def room(settings) -> Iterator[EngineHarness]:
+    with engine_harness() as made:
         settings.DATA_DIR = made.folder
         settings.LOG_DIR = Path(made.folder) / "logs"
         yield made
@@ -63,7 +63,7 @@ def room(settings) -> Iterator[EngineRoom]:
 
 @pytest.fixture
 def owner() -> Any:
-    return record.person("ada")
+    return record.user("ada")
 
 
 @pytest.fixture
@@ -80,10 +80,10 @@ def submit(owner) -> Any:
 # -- epochs ------------------------------------------------------------------------------------------
 
 
-def set_heard_epoch(room: EngineRoom, name: str, epoch: int) -> None:
+def set_heard_epoch(room: EngineHarness, name: str, epoch: int) -> None:
     folder = room.folder / name / "state"
     folder.mkdir(exist_ok=True)
-    with Ledger(str(folder)).change() as state:
+    with Ledger(str(folder)).transaction() as state:
         state["epoch"] = epoch
 
 
@@ -93,7 +93,7 @@ def is_done(job: Job) -> bool:
 
 @pytest.mark.parametrize("epoch", [2**53 - 1, 2**63 - 2])
 def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(room, submit, epoch) -> None:
-    pool, engine = record.pool(), Engine()
+    pool, engine = record.pool(), InProcessEngine()
     odd, well = (room.known(room.node(pool=pool, name=name)) for name in ("odd", "well"))
     set_heard_epoch(room, "odd", epoch)
 
@@ -105,13 +105,13 @@ def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(room, su
     assert engine.run_until(lambda: is_done(first) and told(), 30)
     assert max(Lease.objects.values_list("epoch", flat=True)) < 100
     assert str(epoch) in odd.problem if epoch < 2**53 else "highest_epoch" in odd.problem
-    assert not odd.reachable and not Node.objects.get(pk=well.pk).problem
+    assert not odd.reachable and not Node.objects.get(pk=well.pk).status_message
     if epoch > 2**53:
         return  # such a hello is not even read
     assert (odd.trust, odd.trust_cause) == ("aside", "epoch_ahead")
     assert "manage.py recovered" in odd.problem
     second = submit("true")  # new holders of every lease, as after a restart of the workers
-    assert Engine().run_until(lambda: is_done(second), 30)
+    assert InProcessEngine().run_until(lambda: is_done(second), 30)
     assert set(Task.objects.values_list("node__name", flat=True)) == {"well"}
 
     set_heard_epoch(room, "odd", 0)  # what an administrator does there
@@ -119,7 +119,7 @@ def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(room, su
 
 
 def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(room, submit, monkeypatch) -> None:
-    node, engine = room.known(room.node(name="n1")), Engine()
+    node, engine = room.known(room.node(name="n1")), InProcessEngine()
     monkeypatch.setenv("FAIRWAY_DATA_DIR", str(room.folder))
     before = submit("true")
     assert engine.run_until(lambda: is_done(before), 30)
@@ -134,7 +134,7 @@ def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(room,
     call_command("recovered")
     assert ClusterSettings.objects.get().adopt_only
     after = submit("true")
-    assert Engine().run_until(lambda: is_done(after), 60)
+    assert InProcessEngine().run_until(lambda: is_done(after), 60)
     assert not ClusterSettings.objects.get().adopt_only
 
 
@@ -148,13 +148,13 @@ def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
     Node.objects.filter(pk=second.pk).update(pool=first.pool)
     job = submit("true", tasks=2)
     with transaction.atomic():
-        seats = [lifecycle.Seat(node, [(node.gpus.get().pk, 1000)]) for node in (first, second)]
-        attempt = lifecycle.begin_attempt(job, first.pool, seats, epoch=1)
+        seats = [lifecycle.RankPlacement(node, [(node.gpus.get().pk, 1000)]) for node in (first, second)]
+        attempt = lifecycle.start_attempt(job, first.pool, seats, epoch=1)
     tasks = list(attempt.task_rows.order_by("rank"))
     for task in tasks:
         Task.objects.filter(pk=task.pk).update(state="RUNNING", running_at=timezone.now())
     Attempt.objects.filter(pk=attempt.pk).update(
-        state="RUNNING", running_at=timezone.now(), sent_at=timezone.now()
+        state="RUNNING", running_at=timezone.now(), start_sent_at=timezone.now()
     )
     said = {
         "cluster": "t1",
@@ -172,14 +172,14 @@ def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
         said | {"name": "c", "task": 1, "state": "running"},
     ]
     answer = {"containers": listed, "boot_id": "boot-1", "full_disk": None, "clock_s": time.time()}
-    engine = Agent(lambda: hello([]), lambda request: answer if request["verb"] == "list" else {}).engine()
-    record.cluster()
-    lease = leases.claim(leases.node_lease(second.public_id), "a", 60.0)
+    engine = ScriptedAgent(lambda: hello([]), lambda request: answer if request["verb"] == "list" else {}).engine()
+    record.cluster_settings()
+    lease = leases.acquire(leases.node_lease(second.public_id), "a", 60.0)
     assert lease is not None
-    reconcile(Door(engine, lease, second))
+    reconcile(NodeConnection(engine, lease, second))
     engine.close()
     assert [Task.objects.get(pk=task.pk).state for task in tasks] == ["RUNNING", "RUNNING"]
-    assert Progress.objects.get(attempt=attempt).rank == 1
+    assert AttemptProgress.objects.get(attempt=attempt).rank == 1
 
 
 # -- arbitrary frames --------------------------------------------------------------------------------
@@ -251,9 +251,9 @@ class Rows:
 class Scene:
     """An honest node with a real agent and a job on it, and a hostile one with jobs of its own; actors and cycles."""
 
-    def __init__(self, room: EngineRoom, submit: Any, frames: int, seed: int) -> None:
+    def __init__(self, room: EngineHarness, submit: Any, frames: int, seed: int) -> None:
         self.submit = submit
-        self.honest = room.known(room.node(name="honest"))
+        self.honest = room.mark_enrolled(room.create_node(name="honest"))
         beside = record.node(record.pool("beside"), name="beside")  # could run containers too
         self.hostile = record.node(NodePool.objects.create(name="hostile"), name="hostile")
         Node.objects.filter(pk=self.hostile.pk).update(state=NodeState.CORDONED.value, boot_id="boot-1")
@@ -272,13 +272,13 @@ class Scene:
         ]
         for job, gpu in zip(self.own, self.hostile.gpus.order_by("pk"), strict=True):
             with transaction.atomic():
-                seat = lifecycle.Seat(self.hostile, [(gpu.pk, 1000)])
-                lifecycle.begin_attempt(job, self.hostile.pool, [seat], epoch=1)
+                seat = lifecycle.RankPlacement(self.hostile, [(gpu.pk, 1000)])
+                lifecycle.start_attempt(job, self.hostile.pool, [seat], epoch=1)
         jobs = [self.victim.public_id, *(job.public_id for job in self.own), "unknown"]
         gpus = [list(node.gpus.values_list("uuid", flat=True)) for node in (self.hostile, self.honest)]
         drawn = HostileFrames(seed, *gpus, jobs, images=tags)
         self.attacking = threading.Event()
-        self.agent = Agent(drawn.hello, drawn.answer, lambda role: self._gated(drawn.frames(role)))
+        self.agent = ScriptedAgent(drawn.hello, drawn.answer, lambda role: self._gated(drawn.frames(role)))
         self._frames = frames
         self._ending = threading.Event()
 
@@ -292,7 +292,7 @@ class Scene:
     def __enter__(self) -> Scene:
         self._holder = leases.new_holder()
         for node, opener in ((self.honest, open_engine), (self.hostile, self._open_control)):
-            lease = leases.claim(leases.node_lease(node.public_id), self._holder, 600.0)
+            lease = leases.acquire(leases.node_lease(node.public_id), self._holder, 600.0)
             assert lease is not None
             setattr(self, f"_{node.name}_actor", NodeActor(node, lease, list, opener))
         self._honest_actor.start()
@@ -307,12 +307,12 @@ class Scene:
     def _open_control(self, node: Node) -> Any:
         try:
             return self.agent.engine()
-        except Refused as refusal:
-            raise CannotOpen(refusal.message, refusal.code) from refusal
+        except AgentError as refusal:
+            raise EngineConnectError(refusal.message, refusal.code) from refusal
 
     def open_watch(self, watched: Any, on_event: Any) -> Any:
         if watched.name != "hostile":
-            return open_watch(watched, on_event)
+            return open_stream(watched, on_event)
         self.attacking.wait()
         return self.agent.open("watch", on_event=on_event)
 
@@ -353,7 +353,7 @@ class Ticks:
     def _look(self) -> None:
         at_s = last = 0.0
         while not self._over.wait(0.02):
-            frame = last_samples.last_frames([self._node.public_id]).get(self._node.public_id)
+            frame = last_samples.latest_frames([self._node.public_id]).get(self._node.public_id)
             if frame is not None and frame["at_s"] - frame["lag_s"] > at_s + 0.5:
                 at_s, now = frame["at_s"] - frame["lag_s"], time.monotonic()
                 self.gaps_s += [now - last] if last else []
@@ -368,13 +368,13 @@ class Ticks:
         self._thread.join(5)
 
 
-def attacked(room: EngineRoom, submit: Any, *, frames: int, seed: int, jobs_timed: int) -> None:
+def attacked(room: EngineHarness, submit: Any, *, frames: int, seed: int, jobs_timed: int) -> None:
     timed: list[Job] = []
     began = time.monotonic()
     with Scene(room, submit, frames, seed) as scene, collecting(scene.open_watch):
         honest = scene.honest
         wait_for("the victim", lambda: scene.victim.attempts.filter(state="RUNNING").exists(), 30)
-        wait_for("live data", lambda: last_samples.last_frames([honest.public_id]), 30)
+        wait_for("live data", lambda: last_samples.latest_frames([honest.public_id]), 30)
         with Ticks(honest) as calm:
             reference_s = [scene.dispatch_s(timed) for _ in range(jobs_timed)]
             wait_for("ticks", lambda: len(calm.gaps_s) >= 3)
@@ -393,12 +393,12 @@ def attacked(room: EngineRoom, submit: Any, *, frames: int, seed: int, jobs_time
         }
         changed = {key: pair for key, pair in changed.items() if not _is_of(pair, timed)}
         assert not changed, changed
-        assert EnvironmentOnNode.objects.filter(node=scene.hostile).exists(), "its images were read"
+        assert ImagePresence.objects.filter(node=scene.hostile).exists(), "its images were read"
         assert statistics.median(measured_s) <= statistics.median(reference_s) + 1.0
         assert statistics.median(attacked.gaps_s) <= statistics.median(calm.gaps_s) + 1.0
         assert Lease.objects.order_by("-epoch").first().epoch < EPOCHS_NEVER_GIVEN
-        wait_for("its trouble", lambda: scene.hostile.troubles.filter(trouble="malformed").exists())
-    minutes = UsageMinute.objects.filter(node=honest)
+        wait_for("its trouble", lambda: scene.hostile.troubles.filter(kind="malformed").exists())
+    minutes = NodeMetricsMinute.objects.filter(node=honest)
     uuids = list(Gpu.objects.filter(node=honest).order_by("index").values_list("uuid", flat=True))
     assert all(row.gpu_uuids == uuids for row in minutes)
     assert {job for row in minutes for each in row.holders for job in each} <= {scene.victim.public_id}

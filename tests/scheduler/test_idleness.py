@@ -7,26 +7,26 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.errors import Conflict, Invalid, NotAllowed, NotThere
-from portal.models import Activity, Attempt, AuditEntry, Excuse, Job, JobEvent, Project, UsageMinute
-from portal.selectors.idle import idleness_of
+from portal.errors import Conflict, InvalidRequest, Forbidden, NotFound
+from portal.models import WorkspaceActivity, Attempt, AuditEntry, IdleExemption, Job, JobEvent, Project, NodeMetricsMinute
+from portal.selectors.idle import idle_status
 from portal.services import idle, lifecycle
-from portal.services.idle import do_cut_excuse, do_excuse, do_snooze
+from portal.services.idle import do_revoke_exemption, do_exempt_from_idle, do_snooze
 from portal.services.jobs import do_resume_job
-from portal.services.lifecycle import Seat
+from portal.services.lifecycle import RankPlacement
 from portal.services.policy import do_change_policy
 from portal.words.reasons import EndReason
-from scheduler.idleness import look_for_idle
+from scheduler.idleness import run_idle_pass
 from tests import record
-from tests.quiet import MINUTE, gpu_minutes, run_out, tool_looked_at
+from tests.quiet import MINUTE, record_gpu_minutes, expire_countdown, record_tool_activity
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene():
-    record.cluster()
-    made = record.scene() | {"admin": record.person(admin=True)}
+    record.cluster_settings()
+    made = record.basic_cluster() | {"admin": record.user(admin=True)}
     do_change_policy(
         made["admin"],
         made["pool"],
@@ -47,13 +47,13 @@ def running(scene, index: int) -> Job:
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
         gpu = scene["node"].gpus.get(index=index)
-        attempt = lifecycle.begin_attempt(
-            locked, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1
+        attempt = lifecycle.start_attempt(
+            locked, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
         )
     task = attempt.task_rows.get()
-    lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
-    lifecycle.attempt_ready(attempt.pk)
+    lifecycle.mark_task_sent(task)
+    lifecycle.record_task_running(task.pk, container="c", ports={})
+    lifecycle.record_attempt_ready(attempt.pk)
     Attempt.objects.filter(pk=attempt.pk).update(ready_at=timezone.now() - 60 * MINUTE)
     return now(job)
 
@@ -67,15 +67,15 @@ def attempt_of(job: Job) -> Attempt:
 
 
 def minutes(scene, *use: float | None, back: int = 0) -> None:
-    gpu_minutes(scene["node"].gpus.get(index=0), *use, back=back)
+    record_gpu_minutes(scene["node"].gpus.get(index=0), *use, offset_minutes=back)
 
 
 def tool(job: Job, *, used_ago_s: float | None = None) -> None:
-    tool_looked_at(attempt_of(job), used_ago_s=used_ago_s)
+    record_tool_activity(attempt_of(job), used_ago_s=used_ago_s)
 
 
-def seen(job: Job) -> Activity:
-    return Activity.objects.get(pk=attempt_of(job).pk)
+def seen(job: Job) -> WorkspaceActivity:
+    return WorkspaceActivity.objects.get(pk=attempt_of(job).pk)
 
 
 def told(job: Job) -> list[str]:
@@ -89,9 +89,9 @@ def test_a_look_asks_as_much_for_many_workspaces_as_for_one(scene, lab) -> None:
     minutes(scene, *[0.0] * 3)
 
     def asked() -> int:
-        look_for_idle()
+        run_idle_pass()
         with CaptureQueriesContext(connection) as queries:
-            look_for_idle()
+            run_idle_pass()
         return len(queries)
 
     one = asked()
@@ -103,26 +103,26 @@ def test_a_look_asks_as_much_for_many_workspaces_as_for_one(scene, lab) -> None:
 def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:
     minutes(scene, *[0.0] * 12)
     tool(lab)
-    look_for_idle()
-    look_for_idle()
+    run_idle_pass()
+    run_idle_pass()
     row = seen(lab)
     assert told(lab) == ["idle"]
     assert abs((row.stops_at - row.countdown_at).total_seconds() - 300) < 1
-    sentence = JobEvent.objects.get(job=lab, kind="idle").sentence
+    sentence = JobEvent.objects.get(job=lab, kind="idle").message
     assert (
         sentence.startswith("Nobody has used it for 1") and "suspended in 5 min; its files stay" in sentence
     )
-    run_out(attempt_of(lab))
-    look_for_idle()
-    assert (now(lab).state, now(lab).desired) == ("RUNNING", "suspended")
+    expire_countdown(attempt_of(lab))
+    run_idle_pass()
+    assert (now(lab).state, now(lab).desired_state) == ("RUNNING", "suspended")
     gpu = scene["node"].gpus.get(index=0)
     assert gpu.used_milli == 1000  # I6: the countdown frees nothing, the node's proof does
-    look_for_idle()
+    run_idle_pass()
     task = attempt_of(lab).task_rows.get()
-    lifecycle.task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE)
+    lifecycle.record_task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE)
     gpu.refresh_from_db()
     assert (now(lab).state, gpu.used_milli) == ("SUSPENDED", 0)
-    assert now(lab).sentence.startswith("Suspended after ")
+    assert now(lab).message.startswith("Suspended after ")
     do_resume_job(scene["owner"], now(lab))
     assert now(lab).state == "PENDING"
 
@@ -130,20 +130,20 @@ def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:
 def test_a_busy_kernel_or_gpu_is_not_idle_and_any_use_ends_the_countdown(scene, lab) -> None:
     minutes(scene, *[0.0] * 12)
     tool(lab, used_ago_s=0.0)
-    look_for_idle()
+    run_idle_pass()
     assert told(lab) == []  # nobody uses the GPU, but a kernel computes
-    Activity.objects.update(tool_used_at=timezone.now() - 20 * MINUTE)
-    look_for_idle()
+    WorkspaceActivity.objects.update(tool_active_at=timezone.now() - 20 * MINUTE)
+    run_idle_pass()
     assert told(lab) == ["idle"]
     tool(lab, used_ago_s=1.0)
-    look_for_idle()
+    run_idle_pass()
     assert told(lab) == ["idle", "idle_ended"]
-    assert JobEvent.objects.filter(job=lab).latest("id").sentence == "It is used again."
-    Activity.objects.update(tool_used_at=timezone.now() - 20 * MINUTE)
-    look_for_idle()
+    assert JobEvent.objects.filter(job=lab).latest("id").message == "It is used again."
+    WorkspaceActivity.objects.update(tool_active_at=timezone.now() - 20 * MINUTE)
+    run_idle_pass()
     minutes(scene, 40.0)
-    Activity.objects.update(gpu_quiet_until=timezone.now() - 3 * MINUTE)  # it had not seen that minute yet
-    look_for_idle()
+    WorkspaceActivity.objects.update(gpu_inactive_until=timezone.now() - 3 * MINUTE)  # it had not seen that minute yet
+    run_idle_pass()
     assert told(lab) == ["idle", "idle_ended"] * 2 and seen(lab).gpu_used_at is not None
 
 
@@ -154,26 +154,26 @@ def test_what_is_not_measured_is_never_taken_for_idleness(scene, lab, lost) -> N
     """I17: metrics may be lost. Each loss alone keeps a countdown from beginning, and ends one that runs."""
     minutes(scene, *[0.0] * 12)
     tool(lab)
-    look_for_idle()
+    run_idle_pass()
     assert told(lab) == ["idle"]
-    Activity.objects.update(gpu_quiet_since=None, gpu_quiet_until=None)  # as a pass that looks anew
+    WorkspaceActivity.objects.update(gpu_inactive_since=None, gpu_inactive_until=None)  # as a pass that looks anew
     match lost:
         case "minutes":
-            UsageMinute.objects.filter(minute__gt=timezone.now() - 6 * MINUTE).delete()
+            NodeMetricsMinute.objects.filter(minute__gt=timezone.now() - 6 * MINUTE).delete()
         case "a minute":
-            UsageMinute.objects.order_by("-minute")[5].delete()
+            NodeMetricsMinute.objects.order_by("-minute")[5].delete()
         case "samples":
-            UsageMinute.objects.filter(pk=UsageMinute.objects.order_by("-minute")[5].pk).update(samples=9)
+            NodeMetricsMinute.objects.filter(pk=NodeMetricsMinute.objects.order_by("-minute")[5].pk).update(samples=9)
         case "the tool":
-            Activity.objects.update(tool_seen_at=timezone.now() - 4 * MINUTE)
+            WorkspaceActivity.objects.update(tool_polled_at=timezone.now() - 4 * MINUTE)
         case "the gateway was away":
-            Activity.objects.update(tool_since=timezone.now() - 2 * MINUTE)
+            WorkspaceActivity.objects.update(tool_polled_since=timezone.now() - 2 * MINUTE)
         case "a GPU":
             minutes(scene, None, back=4)
-    run_out(attempt_of(lab))
-    look_for_idle()
+    expire_countdown(attempt_of(lab))
+    run_idle_pass()
     assert told(lab) == ["idle", "idle_ended"]
-    assert now(lab).desired == "run" and seen(lab).stops_at is None
+    assert now(lab).desired_state == "run" and seen(lab).stops_at is None
 
 
 def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
@@ -182,49 +182,49 @@ def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
     with pytest.raises(Conflict):
         do_snooze(scene["owner"], lab)
     for left in (1, 0):
-        look_for_idle()
-        with pytest.raises(NotThere):
-            do_snooze(record.person(), lab)
+        run_idle_pass()
+        with pytest.raises(NotFound):
+            do_snooze(record.user(), lab)
         row = do_snooze(scene["owner"], lab)
         assert row.stops_at is None and row.snoozes_used == 2 - left
         stays_kept(lab)
-        Activity.objects.update(snoozed_until=timezone.now())
-    look_for_idle()
+        WorkspaceActivity.objects.update(snoozed_until=timezone.now())
+    run_idle_pass()
     with pytest.raises(Conflict, match="2 times already"):
         do_snooze(scene["owner"], lab)
-    Activity.objects.update(
-        tool_used_at=timezone.now() - 11 * MINUTE, snoozed_at=timezone.now() - 12 * MINUTE
+    WorkspaceActivity.objects.update(
+        tool_active_at=timezone.now() - 11 * MINUTE, snoozed_at=timezone.now() - 12 * MINUTE
     )
     assert seen(lab).snoozes_used == 0  # it was used since
 
 
 def stays_kept(job: Job) -> None:
-    look_for_idle()
-    assert now(job).desired == "run" and seen(job).countdown_at is None
+    run_idle_pass()
+    assert now(job).desired_state == "run" and seen(job).countdown_at is None
 
 
 def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(scene, lab) -> None:
     minutes(scene, *[0.0] * 12)
     tool(lab)
-    look_for_idle()
-    with pytest.raises(Invalid):
-        do_excuse(scene["owner"], lab, "busy")
-    excuse = do_excuse(scene["owner"], lab, "A demo is shown from it at noon")
-    assert (excuse.until - excuse.at).total_seconds() == 86_400
-    look_for_idle()
+    run_idle_pass()
+    with pytest.raises(InvalidRequest):
+        do_exempt_from_idle(scene["owner"], lab, "busy")
+    excuse = do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
+    assert (excuse.expires_at - excuse.created_at).total_seconds() == 86_400
+    run_idle_pass()
     assert told(lab) == ["idle", "excused"]
     with pytest.raises(Conflict):
-        do_excuse(scene["owner"], lab, "A demo is shown from it at noon")
-    with pytest.raises(NotAllowed):
-        do_cut_excuse(scene["owner"], excuse)
-    do_cut_excuse(scene["admin"], excuse)
+        do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
+    with pytest.raises(Forbidden):
+        do_revoke_exemption(scene["owner"], excuse)
+    do_revoke_exemption(scene["admin"], excuse)
     with pytest.raises(Conflict):
-        do_cut_excuse(scene["admin"], excuse)
-    look_for_idle()
+        do_revoke_exemption(scene["admin"], excuse)
+    run_idle_pass()
     assert told(lab) == ["idle", "excused", "excuse_cut", "idle"]
-    with pytest.raises(NotAllowed, match="only administrators"):
-        do_excuse(scene["owner"], lab, "A demo is shown from it at noon")
-    acts = AuditEntry.objects.filter(act__startswith="job.").values_list("act", "actor_name", "reason")
+    with pytest.raises(Forbidden, match="only administrators"):
+        do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
+    acts = AuditEntry.objects.filter(action__startswith="job.").values_list("action", "actor_name", "reason")
     assert list(acts.order_by("id")) == [
         ("job.excuse", scene["owner"].username, "A demo is shown from it at noon"),
         ("job.excuse_cut", scene["admin"].username, "A demo is shown from it at noon"),
@@ -234,36 +234,36 @@ def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(scene, lab) -> None:
 def test_a_step_hits_nothing_that_moved_since_it_was_decided(scene, lab) -> None:
     minutes(scene, *[0.0] * 12)
     tool(lab)
-    look_for_idle()
-    run_out(attempt_of(lab))
+    run_idle_pass()
+    expire_countdown(attempt_of(lab))
     decided = seen(lab)
     tool(lab, used_ago_s=0.0)
     assert not idle.suspend_idle(decided)
     decided = seen(lab)
-    Excuse.objects.create(
-        job=lab, by=scene["owner"], text="a reason in words", until=timezone.now() + 60 * MINUTE
+    IdleExemption.objects.create(
+        job=lab, requested_by=scene["owner"], reason="a reason in words", expires_at=timezone.now() + 60 * MINUTE
     )
     assert not idle.suspend_idle(decided)
-    Excuse.objects.all().delete()
+    IdleExemption.objects.all().delete()
     assert idle.suspend_idle(decided) and not idle.suspend_idle(seen(lab))
-    assert now(lab).desired == "suspended"
+    assert now(lab).desired_state == "suspended"
 
 
 def test_the_policy_counts_at_once_and_by_default_only_tells(scene, lab) -> None:
     do_change_policy(scene["admin"], scene["pool"], {"idle_action": None}, version=2)
     minutes(scene, *[0.0] * 12)
     tool(lab)
-    look_for_idle()
+    run_idle_pass()
     assert told(lab) == ["idle"] and seen(lab).stops_at is None
-    assert "suspended" not in JobEvent.objects.get(job=lab, kind="idle").sentence
+    assert "suspended" not in JobEvent.objects.get(job=lab, kind="idle").message
     do_change_policy(scene["admin"], scene["pool"], {"idle_action": "suspend"}, version=3)
-    look_for_idle()  # nobody was told an end: a whole countdown begins
+    run_idle_pass()  # nobody was told an end: a whole countdown begins
     assert told(lab) == ["idle", "idle"] and seen(lab).stops_at > timezone.now() + 4 * MINUTE
     do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 1200}, version=4)
-    look_for_idle()
+    run_idle_pass()
     assert told(lab)[-1] == "idle_ended"
     do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 600, "idle_action": "off"}, version=5)
-    look_for_idle()
+    run_idle_pass()
     assert told(lab)[-1] == "idle_ended"
 
 
@@ -273,18 +273,18 @@ def test_a_projects_own_rule_counts_at_the_next_look_and_binds_those_below(scene
     top = record.project("above")
     Project.objects.filter(pk=scene["project"].pk).update(parent=top)
     do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 3600}, version=2)
-    look_for_idle()
+    run_idle_pass()
     assert told(lab) == []
     do_change_policy(
         scene["admin"], top, {"idle_after_s": 600, "idle_grace_s": 120, "idle_snoozes": 0}, version=1
     )
-    look_for_idle()
+    run_idle_pass()
     row = seen(lab)
     assert told(lab) == ["idle"] and abs((row.stops_at - row.countdown_at).total_seconds() - 120) < 1
-    found = idleness_of(now(lab), attempt_of(lab))
-    assert found.snoozes_left == 0 and found.ruled.rules["idle_after_s"].source == "above"
+    found = idle_status(now(lab), attempt_of(lab))
+    assert found.snoozes_left == 0 and found.settings_sheet.rules["idle_after_s"].source == "above"
     with pytest.raises(Conflict, match="not snoozed here"):
         do_snooze(scene["owner"], lab)
     do_change_policy(scene["admin"], top, {"idle_after_s": None}, version=2)
-    look_for_idle()
+    run_idle_pass()
     assert told(lab) == ["idle", "idle_ended"]

@@ -21,19 +21,19 @@ from portal.models import (
     InvalidRow,
     Job,
     Quota,
-    Standing,
+    JobVerdict,
     Topology,
-    UsageLedger,
+    UsageInterval,
 )
 from portal.services import lifecycle
-from portal.services.jobs import question_body, request_of
-from portal.services.lifecycle import Seat
-from portal.services.reservations import ReservationWords, do_save_reservation
+from portal.services.jobs import preview_query_body, request_from_job
+from portal.services.lifecycle import RankPlacement
+from portal.services.reservations import ReservationInput, do_save_reservation
 from portal.words.reasons import EndReason
 from scheduler import answers
 from scheduler.cycle import run_cycle
-from scheduler.foresee import foresee
-from scheduler.remembered import Remembered
+from scheduler.foresee import run_forecast_pass
+from scheduler.remembered import CycleState
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -67,9 +67,9 @@ class World:
     """A pool with everything in it that can be corrupted, and another one with a single free node."""
 
     def __init__(self) -> None:
-        record.cluster()
+        record.cluster_settings()
         self.owner, self.pool, self.environment = (
-            record.person("ada"),
+            record.user("ada"),
             record.pool("main"),
             record.environment("lab"),
         )
@@ -86,28 +86,28 @@ class World:
         with transaction.atomic():
             row = Job.objects.select_for_update().get(pk=self.running.pk)
             gpu = self.node.gpus.get(index=0)
-            lifecycle.begin_attempt(row, self.pool, [Seat(self.node, [(gpu.pk, 1000)])], epoch=1)
+            lifecycle.start_attempt(row, self.pool, [RankPlacement(self.node, [(gpu.pk, 1000)])], epoch=1)
         self.attempt = Attempt.objects.get()
         self.task = self.attempt.task_rows.get()
         self.allocation = Allocation.objects.get()
         self.gpu = Gpu.objects.get(pk=self.allocation.gpu_id)
-        self.ledger = UsageLedger.objects.get()
+        self.ledger = UsageInterval.objects.get()
         self.pending = self.submit(name="related", gpus_per_task=4)
         self.near = self.submit(
             name="near", gpus_per_task=4, near={"topology": "fabric", "required": "rack", "preferred": None}
         )
-        admin, later = record.person(admin=True), timezone.now() + dt.timedelta(days=90)
+        admin, later = record.user(admin=True), timezone.now() + dt.timedelta(days=90)
         self.reservation = do_save_reservation(
             admin,
-            ReservationWords(
+            ReservationInput(
                 "course", self.pool, [self.node], [self.project], later, later + dt.timedelta(days=1)
             ),
         )
-        self.other_owner, self.other_pool = record.person("bob"), record.pool("other")
+        self.other_owner, self.other_pool = record.user("bob"), record.pool("other")
         self.free = record.node(self.other_pool, name="free", gpus=8)
         self.other_project = record.project("nlp", member=self.other_owner)
         self.other_environment = record.environment("other")
-        self.remembered = Remembered()
+        self.remembered = CycleState()
 
     def submit(self, **fields: Any) -> Job:
         return record.job(self.owner, self.project, self.environment, **{"pool": self.pool} | fields)
@@ -218,11 +218,11 @@ def test_unrelated_job_starts_and_an_alarm_names_the_row(no_checks: None) -> Non
         job = world.unrelated()
         with corrupted(row, **values_of(world, columns)):
             if name == "allocation":  # read with its task, and not again until that is written
-                world.remembered.forget()
+                world.remembered.reset()
             world.cycle()
             assert Job.objects.get(pk=job.pk).state == "RUNNING", case
-            assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").sentence)
-            alarms = InvalidRow.objects.filter(over_at__isnull=True)
+            assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").message)
+            alarms = InvalidRow.objects.filter(resolved_at__isnull=True)
             named = {(alarm.kind, alarm.row) for alarm in alarms}
             expected = {"gpu": world.node, "top": world.top}.get(name, row)
             wanted = {
@@ -234,22 +234,22 @@ def test_unrelated_job_starts_and_an_alarm_names_the_row(no_checks: None) -> Non
             assert (kind, wanted) in named, (case, named)
             assert all(alarm.message for alarm in alarms)
             waiting = set(Job.objects.filter(state="PENDING").values_list("pk", flat=True))
-            assert waiting == set(Standing.objects.values_list("job_id", flat=True)), case
+            assert waiting == set(JobVerdict.objects.values_list("job_id", flat=True)), case
             assert Job.objects.get(pk=world.running.pk).state == "RUNNING"
-            stops = Attempt.objects.filter(job=world.running, stop_wanted_at__isnull=False)
-            assert not stops, (case, stops[0].sentence, named)
+            stops = Attempt.objects.filter(job=world.running, stop_requested_at__isnull=False)
+            assert not stops, (case, stops[0].message, named)
             times = alarms.count(), InvalidRow.objects.count()
             world.cycle()
             assert (alarms.count(), InvalidRow.objects.count()) == times, (
                 case
             )  # once for each row, not each cycle
         if name == "allocation":
-            world.remembered.forget()
+            world.remembered.reset()
         world.cycle()
-        assert not InvalidRow.objects.filter(over_at__isnull=True).exists(), case
-        lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
+        assert not InvalidRow.objects.filter(resolved_at__isnull=True).exists(), case
+        lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
         for attempt in Attempt.objects.filter(job=job, ended_at__isnull=True):
-            lifecycle.task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.FINISHED)
+            lifecycle.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.COMPLETED)
 
 
 VALUES = {
@@ -292,21 +292,21 @@ def test_no_value_of_any_column_stops_the_others(no_checks: None, request: pytes
         case = f"{name} {columns}"
         job = world.unrelated()
         with corrupted(getattr(world, name), **columns):
-            world.remembered.forget()
+            world.remembered.reset()
             world.cycle()
-            assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").sentence)
+            assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").message)
             assert Job.objects.get(pk=job.pk).state == "RUNNING", case
-        lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
+        lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
 
 
 def test_forecasts_and_questions_go_on_beside_an_invalid_row(no_checks: None) -> None:
     world = World()
     job = world.unrelated()
     with corrupted(world.quota, weight="NaN"), corrupted(world.node, labels="[1]"):
-        assert foresee() >= 0
-        answers._photo = None
-        body = question_body(world.other_owner, request_of(job))
+        assert run_forecast_pass() >= 0
+        answers._cached_inputs = None
+        body = preview_query_body(world.other_owner, request_from_job(job))
         for _ in range(2):
             found = answers._answer("would_start", body)
             assert found.get("starts_now") is True, found
-    answers._photo = None
+    answers._cached_inputs = None

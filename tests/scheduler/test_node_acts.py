@@ -8,31 +8,31 @@ import time
 import pytest
 
 from agents.keys import make_keys, sign_agent
-from portal.errors import Conflict, Invalid
-from portal.models import AuditEntry, Job, JobEvent, NodeCheck, SentSignal
+from portal.errors import Conflict, InvalidRequest
+from portal.models import AuditEntry, Job, JobEvent, NodeOperation, JobSignal
 from portal.services.jobs import do_cancel_job
 from portal.services.logs import log_path
-from portal.services.node_acts import do_order
-from portal.services.sent_signals import do_send_signal, take_signals
-from portal.words.node_acts import NodeAct
+from portal.services.node_acts import do_request_operation
+from portal.services.sent_signals import do_send_signal, claim_signals
+from portal.words.node_acts import OperationKind
 from portal.words.states import JobState
 from tests import record
-from tests.engine_room import Engine, EngineRoom
+from tests.engine_room import InProcessEngine, EngineHarness
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene(room: EngineRoom, request, tmp_path):
-    owner = record.person("ada")
+def scene(room: EngineHarness, request, tmp_path):
+    owner = record.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     made = {
-        "node": room.known(room.node(name=name)),
+        "node": room.mark_enrolled(room.create_node(name=name)),
         "owner": owner,
-        "admin": record.person("root", admin=True),
+        "admin": record.user("root", admin=True),
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
-        "engine": Engine(),
+        "engine": InProcessEngine(),
     }
     program = (room.folder / "agent" / "agent.pyz").read_bytes()
     keys = make_keys(tmp_path / "keys", "test")
@@ -67,16 +67,16 @@ def test_a_signal_reaches_the_job_once_and_no_other_attempt(room, scene) -> None
         do_send_signal(scene["owner"], job, "SIGUSR1")
     reach(scene, lambda: job.attempts.filter(state="RUNNING").exists())
     reach(scene, lambda: (room.folder / scene["node"].name).exists())
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidRequest):
         do_send_signal(scene["owner"], job, "SIGKILL")
     (sent,) = do_send_signal(scene["owner"], job, "SIGUSR1")
     reach(scene, lambda: sent.refresh_from_db() or sent.answered_at is not None)
-    assert take_signals(scene["node"].pk) == [], "it is given once"
+    assert claim_signals(scene["node"].pk) == [], "it is given once"
     do_send_signal(scene["owner"], job, "SIGINT")
     reach(scene, lambda: job.refresh_from_db() or job.state == JobState.COMPLETED)
     assert written(job).split().count("heard-usr1") == 1 and "heard-int" in written(job)
-    assert AuditEntry.objects.filter(act="job.signal", actor=scene["owner"]).count() == 2
-    told = JobEvent.objects.filter(job=job, kind="signal").values_list("sentence", flat=True)
+    assert AuditEntry.objects.filter(action="job.signal", actor=scene["owner"]).count() == 2
+    told = JobEvent.objects.filter(job=job, kind="signal").values_list("message", flat=True)
     assert list(told) == ["ada sent SIGUSR1 to it.", "ada sent SIGINT to it."]
 
     other = submit(scene, LISTENS)
@@ -84,7 +84,7 @@ def test_a_signal_reaches_the_job_once_and_no_other_attempt(room, scene) -> None
     do_send_signal(scene["owner"], other, "SIGUSR1")
     do_cancel_job(scene["owner"], other)
     reach(scene, lambda: other.refresh_from_db() or other.state == JobState.CANCELLED)
-    assert SentSignal.objects.filter(attempt__job=other, sent_at__isnull=True).exists(), (
+    assert JobSignal.objects.filter(attempt__job=other, sent_at__isnull=True).exists(), (
         "it was stopping already"
     )
 
@@ -100,19 +100,19 @@ def test_a_node_is_checked_tidied_and_given_another_program(room, scene) -> None
         (tasks / name).mkdir()
         (tasks / name / "log").write_text("left behind")
         os.utime(tasks / name, (time.time() - age_s,) * 2)
-    checks = [do_order(scene["admin"], node, act) for act in (NodeAct.GC, NodeAct.PREFLIGHT)]
+    checks = [do_request_operation(scene["admin"], node, act) for act in (OperationKind.GC, OperationKind.PREFLIGHT)]
 
     def over() -> bool:
-        if NodeCheck.objects.filter(finished_at__isnull=True).exists():
+        if NodeOperation.objects.filter(finished_at__isnull=True).exists():
             return False
         if len(checks) == 2:  # while the actor is linked to the older one
             agent.write_bytes(agent.read_bytes() + b"\n")
-            checks.append(do_order(scene["admin"], node, NodeAct.UPGRADE))
+            checks.append(do_request_operation(scene["admin"], node, OperationKind.UPGRADE))
             return False
         return True
 
     reach(scene, over)
-    tidied, looked, upgraded = (NodeCheck.objects.get(pk=check.pk) for check in checks)
+    tidied, looked, upgraded = (NodeOperation.objects.get(pk=check.pk) for check in checks)
     said = {step["name"]: step["sentence"] for step in tidied.steps}
     assert tidied.ok and said["Folders"] == "1 removed that belonged to no task."
     assert said["Images"] == "0 removed that nobody needs."
@@ -121,8 +121,8 @@ def test_a_node_is_checked_tidied_and_given_another_program(room, scene) -> None
     assert upgraded.ok and [step["name"] for step in upgraded.steps] == ["Sent", "New agent"]
     node.refresh_from_db()
     assert node.hello["program"] not in (None, first)
-    assert NodeCheck.objects.filter(kind="preflight").count() >= 2, "it is checked once more"
-    for check in NodeCheck.objects.filter(kind="preflight", finished_at__isnull=False):
+    assert NodeOperation.objects.filter(kind="preflight").count() >= 2, "it is checked once more"
+    for check in NodeOperation.objects.filter(kind="preflight", finished_at__isnull=False):
         found = [step["ok"] for step in check.steps if step["name"] != "Version"]  # that only warns
         assert found and check.ok == all(found)
     job.refresh_from_db()

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from agents import link
-from agents.engines.ssh import NodeEngine
-from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, Project, Standing
+from agents.engines.ssh import AgentEngine
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, Project, JobVerdict
 from portal.services import lifecycle
 from portal.services.jobs import do_resume_job, do_suspend_job
 from portal.words.reasons import EndReason
@@ -16,22 +16,22 @@ from portal.words.states import GpuHealth, JobState, NodeState
 from scheduler import sweep
 from scheduler.cycle import run_cycle
 from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive, held_milli
+from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene(room: EngineRoom, request):
-    owner = record.person("ada")
+def scene(room: EngineHarness, request):
+    owner = record.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     return {
         "name": name,
-        "node": room.known(room.node(name=name)),
+        "node": room.mark_enrolled(room.create_node(name=name)),
         "owner": owner,
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
-        "engine": Engine(),
+        "engine": InProcessEngine(),
     }
 
 
@@ -74,8 +74,8 @@ def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not
     Project.objects.filter(pk=parent.pk).update(policy={"egress": "none"})
     Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
     job = submit(scene, "true")
-    reach(scene, lambda: Standing.objects.filter(job=job, code="never").exists(), job)
-    assert "network policy of their project" in Standing.objects.get(job=job).sentence
+    reach(scene, lambda: JobVerdict.objects.filter(job=job, code="never").exists(), job)
+    assert "network policy of their project" in JobVerdict.objects.get(job=job).message
     Project.objects.filter(pk=parent.pk).update(policy={})
     reach(scene, is_now(job, JobState.COMPLETED), job)
 
@@ -154,8 +154,8 @@ def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(room, 
     node = scene["node"]
     node.settings = node.settings | {"disk_floor_mib": 10**9}
     node.save()
-    poll = NodeEngine.poll
-    monkeypatch.setattr(NodeEngine, "poll", lambda engine: replace(poll(engine), full_disk=None))
+    poll = AgentEngine.poll
+    monkeypatch.setattr(AgentEngine, "poll", lambda engine: replace(poll(engine), full_disk=None))
     job = submit(scene, "true")
 
     def refused() -> bool:
@@ -163,10 +163,10 @@ def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(room, 
         return job.state == JobState.PENDING and job.reason == EndReason.DISK_FULL
 
     reach(scene, refused, job)
-    assert job.sentence == f"The disk of {node.name} is full. It waits again."
+    assert job.message == f"The disk of {node.name} is full. It waits again."
     assert held_milli() == 0
     reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "standing"), job)
-    assert AuditEntry.objects.filter(act="node.disk", after__state="cordoned", object_name=node.name).exists()
+    assert AuditEntry.objects.filter(action="node.disk", after__state="cordoned", object_name=node.name).exists()
 
 
 def test_a_node_without_room_takes_no_work_until_it_has_room(room, scene) -> None:
@@ -210,10 +210,10 @@ def test_an_agent_of_another_version_is_said_and_nothing_is_lost(room, scene, mo
 
 
 def test_a_container_the_record_never_heard_of_is_stopped(room, scene) -> None:
-    node, cluster = scene["node"], record.cluster().cluster_id
+    node, cluster = scene["node"], record.cluster_settings().cluster_id
     reach(scene, lambda: Node.objects.get().reachable)
     settings_path = room.folder / "agent" / f"{node.public_id}.json"
-    engine = NodeEngine.local(room.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
+    engine = AgentEngine.local(room.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
     spec = {
         "cluster": cluster,
         "job": "stranger22",
@@ -236,7 +236,7 @@ def test_a_container_the_record_never_heard_of_is_stopped(room, scene) -> None:
 
 def test_nothing_starts_after_a_restore_until_nodes_were_compared(room, scene) -> None:
     job = submit(scene, "true")
-    ClusterSettings.objects.update(adopt_only=True)
+    ClusterSettings.objects.update(recovery_mode=True)
     engine = scene["engine"]
     Node.objects.update(reachable=True)
     run_cycle("test", engine.holder)
@@ -287,7 +287,7 @@ def test_a_workspace_is_ready_when_it_answers(room, scene) -> None:
     attempt = job.attempts.get()
     assert attempt.ready_at > attempt.running_at
     assert set(attempt.task_rows.get().ports) == {"8888"}
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     reach(scene, is_now(job, JobState.CANCELLED), job)
 
 
@@ -295,5 +295,5 @@ def test_a_workspace_that_never_answers_fails_with_that_reason(room, scene, monk
     monkeypatch.setattr(sweep, "READY_WITHIN_S", 1)
     job = submit(scene, environment=tool("sleep", "600"), kind="workspace")
     reach(scene, is_now(job, JobState.FAILED), job)
-    assert job.reason == EndReason.NEVER_READY
+    assert job.reason == EndReason.READINESS_TIMEOUT
     assert containers_alive(room.folder / scene["name"]) == []

@@ -11,12 +11,12 @@ from django.test import Client
 from django.utils import timezone
 
 from portal.api import asking
-from portal.models import Attempt, Job, Membership, Question, Quota
-from portal.selectors.leaving import leaving_of, lost_gpu_s
-from portal.services.jobs import JobRequest, question_body
+from portal.models import Attempt, Job, Membership, EngineQuery, Quota
+from portal.selectors.leaving import preemption_candidates, total_lost_gpu_seconds
+from portal.services.jobs import JobRequest, preview_query_body
 from portal.web import start_check
 from scheduler import answers
-from scheduler.answers import answer_question
+from scheduler.answers import answer_query
 from scheduler.cycle import run_cycle
 from tests import record
 
@@ -49,11 +49,11 @@ def ids(scene) -> dict[str, str]:
 @pytest.fixture
 def scene(monkeypatch):
     """Four GPUs, promised to the project `owed`; the project `lent` has borrowed three of them."""
-    record.cluster()
+    record.cluster_settings()
     monkeypatch.setattr(answers, "_photo", None)
     pool = record.pool("main-pool")
     record.node(pool)
-    owner, other = record.person("ada"), record.person("eve")
+    owner, other = record.user("ada"), record.user("eve")
     owed, lent = record.project("owed", member=owner), record.project("lent", member=other)
     Quota.objects.create(project=owed, pool=pool, guaranteed_milli=4000)
     batch = record.environment("batch", tool=False)
@@ -74,14 +74,14 @@ def request(scene, **fields) -> JobRequest:
 
 def answered(body) -> dict:
     """As worker-ask does it."""
-    question = Question.objects.create(kind="would_start", body=body)
-    answer_question(question.public_id)
+    question = EngineQuery.objects.create(kind="would_start", body=body)
+    answer_query(question.public_id)
     question.refresh_from_db()
     return question.answer
 
 
 def ask(scene, **fields) -> dict:
-    return answered(question_body(scene["owner"], request(scene, **fields)))
+    return answered(preview_query_body(scene["owner"], request(scene, **fields)))
 
 
 def test_what_is_free_takes_nobodys_place(scene) -> None:
@@ -99,7 +99,7 @@ def test_it_names_who_would_leave_and_what_they_would_lose(scene) -> None:
     assert not answer["starts_now"] and answer["verdict"]["code"] == "releasing"
     both = ask(scene, gpus_per_task=4)["victims"]
     assert sum(one["lost_gpu_s"] for one in both) == pytest.approx(3600 + 2 * 3 * 3600, abs=120)
-    assert Attempt.objects.filter(stop_wanted_at__isnull=False).count() == 0  # asking moves nothing
+    assert Attempt.objects.filter(stop_requested_at__isnull=False).count() == 0  # asking moves nothing
 
 
 def test_who_has_saved_is_named_first_with_when_that_was(scene, engine) -> None:
@@ -122,10 +122,10 @@ def test_who_has_saved_is_named_first_with_when_that_was(scene, engine) -> None:
 
 def test_victims_have_names_only_for_those_who_may_see_them(scene) -> None:
     victims = ask(scene, gpus_per_task=4)["victims"]
-    hidden = leaving_of(scene["owner"], victims)
-    assert [one.job for one in hidden] == [None, None] and lost_gpu_s(hidden) > 20_000
+    hidden = preemption_candidates(scene["owner"], victims)
+    assert [one.job for one in hidden] == [None, None] and total_lost_gpu_seconds(hidden) > 20_000
     Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
-    assert {one.job.name for one in leaving_of(scene["owner"], victims)} == {"long-run", "short-run"}
+    assert {one.job.name for one in preemption_candidates(scene["owner"], victims)} == {"long-run", "short-run"}
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_rest_tells_victims_and_lost_work(scene, engine) -> None:
     assert victim["job"] is None and victim["milli"] == 1000
     assert told["lost_gpu_s"] == victim["lost_gpu_s"] > 3000
     assert told["interval"] is None and told["starts_now"] is False
-    given = asking._interval({"p10_s": 0.0, "p50_s": 60.0, "p90_s": 3600.0})
+    given = asking._serialize_interval({"p10_s": 0.0, "p50_s": 60.0, "p90_s": 3600.0})
     assert given == {
         "p10_at": "1970-01-01T00:00:00Z",
         "p50_at": "1970-01-01T00:01:00Z",
@@ -159,8 +159,8 @@ def test_the_launch_rail_says_who_would_leave(scene, engine) -> None:
     client = Client()
     client.force_login(scene["owner"])
     Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
-    check = start_check.check_start(scene["owner"], request(scene, gpus_per_task=4), [], ask=True)
-    assert (check.title, check.hidden, len(check.leaving)) == ("Others would make room", 0, 2)
-    assert check.lost_gpu_s == pytest.approx(7 * 3600, abs=200)
+    check = start_check.preview_launch(scene["owner"], request(scene, gpus_per_task=4), [], query_engine=True)
+    assert (check.title, check.hidden_victims, len(check.victims)) == ("Others would make room", 0, 2)
+    assert check.lost_gpu_seconds == pytest.approx(7 * 3600, abs=200)
     page = " ".join(client.post("/launch/check/", FORM | ids(scene)).content.decode().split())
     assert "2 jobs would be asked to leave" in page and "long-run" in page and "GPU-h of work" in page

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.carry import after_commit, after_release
+from scheduler.core.carry import apply_plan, release_stopping_jobs
 from scheduler.core.check import SnapshotError
 from scheduler.core.cluster import PendingRow, Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.memory import Memory
+from scheduler.core.memory import DecisionCache
 from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
 from scheduler.core.saved import plan_to_json, snapshot_from_json, snapshot_to_json
-from scheduler.recall import Recall
+from scheduler.recall import IncrementalDecider
 from tests.core.drawn import cluster, node, project, quota, waits
 
 
@@ -33,23 +33,23 @@ def read_anew(snapshot: Snapshot) -> Snapshot:
 
 
 def test_each_plan_is_the_one_made_without() -> None:
-    recall, snapshot = Recall(), scene()
+    recall, snapshot = IncrementalDecider(), scene()
     for _ in range(4):
         plan = recall.decide(read_anew(snapshot), Policy())
         assert plan_to_json(plan) == plan_to_json(decide(snapshot, Policy()))
-        snapshot = replace(after_release(after_commit(snapshot, plan)), now_s=snapshot.now_s + 60)
+        snapshot = replace(release_stopping_jobs(apply_plan(snapshot, plan)), now_s=snapshot.now_s + 60)
         snapshot = replace(snapshot, pending=(*snapshot.pending, waits(f"late{snapshot.now_s}", "q", 1)))
 
 
 def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Snapshot] = []
 
-    def watched(snapshot: Snapshot, policy: Policy, memory: Memory) -> Plan:
+    def watched(snapshot: Snapshot, policy: Policy, memory: DecisionCache) -> Plan:
         seen.append(snapshot)
         return decide(snapshot, policy, memory)
 
     monkeypatch.setattr("scheduler.recall.decide", watched)
-    recall, first = Recall(), scene()
+    recall, first = IncrementalDecider(), scene()
     recall.decide(first, Policy())
     changed = replace(first.pending[0], priority=75)
     recall.decide(read_anew(replace(first, pending=(changed, *first.pending[1:]))), Policy())
@@ -62,23 +62,23 @@ def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.Mo
 def test_where_many_wait_reasons_are_told_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.recall.TOLD_ALWAYS", 3)
     monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 2)
-    recall, found = Recall(), scene()
+    recall, found = IncrementalDecider(), scene()
     more = tuple(waits(f"more{n}", "q", n) for n in range(1, 7))
     snapshot = replace(found, pending=(*found.pending, *more))
     whole = decide(snapshot, Policy())
     plan = recall.decide(snapshot, Policy())
-    assert (plan.starts, plan.evictions, plan.keeps) == (whole.starts, whole.evictions, whole.keeps)
-    assert (plan.told, plan.verdicts) == (False, ())
+    assert (plan.starts, plan.evictions, plan.nominations) == (whole.starts, whole.evictions, whole.nominations)
+    assert (plan.explained, plan.verdicts) == (False, ())
     told = []
-    while recall.tells_on:
-        told.append(recall.tell())
+    while recall.has_unexplained:
+        told.append(recall.explain_next())
     assert len(told) > 2 and max(map(len, told)) <= 2
     assert sorted((each for piece in told for each in piece), key=lambda each: each.job) == list(
         whole.verdicts
     )
-    assert recall.tell() == ()
+    assert recall.explain_next() == ()
     few = replace(snapshot, pending=snapshot.pending[:3])
-    assert recall.decide(few, Policy()).told and not recall.tells_on
+    assert recall.decide(few, Policy()).explained and not recall.has_unexplained
 
 
 def test_who_was_never_told_comes_first_then_who_was_told_longest_ago(
@@ -86,13 +86,13 @@ def test_who_was_never_told_comes_first_then_who_was_told_longest_ago(
 ) -> None:
     monkeypatch.setattr("scheduler.recall.TOLD_ALWAYS", 0)
     monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 2)
-    recall = Recall()
+    recall = IncrementalDecider()
     jobs = [waits(f"j{n}", "q", 64) for n in range(5)]
     snapshot = replace(scene(), pending=tuple(jobs))
 
     def next_two(*more: PendingRow) -> set[str]:
         recall.decide(replace(snapshot, pending=(*jobs, *more)), Policy())
-        return {verdict.job for verdict in recall.tell()}
+        return {verdict.job for verdict in recall.explain_next()}
 
     told = [next_two(), next_two()]
     new = waits("new", "q", 64)
@@ -102,7 +102,7 @@ def test_who_was_never_told_comes_first_then_who_was_told_longest_ago(
 
 
 def test_a_refused_photograph_is_refused_for_its_fault_and_forgotten() -> None:
-    recall, sound = Recall(), scene()
+    recall, sound = IncrementalDecider(), scene()
     recall.decide(sound, Policy())
     doubled = replace(sound, pending=(*sound.pending, sound.pending[0]))
     with pytest.raises(SnapshotError, match="stands there 2 times"):

@@ -7,8 +7,8 @@ import datetime as dt
 import pytest
 from django.utils import timezone
 
-from portal.models import Cycle, Job, Standing
-from portal.services.reservations import ReservationWords, do_cancel_reservation, do_save_reservation
+from portal.models import Cycle, Job, JobVerdict
+from portal.services.reservations import ReservationInput, do_cancel_reservation, do_save_reservation
 from portal.services.topologies import do_save_topology, do_set_labels
 from scheduler.core.cluster import Snapshot
 from scheduler.core.decide import decide
@@ -28,11 +28,11 @@ def cycle() -> None:
 
 @pytest.fixture
 def scene():
-    record.cluster()
-    made = record.scene() | {"admin": record.person(admin=True)}
+    record.cluster_settings()
+    made = record.basic_cluster() | {"admin": record.user(admin=True)}
     made["other"] = record.project("other", member=made["owner"])
     begin = timezone.now() + HOUR
-    words = ReservationWords(
+    words = ReservationInput(
         "spring course", made["pool"], [made["node"]], [made["other"]], begin, begin + HOUR
     )
     return made | {"reservation": do_save_reservation(made["admin"], words)}
@@ -51,11 +51,11 @@ def test_only_who_is_surely_gone_and_who_it_is_for_start(scene) -> None:
     states = dict(Job.objects.values_list("name", "state"))
     assert states == {"endless": "PENDING", "long": "PENDING", "short": "RUNNING", "theirs": "RUNNING"}
     for job in (endless, long):
-        standing = Standing.objects.get(job=job)
+        standing = JobVerdict.objects.get(job=job)
         assert standing.code == "held_for_reservation"
-        assert "(spring course)" in standing.sentence
-        assert standing.numbers["reserved_until_s"] == scene["reservation"].end.timestamp()
-    assert not Standing.objects.filter(job__in=[short, theirs]).exists()
+        assert "(spring course)" in standing.message
+        assert standing.details["reserved_until_s"] == scene["reservation"].end.timestamp()
+    assert not JobVerdict.objects.filter(job__in=[short, theirs]).exists()
 
 
 def test_once_it_is_cancelled_everybody_starts(scene) -> None:
@@ -75,8 +75,8 @@ def test_a_job_near_together_is_told_what_it_waits_for(scene) -> None:
     near = {"topology": "fabric", "required": "rack", "preferred": None}
     gang = submit(scene, "project", tasks=2, gpus_per_task=4, near=near)
     cycle()
-    standing = Standing.objects.get(job=gang)
-    assert (standing.code, standing.sentence) == (
+    standing = JobVerdict.objects.get(job=gang)
+    assert (standing.code, standing.message) == (
         "never",
         "Needs 2 × 4 GPUs in one rack; the largest rack of this cluster can hold 1 of its 2 tasks.",
     )
@@ -106,7 +106,7 @@ def test_a_reservation_made_after_the_photograph_refuses_starts_on_its_nodes(sce
         )  # fmt: skip
         assert [where[job.public_id] == busy.public_id for job in jobs] == [True, True, True, False]
         projects = [scene[kept_for]] if kept_for else []
-        words = ReservationWords(
+        words = ReservationInput(
             "repair", scene["pool"], [busy], projects, timezone.now(), timezone.now() + HOUR
         )
         do_save_reservation(scene["admin"], words)
@@ -116,13 +116,13 @@ def test_a_reservation_made_after_the_photograph_refuses_starts_on_its_nodes(sce
     refused = ["closed out"] if kept_for else ["closed out", "kept for", "below it"]
     by_id = {job.public_id: job.name for job in jobs}
     assert outcome is not None
-    assert {by_id[each.job]: (each.code, each.sentence) for each in outcome.refused} == dict.fromkeys(
+    assert {by_id[each.job]: (each.code, each.message) for each in outcome.refused} == dict.fromkeys(
         refused, ("reserved", "A node of the plan is reserved (repair).")
     )
     states = dict(Job.objects.values_list("name", "state"))
     assert {name for name, state in states.items() if state == "PENDING"} == set(refused)
     assert Cycle.objects.latest("id").refused_commits == len(refused)
-    assert outcome.again
+    assert outcome.rerun
     cycle()
     assert Job.objects.get(pk=jobs[0].pk).state == "PENDING"  # planned anew, elsewhere or not at all
 
@@ -137,7 +137,7 @@ def test_a_reservation_to_come_refuses_only_who_is_not_surely_gone_before(scene)
         begin = timezone.now() + HOUR
         do_save_reservation(
             scene["admin"],
-            ReservationWords("repair", scene["pool"], [scene["node"]], [], begin, begin + HOUR),
+            ReservationInput("repair", scene["pool"], [scene["node"]], [], begin, begin + HOUR),
         )
         return decide(snapshot, policy)
 

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from django.db import connection, connections, transaction
 
-from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, Task, UnknownContainer
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, Task, OrphanContainer
 from portal.services.jobs import do_cancel_job, do_hold_job
-from portal.services.restored import begin_looking, do_keep_unknown, do_stop_unknown
+from portal.services.restored import begin_recovery, do_adopt_orphan, do_stop_orphan
 from portal.standalone import backup
 from portal.words.states import JobState
 from tests import record
-from tests.engine_room import Engine, EngineRoom, containers_alive, engine_room
+from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, engine_harness
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def room(settings):
-    with engine_room() as room:
+    with engine_harness() as room:
         settings.DATA_DIR = room.folder
         settings.LOG_DIR = Path(room.folder) / "logs"
         yield room
@@ -44,16 +44,16 @@ def restore(of: Path) -> None:
     how = ("--clean", "--if-exists", "--no-owner", "--exit-on-error", "--single-transaction")
     backup._postgres_tool("pg_restore", server, *how, "--dbname", name, str(of))
     with transaction.atomic():
-        begin_looking()
+        begin_recovery()
 
 
 class Told:
     """The scene, and the law that is looked at in every turn of the engine."""
 
-    def __init__(self, room: EngineRoom) -> None:
-        self.room, self.engine = room, Engine()
-        self.admin, self.owner = record.person("root", admin=True), record.person("ada")
-        self.node = room.known(room.node(name="n1"))
+    def __init__(self, room: EngineHarness) -> None:
+        self.room, self.engine = room, InProcessEngine()
+        self.admin, self.owner = record.user("root", admin=True), record.user("ada")
+        self.node = room.mark_enrolled(room.create_node(name="n1"))
         self.project = record.project("vision", member=self.owner)
         self.environment = record.environment(runtime="process", tool=False)
 
@@ -91,14 +91,14 @@ class Told:
 def story() -> str:
     """How every job stands, for a test that waited in vain."""
     return "\n".join(
-        f"{job.name} {job.state} {job.sentence} {getattr(getattr(job, 'standing', None), 'sentence', '')}"
-        f" {[(task.attempt.state, task.problem) for task in Task.objects.filter(attempt__job=job)]}"
+        f"{job.name} {job.state} {job.message} {getattr(getattr(job, 'standing', None), 'sentence', '')}"
+        f" {[(task.attempt.state, task.status_message) for task in Task.objects.filter(attempt__job=job)]}"
         for job in Job.objects.order_by("pk")
     )
 
 
-def unknown() -> dict[str, UnknownContainer]:
-    return {row.job: row for row in UnknownContainer.objects.filter(gone_at__isnull=True, wanted="")}
+def unknown() -> dict[str, OrphanContainer]:
+    return {row.job: row for row in OrphanContainer.objects.filter(removed_at__isnull=True, decision="")}
 
 
 def test_what_was_started_after_the_backup_is_left_to_the_admin(room, tmp_path) -> None:
@@ -131,15 +131,15 @@ def test_what_was_started_after_the_backup_is_left_to_the_admin(room, tmp_path) 
     assert [share["milli"] for share in rows[kept.public_id].gpus] == [1000, 1000]
     assert Node.objects.get().reconciled_at is None
 
-    do_stop_unknown(told.admin, rows[stopped.public_id])
-    stub = do_keep_unknown(told.admin, rows[kept.public_id])
-    again = do_keep_unknown(told.admin, rows[queued.public_id])
+    do_stop_orphan(told.admin, rows[stopped.public_id])
+    stub = do_adopt_orphan(told.admin, rows[kept.public_id])
+    again = do_adopt_orphan(told.admin, rows[queued.public_id])
     assert (stub.public_id, stub.owner, stub.project) == (kept.public_id, told.owner, told.project)
-    assert (again.pk, again.stub, again.attempts_made) == (queued.pk, False, 1)
+    assert (again.pk, again.is_placeholder, again.attempts_made) == (queued.pk, False, 1)
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 3000
     told.reach(lambda: not ClusterSettings.objects.get().adopt_only)
     assert not any(stopped.public_id in name for name in containers_alive(room.folder))
-    assert UnknownContainer.objects.get(job=stopped.public_id).gone_at is not None
+    assert OrphanContainer.objects.get(job=stopped.public_id).gone_at is not None
     ledger = json.loads((room.folder / "n1" / "state" / "ledger.json").read_text())
     assert ledger["jobs"][stopped.public_id]["tombstones"] == [1]
     for name in alive:
@@ -152,6 +152,6 @@ def test_what_was_started_after_the_backup_is_left_to_the_admin(room, tmp_path) 
     for job in (stub, again, late):
         told.reach(lambda job=job: Job.objects.get(pk=job.pk).state == JobState.COMPLETED, within_s=40)
     assert Job.objects.get(pk=stub.pk).attempts.get().task_rows.get().exit_code == 0
-    acts = set(AuditEntry.objects.values_list("act", flat=True))
+    acts = set(AuditEntry.objects.values_list("action", flat=True))
     assert {"container.unknown", "container.keep", "container.stop", "container.gone"} <= acts
     assert "cluster.compared" in acts

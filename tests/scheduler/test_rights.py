@@ -20,32 +20,32 @@ from portal.models import (
     Node,
     Project,
     Secret,
-    Standing,
+    JobVerdict,
     User,
     Volume,
 )
 from portal.services import lifecycle
 from portal.services.jobs import do_resume_job, do_suspend_job
-from portal.services.lifecycle import NotPermitted, Seat
+from portal.services.lifecycle import OwnerNotPermittedError, RankPlacement
 from portal.services.projects import do_remove_member
 from portal.services.rights_changes import JobChoice, QueuedJobs
 from portal.services.secrets import do_save_secret
 from portal.words.reasons import EndReason
 from portal.words.states import JobState
 from scheduler.cycle import run_cycle
-from scheduler.foresee import foresee
-from scheduler.snapshot import Album, take_photo
+from scheduler.foresee import run_forecast_pass
+from scheduler.snapshot import SnapshotCache, take_snapshot
 from tests import record
-from tests.engine_room import Engine, EngineRoom, held_milli
+from tests.engine_room import InProcessEngine, EngineHarness, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene() -> dict[str, Any]:
-    record.cluster()
-    scene = record.scene()
-    scene["admin"] = record.person(admin=True)
+    record.cluster_settings()
+    scene = record.basic_cluster()
+    scene["admin"] = record.user(admin=True)
     scene["volume"] = Volume.objects.create(name="sets", kind="path", path="/srv/sets")
     do_save_secret(scene["owner"], scene["owner"], "hub", "hf_value")
     return scene
@@ -111,20 +111,20 @@ def test_queued_job_waits_with_a_verdict_and_nothing_is_sent_for_a_decided_one(s
     with transaction.atomic():  # decided and committed while it had the right, not sent yet
         row = Job.objects.select_for_update().get(pk=decided.pk)
         gpu = scene["node"].gpus.order_by("index")[0]
-        attempt = lifecycle.begin_attempt(
-            row, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1
+        attempt = lifecycle.start_attempt(
+            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
         )
     lose(scene)
-    with pytest.raises(NotPermitted):
-        lifecycle.task_sent(attempt.task_rows.get())
-    assert Attempt.objects.get().sent_at is None
+    with pytest.raises(OwnerNotPermittedError):
+        lifecycle.mark_task_sent(attempt.task_rows.get())
+    assert Attempt.objects.get().start_sent_at is None
     run_cycle("test", "me")
     queued.refresh_from_db()
     assert queued.state == JobState.PENDING
-    standing = Standing.objects.get(job=queued)
-    assert standing.code == "owner_not_permitted" and standing.numbers == {"right": right}
-    assert "can" in standing.sentence  # who may give the right back
-    foresee()
+    standing = JobVerdict.objects.get(job=queued)
+    assert standing.code == "owner_not_permitted" and standing.details == {"right": right}
+    assert "can" in standing.message  # who may give the right back
+    run_forecast_pass()
     standing.refresh_from_db()
     assert standing.p50_at is None
 
@@ -147,7 +147,7 @@ def test_role_in_a_parent_project_counts_and_its_loss_too(scene) -> None:
     job = submit(scene)
     Project.objects.filter(pk=scene["project"].pk).update(parent=None)
     run_cycle("test", "me")
-    assert Standing.objects.get(job=job).code == "owner_not_permitted"
+    assert JobVerdict.objects.get(job=job).code == "owner_not_permitted"
     Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
     run_cycle("test", "me")
     job.refresh_from_db()
@@ -172,8 +172,8 @@ def test_elastic_job_does_not_grow_without_the_right(scene) -> None:
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         gpus = scene["node"].gpus.order_by("index")[:2]
-        seats = [Seat(scene["node"], [(gpu.pk, 1000)]) for gpu in gpus]
-        attempt = lifecycle.begin_attempt(row, scene["pool"], seats, epoch=1)
+        seats = [RankPlacement(scene["node"], [(gpu.pk, 1000)]) for gpu in gpus]
+        attempt = lifecycle.start_attempt(row, scene["pool"], seats, epoch=1)
     becomes_viewer(scene)
     run_cycle("test", "me")
     assert attempt.task_rows.count() == 2
@@ -185,13 +185,13 @@ def test_elastic_job_does_not_grow_without_the_right(scene) -> None:
 def test_number_of_queries_does_not_grow_with_jobs_and_owners(scene) -> None:
     def queries() -> int:
         with CaptureQueriesContext(connection) as seen:
-            take_photo(record.cluster())
+            take_snapshot(record.cluster_settings())
         return len(seen.captured_queries)
 
     submit(scene, **USES)
     few = queries()
     for _ in range(3):
-        other = record.person()
+        other = record.user()
         Membership.objects.create(user=other, project=scene["project"], role="member")
         do_save_secret(other, other, "hub", "x")
         record.job(other, scene["project"], scene["environment"], **USES)
@@ -199,10 +199,10 @@ def test_number_of_queries_does_not_grow_with_jobs_and_owners(scene) -> None:
 
 
 @pytest.fixture
-def node_scene(room: EngineRoom, request: pytest.FixtureRequest) -> dict[str, Any]:
-    record.cluster()
-    owner, name = record.person("ada"), f"n{abs(hash(request.node.name)) % 10**9}"
-    node = room.known(room.node(name=name))
+def node_scene(room: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]:
+    record.cluster_settings()
+    owner, name = record.user("ada"), f"n{abs(hash(request.node.name)) % 10**9}"
+    node = room.mark_enrolled(room.create_node(name=name))
     Node.objects.filter(pk=node.pk).update(reachable=True, runtime="process")
     return {
         "name": name,
@@ -210,12 +210,12 @@ def node_scene(room: EngineRoom, request: pytest.FixtureRequest) -> dict[str, An
         "owner": owner,
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
-        "engine": Engine(),
+        "engine": InProcessEngine(),
     }
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_removal_between_decision_and_start_starts_nothing(room: EngineRoom, node_scene, tasks) -> None:
+def test_removal_between_decision_and_start_starts_nothing(room: EngineHarness, node_scene, tasks) -> None:
     scene = node_scene
     job = submit(scene, command=["true"], memory_mib=64, tasks=tasks)
     run_cycle("test", "me")
@@ -223,12 +223,12 @@ def test_removal_between_decision_and_start_starts_nothing(room: EngineRoom, nod
     assert job.state == JobState.RUNNING and held_milli() == 1000 * tasks  # decided, and nothing was sent
     leaves(scene)
     assert scene["engine"].run_until(
-        lambda: Standing.objects.filter(job=job, code="owner_not_permitted").exists()
+        lambda: JobVerdict.objects.filter(job=job, code="owner_not_permitted").exists()
     )
     job.refresh_from_db()
     attempt = Attempt.objects.get()
     assert (job.state, attempt.reason) == (JobState.PENDING, EndReason.OWNER_NOT_PERMITTED)
-    assert attempt.sent_at is None and held_milli() == 0
+    assert attempt.start_sent_at is None and held_milli() == 0
     assert not list(
         (room.folder / scene["name"] / "state").glob(f"**/*{job.public_id}*")
     )  # its node knows nothing
@@ -250,11 +250,11 @@ def test_removal_with_cancel_reaches_a_job_that_was_decided_and_not_sent(scene) 
 
 def test_rights_are_read_again_only_after_a_write_that_may_change_them(scene):
     submit(scene)
-    album, settings = Album(), ClusterSettings.objects.get(id=1)
+    album, settings = SnapshotCache(), ClusterSettings.objects.get(id=1)
 
     def reads() -> int:
         with CaptureQueriesContext(connection) as queries:
-            take_photo(settings, album)
+            take_snapshot(settings, album)
         return sum('FROM "portal_membership"' in query["sql"] for query in queries)
 
     assert [reads(), reads()] == [1, 0]
@@ -262,4 +262,4 @@ def test_rights_are_read_again_only_after_a_write_that_may_change_them(scene):
     assert reads() == 0, "another job that uses the same"
     leaves(scene)
     assert reads() == 1
-    assert len(take_photo(settings, album).left_out) == 2
+    assert len(take_snapshot(settings, album).excluded) == 2

@@ -9,7 +9,7 @@ from portal.services import lifecycle
 from portal.services.jobs import do_cancel_job, do_hold_job
 from portal.words.reasons import EndReason
 from scheduler.cycle import run_cycle
-from scheduler.snapshot import take_photo
+from scheduler.snapshot import take_snapshot
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene():
     """One node of one GPU; ``vision`` borrows it, ``nlp`` is promised it."""
-    record.cluster()
+    record.cluster_settings()
     pool = record.pool()
-    ada, ben, cem = record.person("ada"), record.person("ben"), record.person("cem")
+    ada, ben, cem = record.user("ada"), record.user("ben"), record.user("cem")
     vision, nlp = record.project("vision", member=ada), record.project("nlp", member=ben)
     nlp.memberships.create(user=cem, role="manager")
     Quota.objects.create(project=nlp, pool=pool, guaranteed_milli=1000)
@@ -48,8 +48,8 @@ def evicted(scene) -> tuple[Attempt, Job]:
     victim = submit(scene, "ada", "vision", name="borrower")
     cycle()
     task = victim.attempts.get().task_rows.get()
-    assert lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
+    assert lifecycle.mark_task_sent(task)
+    lifecycle.record_task_running(task.pk, container="c", ports={})
     winner = submit(scene, "ben", "nlp", name="entitled")
     cycle()
     attempt = victim.attempts.get()
@@ -59,7 +59,7 @@ def evicted(scene) -> tuple[Attempt, Job]:
 
 def gone(attempt: Attempt) -> None:
     """Its node proves that it has left."""
-    lifecycle.task_ended(attempt.task_rows.get().pk, exit_code=143, reason=EndReason.EXIT_CODE)
+    lifecycle.record_task_ended(attempt.task_rows.get().pk, exit_code=143, reason=EndReason.EXIT_CODE)
 
 
 def state(job: Job) -> str:
@@ -69,9 +69,9 @@ def state(job: Job) -> str:
 
 def promised_to(job: Job) -> tuple[bool, bool]:
     """Whether somebody leaves for it, and whether a place is kept for it, as the next decision sees it."""
-    snapshot = take_photo(record.cluster()).snapshot
-    left = any(row.job == job.public_id and row.kept for row in snapshot.pending)
-    return any(row.stopping_for == job.public_id for row in snapshot.running), left
+    snapshot = take_snapshot(record.cluster_settings()).snapshot
+    left = any(row.job == job.public_id and row.nominated_tasks for row in snapshot.pending)
+    return any(row.preempted_for == job.public_id for row in snapshot.running), left
 
 
 def test_the_freed_gpu_goes_to_the_job_for_which_it_was_freed(scene) -> None:
@@ -109,6 +109,6 @@ def test_a_promise_ends_with_the_next_attempt(scene) -> None:
     attempt, winner = evicted(scene)
     gone(attempt)
     cycle()
-    lifecycle.want_stop(winner.attempts.get().pk, EndReason.PREEMPTED)  # it had not begun: it waits again
+    lifecycle.request_stop(winner.attempts.get().pk, EndReason.PREEMPTED)  # it had not begun: it waits again
     assert state(winner) == "PENDING"
     assert promised_to(winner) == (False, False)

@@ -10,27 +10,27 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from agents.engines.answers import event_of
+from agents.engines.answers import parse_event
 from agents.engines.contract import TaskExited
 from portal.errors import Conflict
-from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageLedger, Volume
+from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageInterval, Volume
 from portal.services import lifecycle
-from portal.services.gpus import record_foreign
-from portal.services.holdings import take_gpus
-from portal.services.lifecycle import Seat
+from portal.services.gpus import record_foreign_processes
+from portal.services.holdings import allocate_gpus
+from portal.services.lifecycle import RankPlacement
 from portal.services.reservations import (
-    ReservationWords,
+    ReservationInput,
     do_cancel_reservation,
     do_save_reservation,
 )
 from portal.words.reasons import EndReason
 from scheduler.core.check import check_snapshot
-from scheduler.core.cluster import Near, ReservationRow, TopologyRow
+from scheduler.core.cluster import TopologyConstraint, ReservationRow, TopologyRow
 from scheduler.core.policy import PolicyError
 from scheduler.core.saved import snapshot_from_json, snapshot_to_json
 from scheduler.dispatch import end_reason
-from scheduler.images import note_images
-from scheduler.snapshot import Album, take_photo
+from scheduler.images import record_images
+from scheduler.snapshot import SnapshotCache, take_snapshot
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,7 +42,7 @@ QUERIES = 32
 @pytest.fixture
 def scene():
     pool = record.pool()
-    owner = record.person("ada")
+    owner = record.user("ada")
     return {
         "pool": pool,
         "node": record.node(pool),
@@ -56,8 +56,8 @@ def place(scene, job: Job, gpus: int = 1, milli: int = 1000):
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         free = scene["node"].gpus.filter(used_milli=0)[:gpus]
-        return lifecycle.begin_attempt(
-            row, scene["pool"], [Seat(scene["node"], [(gpu.pk, milli) for gpu in free])], epoch=1
+        return lifecycle.start_attempt(
+            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, milli) for gpu in free])], epoch=1
         )
 
 
@@ -66,11 +66,11 @@ def submit(scene, **fields) -> Job:
 
 
 def count_queries() -> int:
-    settings = record.cluster()
+    settings = record.cluster_settings()
     with CaptureQueriesContext(
         connection,
     ) as seen:
-        take_photo(settings)
+        take_snapshot(settings)
     return len([query for query in seen.captured_queries if query["sql"] not in ("BEGIN", "COMMIT")])
 
 
@@ -91,25 +91,25 @@ def test_the_number_of_queries_does_not_grow(scene) -> None:
 def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
     Topology.objects.create(name="fabric", levels=["block", "rack"])
     Node.objects.filter(pk=scene["node"].pk).update(labels={"rack": "r7", "block": "a"})
-    scene["node"].gpus.filter(index__gte=2).update(island=1)
+    scene["node"].gpus.filter(index__gte=2).update(nvlink_island=1)
     near = {"topology": "fabric", "required": "rack", "preferred": None}
     place(scene, submit(scene, near=near))
     submit(scene, near={"topology": "fabric", "required": None, "preferred": "block"})
-    photo = take_photo(record.cluster()).snapshot
+    photo = take_snapshot(record.cluster_settings()).snapshot
     assert photo.topologies == (TopologyRow("fabric", ("block", "rack")),)
     assert photo.nodes[0].labels == (("block", "a"), ("rack", "r7"))
-    assert [gpu.island for gpu in photo.nodes[0].gpus] == [None, None, 1, 1]
-    assert photo.running[0].near == Near("fabric", "rack")
-    assert photo.pending[0].near == Near("fabric", None, "block")
+    assert [gpu.nvlink_island for gpu in photo.nodes[0].gpus] == [None, None, 1, 1]
+    assert photo.running[0].topology_constraint == TopologyConstraint("fabric", "rack")
+    assert photo.pending[0].topology_constraint == TopologyConstraint("fabric", None, "block")
     assert snapshot_from_json(snapshot_to_json(photo)) == photo
 
 
 def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
-    admin, now, hour = record.person(admin=True), timezone.now(), dt.timedelta(hours=1)
+    admin, now, hour = record.user(admin=True), timezone.now(), dt.timedelta(hours=1)
     gone = record.node(scene["pool"])
 
     def reserve(name, nodes, projects, begin, end) -> Reservation:
-        asked = ReservationWords(name, scene["pool"], nodes, projects, now + begin * hour, now + end * hour)
+        asked = ReservationInput(name, scene["pool"], nodes, projects, now + begin * hour, now + end * hour)
         return do_save_reservation(admin, asked)
 
     course = reserve("course", [scene["node"], gone], [scene["project"]], 1, 2)
@@ -117,20 +117,20 @@ def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
     maintenance = reserve("maintenance", [scene["node"]], [], 3, 4)
     do_cancel_reservation(admin, reserve("cancelled", [scene["node"]], [], 5, 6))
     over = reserve("over", [scene["node"]], [], 7, 8)
-    Reservation.objects.filter(pk=over.pk).update(during=(now - 2 * hour, now - hour))
-    photo = take_photo(record.cluster()).snapshot
+    Reservation.objects.filter(pk=over.pk).update(period=(now - 2 * hour, now - hour))
+    photo = take_snapshot(record.cluster_settings()).snapshot
     node, project = scene["node"].public_id, scene["project"].public_id
     assert photo.reservations == (
         ReservationRow(
-            course.public_id, "course", (node,), (project,), course.begin.timestamp(), course.end.timestamp()
+            course.public_id, "course", (node,), (project,), course.starts_at.timestamp(), course.ends_at.timestamp()
         ),
         ReservationRow(
             maintenance.public_id, "maintenance", (node,), (),
-            maintenance.begin.timestamp(), maintenance.end.timestamp(),
+            maintenance.starts_at.timestamp(), maintenance.ends_at.timestamp(),
         ),
     )  # fmt: skip
     submit(scene)
-    check_snapshot(take_photo(record.cluster()).snapshot)
+    check_snapshot(take_snapshot(record.cluster_settings()).snapshot)
 
 
 def test_it_tells_what_is_held_and_by_whom(scene) -> None:
@@ -138,8 +138,8 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
     place(scene, shared, milli=300)
     whole = submit(scene, gpus_per_task=2, time_limit_s=60, priority=-3)
     attempt = place(scene, whole, gpus=2)
-    assert lifecycle.task_sent(attempt.task_rows.get())
-    lifecycle.want_stop(attempt.pk, EndReason.PREEMPTED)
+    assert lifecycle.mark_task_sent(attempt.task_rows.get())
+    lifecycle.request_stop(attempt.pk, EndReason.PREEMPTED)
     waiting = submit(scene, gpu_model="Test 80", kind="workspace")
     Volume.objects.create(name="home", kind="home", owner=scene["owner"], node=scene["node"])
     Quota.objects.create(
@@ -150,10 +150,10 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
         user_limit_milli=3000,
     )
 
-    photo = take_photo(record.cluster())
+    photo = take_snapshot(record.cluster_settings())
 
     (node,) = photo.snapshot.nodes
-    assert [(gpu.used_milli, gpu.whole) for gpu in node.gpus] == [
+    assert [(gpu.used_milli, gpu.exclusive) for gpu in node.gpus] == [
         (300, False),
         (1000, True),
         (1000, True),
@@ -177,17 +177,17 @@ def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> N
     strict = submit(scene, name="strict", after=[prep, other, done])
     loose = submit(scene, name="loose", after=[prep, other], after_any=True)
     free = submit(scene, name="free", after=[done])
-    lifecycle.cancel(other.pk, EndReason.CANCELLED_BY_USER, actor="x")
+    lifecycle.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="x")
     Job.objects.filter(pk=done.pk).update(state="RUNNING")  # as its start would
     Job.objects.filter(pk=done.pk).update(state="COMPLETED", ended_at=timezone.now())
 
-    rows = {row.name: row for row in take_photo(record.cluster()).snapshot.pending}
+    rows = {row.name: row for row in take_snapshot(record.cluster_settings()).snapshot.pending}
 
     # what ended otherwise than it must still holds it back: it is cancelled soon, and never starts
-    assert [each.name for each in rows["strict"].after] == ["prep", "other"]
-    assert [(each.job, each.name) for each in rows["loose"].after] == [(prep.public_id, "prep")]
+    assert [each.name for each in rows["strict"].dependencies] == ["prep", "other"]
+    assert [(each.job, each.name) for each in rows["loose"].dependencies] == [(prep.public_id, "prep")]
     assert rows["loose"].after_any and not rows["strict"].after_any
-    assert rows["free"].after == ()
+    assert rows["free"].dependencies == ()
     done.refresh_from_db()
     assert rows["free"].submitted_s == done.ended_at.timestamp() > free.submitted_at.timestamp()
     assert rows["prep"].submitted_s == prep.submitted_at.timestamp()
@@ -198,8 +198,8 @@ def test_nodes_of_another_runtime_are_avoided(scene) -> None:
     process = record.node(scene["pool"], runtime="process")
     docker = record.node(scene["pool"], runtime="docker")
     submit(scene)
-    (pending,) = take_photo(record.cluster()).snapshot.pending
-    assert pending.avoid_nodes == pending.unfit_nodes == (process.public_id,)
+    (pending,) = take_snapshot(record.cluster_settings()).snapshot.pending
+    assert pending.avoid_nodes == pending.ineligible_nodes == (process.public_id,)
     assert docker.public_id not in pending.avoid_nodes
 
 
@@ -210,11 +210,11 @@ def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
     scene["node"].delete()
     submit(scene, name="with", gpus_per_task=1)
     submit(scene, name="without", gpus_per_task=0)
-    rows = {row.name: row for row in take_photo(record.cluster()).snapshot.pending}
-    assert set(rows["with"].unfit_nodes) == {
+    rows = {row.name: row for row in take_snapshot(record.cluster_settings()).snapshot.pending}
+    assert set(rows["with"].ineligible_nodes) == {
         nodes[driver].public_id for driver, old in drivers.items() if old
     }
-    assert rows["without"].unfit_nodes == ()
+    assert rows["without"].ineligible_nodes == ()
 
 
 def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(scene) -> None:
@@ -225,15 +225,15 @@ def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(s
     submit(scene, name="without", gpus_per_task=0)
 
     def rows() -> dict[str, tuple[str, tuple[str, ...]]]:
-        pending = take_photo(record.cluster()).snapshot.pending
-        return {row.name: (row.cuda, row.unfit_nodes) for row in pending}
+        pending = take_snapshot(record.cluster_settings()).snapshot.pending
+        return {row.name: (row.required_cuda, row.ineligible_nodes) for row in pending}
 
     assert rows() == {"with": ("", ()), "without": ("", ())}
     for cuda in ("13.0", "12.10"):
-        note_images(nodes[cuda], [image_row(scene["environment"], "12.4")])
+        record_images(nodes[cuda], [image_row(scene["environment"], "12.4")])
     old = ("12.4", (nodes["12.2"].public_id,))
     assert rows() == {"with": old, "without": ("", ())}
-    note_images(nodes["12.2"], [image_row(scene["environment"], "12.4") | {"refs": ["another:1"]}])
+    record_images(nodes["12.2"], [image_row(scene["environment"], "12.4") | {"refs": ["another:1"]}])
     assert rows()["with"] == old
     for chosen, needed in (("none", ""), ("12.1", "12.1"), ("13.1", "13.1")):
         Environment.objects.update(min_cuda=chosen)
@@ -249,15 +249,15 @@ def test_what_one_node_says_of_an_image_keeps_jobs_off_that_node_alone(scene) ->
     submit(scene, name="with", gpus_per_task=1)
 
     def row() -> tuple[str, tuple[str, ...]]:
-        (pending,) = take_photo(record.cluster()).snapshot.pending
-        return pending.cuda, pending.unfit_nodes
+        (pending,) = take_snapshot(record.cluster_settings()).snapshot.pending
+        return pending.required_cuda, pending.ineligible_nodes
 
     for word in ("99.9", "x" * 8, "9" * 64):
-        note_images(lying, [image_row(scene["environment"], word)])
+        record_images(lying, [image_row(scene["environment"], word)])
         assert row() == ("", (lying.public_id,) if word == "99.9" else ())
-    note_images(lying, [image_row(scene["environment"], "99.9")])
+    record_images(lying, [image_row(scene["environment"], "99.9")])
     for node in others:
-        note_images(node, [image_row(scene["environment"], "12.4")])
+        record_images(node, [image_row(scene["environment"], "12.4")])
     assert row() == ("12.4", (lying.public_id,))
 
 
@@ -275,7 +275,7 @@ def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(scene)
     submit(scene, name="share", milli_per_gpu=500)
 
     def unfit() -> dict[str, set[str]]:
-        return {row.name: set(row.unfit_nodes) for row in take_photo(record.cluster()).snapshot.pending}
+        return {row.name: set(row.ineligible_nodes) for row in take_snapshot(record.cluster_settings()).snapshot.pending}
 
     assert unfit() == {"whole": set(), "share": set()}
     type(scene["pool"]).objects.update(policy={"share_needs_mps": "yes"})
@@ -291,23 +291,23 @@ def test_a_task_that_lost_the_daemon_of_its_share_ends_with_that_reason() -> Non
         "task": 0,
         "exit_code": 137,
     }
-    lost, killed = event_of({**told, "fault": "mps_lost"}), event_of(told)
+    lost, killed = parse_event({**told, "fault": "mps_lost"}), parse_event(told)
     assert isinstance(lost, TaskExited) and isinstance(killed, TaskExited)
-    assert end_reason(lost.container) is EndReason.GPU_SHARING_LOST
+    assert end_reason(lost.container) is EndReason.MPS_DAEMON_LOST
     assert end_reason(killed.container) is EndReason.EXIT_CODE
 
 
 def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(scene) -> None:
-    album = Album()
-    assert all(gpu.healthy for row in take_photo(record.cluster(), album).snapshot.nodes for gpu in row.gpus)
+    album = SnapshotCache()
+    assert all(gpu.healthy for row in take_snapshot(record.cluster_settings(), album).snapshot.nodes for gpu in row.gpus)
     gpu = scene["node"].gpus.first()
-    record_foreign(scene["node"].public_id, {gpu.uuid: "python (process 7) of root"})
-    (row,) = take_photo(record.cluster(), album).snapshot.nodes
+    record_foreign_processes(scene["node"].public_id, {gpu.uuid: "python (process 7) of root"})
+    (row,) = take_snapshot(record.cluster_settings(), album).snapshot.nodes
     assert [each.uuid for each in row.gpus if not each.healthy] == [gpu.uuid]
     with transaction.atomic(), pytest.raises(Conflict, match="process 7"):
-        take_gpus([(gpu.pk, 1000, 0)])
-    record_foreign(scene["node"].public_id, {gpu.uuid: ""})
-    (row,) = take_photo(record.cluster(), album).snapshot.nodes
+        allocate_gpus([(gpu.pk, 1000, 0)])
+    record_foreign_processes(scene["node"].public_id, {gpu.uuid: ""})
+    (row,) = take_snapshot(record.cluster_settings(), album).snapshot.nodes
     assert all(each.healthy for each in row.gpus)
 
 
@@ -315,11 +315,11 @@ def test_past_use_fades_by_half_each_half_life(scene) -> None:
     half_life_s = 7 * 86_400.0
     attempt = place(scene, submit(scene))
     now = timezone.now()
-    UsageLedger.objects.filter(job=attempt.job).update(
+    UsageInterval.objects.filter(job=attempt.job).update(
         started_at=now - dt.timedelta(seconds=2 * half_life_s),
         ended_at=now - dt.timedelta(seconds=half_life_s),
     )
-    (row,) = take_photo(record.cluster()).snapshot.usage
+    (row,) = take_snapshot(record.cluster_settings()).snapshot.usage
     expected = half_life_s / math.log(2) * (0.5 - 0.25)
     assert row.gpu_seconds == pytest.approx(expected, rel=1e-4)
     assert (row.project, row.user) == (scene["project"].public_id, scene["owner"].public_id)
@@ -328,32 +328,32 @@ def test_past_use_fades_by_half_each_half_life(scene) -> None:
 def test_a_job_whose_start_failed_pauses_before_the_next(scene) -> None:
     job = submit(scene)
     attempt = place(scene, job)
-    lifecycle.want_stop(attempt.pk, EndReason.DISK_FULL)
-    (pending,) = take_photo(record.cluster()).snapshot.pending
+    lifecycle.request_stop(attempt.pk, EndReason.DISK_FULL)
+    (pending,) = take_snapshot(record.cluster_settings()).snapshot.pending
     assert pending.not_before_s is not None
     assert 5 < pending.not_before_s - timezone.now().timestamp() <= 10
 
 
 def test_a_knob_out_of_range_is_refused(scene) -> None:
-    settings = record.cluster()
+    settings = record.cluster_settings()
     settings.policy = {"half_life_s": 1}
     with pytest.raises(PolicyError):
-        take_photo(settings)
+        take_snapshot(settings)
 
 
 def test_a_pool_brings_its_own_knobs_and_its_own_memory(scene) -> None:
     day_s = 86_400.0
     attempt = place(scene, submit(scene))
     now = timezone.now()
-    UsageLedger.objects.filter(job=attempt.job).update(started_at=now - dt.timedelta(seconds=day_s))
-    before = take_photo(record.cluster()).snapshot
-    assert before.pools[0].knobs == () and before.pools[0].placement is None
+    UsageInterval.objects.filter(job=attempt.job).update(started_at=now - dt.timedelta(seconds=day_s))
+    before = take_snapshot(record.cluster_settings()).snapshot
+    assert before.pools[0].settings == () and before.pools[0].placement is None
     (long_memory,) = before.usage
     scene["pool"].policy = {"placement": "spread", "half_life_s": day_s / 4}
     scene["pool"].save()
-    photo = take_photo(record.cluster())
+    photo = take_snapshot(record.cluster_settings())
     assert photo.snapshot.pools[0].placement == "spread"
-    assert dict(photo.snapshot.pools[0].knobs) == scene["pool"].policy
+    assert dict(photo.snapshot.pools[0].settings) == scene["pool"].policy
     (short_memory,) = photo.snapshot.usage
     expected = day_s / 4 / math.log(2) * (1 - 0.5**4)
     assert short_memory.gpu_seconds == pytest.approx(expected, rel=0.01)

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from portal.models import ClusterSettings, Job, Standing
-from portal.valkey import valkey
-from portal.wake import hints_wait
+from portal.models import ClusterSettings, Job, JobVerdict
+from portal.valkey import valkey_client
+from portal.wake import has_queued_messages
 from scheduler import tasks
 from scheduler.core.cluster import JobId
 from scheduler.core.plan import Verdict
-from scheduler.core.telling import Telling
-from scheduler.cycle import Outcome, run_cycle
-from scheduler.remembered import Remembered
-from scheduler.tasks import CycleGate
+from scheduler.core.telling import VerdictReport
+from scheduler.cycle import CycleResult, run_cycle
+from scheduler.remembered import CycleState
+from scheduler.tasks import CycleRunner
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    record.cluster()
+    record.cluster_settings()
     monkeypatch.setattr("scheduler.recall.TOLD_ALWAYS", 1)
-    return record.scene()
+    return record.basic_cluster()
 
 
 def submit(scene: dict[str, Any], jobs: int) -> list[Job]:
@@ -39,32 +39,32 @@ def test_a_cycle_that_others_follow_starts_jobs_and_tells_only_some(
 ) -> None:
     monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 4)
     submit(scene, 14)
-    remembered = Remembered()
-    first = run_cycle("test", "holder", remembered, hurries=lambda: True)
-    assert first is not None and first.started and not first.told
-    some = set(Standing.objects.values_list("job_id", flat=True))
+    remembered = CycleState()
+    first = run_cycle("test", "holder", remembered, next_cycle_requested=lambda: True)
+    assert first is not None and first.started and not first.explained
+    some = set(JobVerdict.objects.values_list("job_id", flat=True))
     assert 0 < len(some) <= 4
-    hurried = run_cycle("test", "holder", remembered, hurries=lambda: True)
-    assert hurried is not None and not hurried.told
-    assert set(Standing.objects.values_list("job_id", flat=True)) == some  # it is not a second since
+    hurried = run_cycle("test", "holder", remembered, next_cycle_requested=lambda: True)
+    assert hurried is not None and not hurried.explained
+    assert set(JobVerdict.objects.values_list("job_id", flat=True)) == some  # it is not a second since
     second = run_cycle("test", "holder", remembered)
-    assert second is not None and second.told
+    assert second is not None and second.explained
     waiting = set(Job.objects.filter(state="PENDING").values_list("id", flat=True))
-    assert set(Standing.objects.values_list("job_id", flat=True)) == waiting > some
+    assert set(JobVerdict.objects.values_list("job_id", flat=True)) == waiting > some
 
 
 def test_who_cannot_be_told_why_raises_the_alarm_and_what_was_decided_stands(
     scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Telling, jobs: Iterable[JobId]) -> list[Verdict]:
+    def fails(self: VerdictReport, jobs: Iterable[JobId]) -> list[Verdict]:
         raise RuntimeError("no words")
 
-    monkeypatch.setattr(Telling, "some", fails)
+    monkeypatch.setattr(VerdictReport, "some", fails)
     submit(scene, 14)
-    outcome = run_cycle("test", "holder", Remembered())
-    assert outcome is not None and outcome.started and not outcome.told
+    outcome = run_cycle("test", "holder", CycleState())
+    assert outcome is not None and outcome.started and not outcome.explained
     assert Job.objects.exclude(state="PENDING").count() == outcome.started
-    assert "no words" in ClusterSettings.objects.get().alarm
+    assert "no words" in ClusterSettings.objects.get().scheduler_alert
 
 
 def test_the_last_of_many_old_hints_has_the_rest_told(
@@ -76,14 +76,14 @@ def test_the_last_of_many_old_hints_has_the_rest_told(
     monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 4)
     monkeypatch.setattr(tasks, "hints_wait", lambda queue: left[0])
 
-    def counted(*arguments: Any, **named: Any) -> Outcome | None:
+    def counted(*arguments: Any, **named: Any) -> CycleResult | None:
         outcome = run_cycle(*arguments, **named)
-        ran.append(outcome is not None and outcome.told)
+        ran.append(outcome is not None and outcome.explained)
         return outcome
 
     monkeypatch.setattr(tasks, "run_cycle", counted)
     submit(scene, 14)
-    gate, sent_s = CycleGate(), time.time()
+    gate, sent_s = CycleRunner(), time.time()
     gate.run("test", sent_s)
     gate.run("test", sent_s)
     assert ran == [False]
@@ -96,9 +96,9 @@ def test_the_last_of_many_old_hints_has_the_rest_told(
 
 @pytest.mark.usefixtures("scene")
 def test_whether_hints_wait_is_asked_of_the_broker() -> None:
-    client = valkey(1.0)
+    client = valkey_client(1.0)
     client.delete("quiet")
-    assert not hints_wait("quiet")
+    assert not has_queued_messages("quiet")
     client.rpush("quiet", "{}")
-    assert hints_wait("quiet")
+    assert has_queued_messages("quiet")
     client.delete("quiet")

@@ -10,15 +10,15 @@ import pytest
 from django.utils import timezone
 
 from portal.models import Attempt, Job, Membership, Node
-from portal.selectors.cluster_map import clock_sentence
-from portal.selectors.measures import measures
+from portal.selectors.cluster_map import clock_skew_message
+from portal.selectors.measures import collect_metrics
 from portal.services import lifecycle
 from portal.words.reasons import EndReason
 from portal.words.states import NodeState
 from scheduler import dispatch
 from tests import record
-from tests.engine_room import Engine, containers_alive, engine_room, held_milli
-from tests.unkillable import cannot_freeze, unkillable
+from tests.engine_room import InProcessEngine, containers_alive, engine_harness, held_milli
+from tests.unkillable import missing_freezer, unkillable
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,17 +28,17 @@ WELL = "sleep 0.5"
 
 @pytest.fixture
 def room(settings):
-    with engine_room() as made:
+    with engine_harness() as made:
         settings.DATA_DIR = made.folder
         settings.LOG_DIR = Path(made.folder) / "logs"
         yield made
 
 
 def test_a_node_where_jobs_fail_is_put_aside_then_tried_with_one_job_and_trusted(room) -> None:
-    owners = [record.person(name) for name in ("ada", "ben")]
+    owners = [record.user(name) for name in ("ada", "ben")]
     project = record.project(member=owners[0])
     Membership.objects.create(project=project, user=owners[1], role="member")
-    environment, pool, engine = record.environment(runtime="process", tool=False), record.pool(), Engine()
+    environment, pool, engine = record.environment(runtime="process", tool=False), record.pool(), InProcessEngine()
     bad, good = (room.known(room.node(pool=pool, name=name)) for name in ("bad", "good"))
 
     def submit(number: int, script: str) -> Job:
@@ -54,7 +54,7 @@ def test_a_node_where_jobs_fail_is_put_aside_then_tried_with_one_job_and_trusted
         assert engine.run_until(look, 40)
 
     def trust_of(node: Node) -> str:
-        return Node.objects.values_list("trust", flat=True).get(pk=node.pk)
+        return Node.objects.values_list("breaker_state", flat=True).get(pk=node.pk)
 
     only(bad)
     for number in range(3):
@@ -68,7 +68,7 @@ def test_a_node_where_jobs_fail_is_put_aside_then_tried_with_one_job_and_trusted
     assert set(Attempt.objects.filter(job__in=jobs).values_list("task_rows__node", flat=True)) == {good.pk}
 
     only(bad)
-    Node.objects.filter(pk=bad.pk).update(try_at=timezone.now())
+    Node.objects.filter(pk=bad.pk).update(probe_at=timezone.now())
     tried = [submit(number, WELL) for number in range(3)]
     reach(lambda: all(Job.objects.get(pk=job.pk).state == "COMPLETED" for job in tried))
     first, second, third = Attempt.objects.filter(job__in=tried).order_by("created_at", "pk")
@@ -84,10 +84,10 @@ def pid_of(room, job: Job) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(cannot_freeze() is not None, reason=cannot_freeze() or "")
+@pytest.mark.skipif(missing_freezer() is not None, reason=missing_freezer() or "")
 def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(room, monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "STUCK_AFTER_S", 1.0)
-    owner, engine = record.person("ada"), Engine()
+    owner, engine = record.user("ada"), InProcessEngine()
     project, environment = record.project(member=owner), record.environment(runtime="process", tool=False)
     node = room.known(room.node(name="alone"))
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(room, monke
         return record.job(owner, project, environment, **words)
 
     def reach(look) -> None:
-        assert engine.run_until(look, 40), list(Node.objects.values("trust", "trust_cause", "problem"))
+        assert engine.run_until(look, 40), list(Node.objects.values("breaker_state", "breaker_cause", "status_message"))
 
     def trust_of() -> tuple[str, str]:
         node.refresh_from_db()
@@ -106,9 +106,9 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(room, monke
     reach(lambda: Attempt.objects.filter(state="RUNNING").count() == 3)
     stuck, other, third = jobs
     with unkillable(pid_of(room, stuck)):
-        lifecycle.cancel(stuck.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+        lifecycle.cancel_job(stuck.pk, EndReason.CANCELLED_BY_USER, actor="ada")
         reach(lambda: trust_of() == ("aside", "stuck"))
-        lifecycle.cancel(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+        lifecycle.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
         reach(lambda: Job.objects.get(pk=other.pk).state == "CANCELLED")
         late = submit("true")
         reach(lambda: hasattr(Job.objects.get(pk=late.pk), "standing"))
@@ -116,16 +116,16 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(room, monke
         assert (stuck.state, stuck.attempts.get().state) == ("RUNNING", "COMPLETING")
         assert held_milli() == 2000, "the stuck one and the third hold theirs"
         assert "alone cannot end it. It holds its GPUs" in stuck.attempts.get().task_rows.get().problem
-        assert node.reachable and not node.troubles.exclude(trouble="stuck").exists()
+        assert node.reachable and not node.troubles.exclude(kind="stuck").exists()
     reach(lambda: Job.objects.get(pk=stuck.pk).state == "CANCELLED")
     reach(lambda: Job.objects.get(pk=late.pk).state == "COMPLETED" and trust_of()[0] == "trusted")
-    lifecycle.cancel(third.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    lifecycle.cancel_job(third.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     reach(lambda: held_milli() == 0 and containers_alive(room.folder) == [])
 
 
 @pytest.mark.long
 def test_a_clock_that_is_off_is_told_and_hinders_nothing(room, monkeypatch) -> None:
-    owner, engine, real = record.person("ada"), Engine(), time.time
+    owner, engine, real = record.user("ada"), InProcessEngine(), time.time
     project, environment = record.project(member=owner), record.environment(runtime="process", tool=False)
     node = room.known(room.node(name="slow"))
     job = record.job(owner, project, environment, command=["sleep", "600"], memory_mib=64, stop_grace_s=1)
@@ -137,10 +137,10 @@ def test_a_clock_that_is_off_is_told_and_hinders_nothing(room, monkeypatch) -> N
         return (node.clock_skew_s or 0.0) < -299.0
 
     assert engine.run_until(told, 40)
-    assert clock_sentence(node) == "Its clock is 300.0 s behind ours."
-    assert measures().clocks_off == 1
+    assert clock_skew_message(node) == "Its clock is 300.0 s behind ours."
+    assert collect_metrics().clock_skewed_nodes == 1
     assert containers_alive(room.folder) and job.attempts.get().state == "RUNNING"
     monkeypatch.undo()
-    lifecycle.cancel(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     assert engine.run_until(lambda: held_milli() == 0 and not told(), 40)
-    assert clock_sentence(node) == ""
+    assert clock_skew_message(node) == ""

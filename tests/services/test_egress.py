@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Invalid, NotAllowed
+from portal.errors import InvalidRequest, Forbidden
 from portal.models import AuditEntry, Node, Project
-from portal.selectors.egress import allowed_for, denied_addresses, egress_of, restricted
+from portal.selectors.egress import egress_allow_list, denied_addresses, network_policy, restricted_pools
 from portal.services import nodes
 from portal.services.projects import do_change_project
 from portal.words.states import NodeState
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def scene():
-    admin, manager = record.person("root", admin=True), record.person("dean")
+    admin, manager = record.user("root", admin=True), record.user("dean")
     above = record.project("faculty", manager=manager)
     return {
         "admin": admin,
@@ -34,43 +34,43 @@ def hold(project: Project, mode: str) -> None:
 
 def test_a_project_holds_the_strictest_policy_of_its_pool_and_those_above_it(scene) -> None:
     pool, above, below = scene["pool"], scene["above"], scene["below"]
-    assert egress_of(pool, below) == {"mode": "open", "allow": []}
-    assert restricted({}) == set()
+    assert network_policy(pool, below) == {"mode": "open", "allow": []}
+    assert restricted_pools({}) == set()
     hold(above, "listed")
     do_change_project(scene["admin"], above, egress_allow=["10.1.0.0/16 443", "dns"])
     below = Project.objects.get(pk=below.pk)
-    assert egress_of(pool, below) == {"mode": "listed", "allow": ["10.1.0.0/16 443", "dns"]}
+    assert network_policy(pool, below) == {"mode": "listed", "allow": ["10.1.0.0/16 443", "dns"]}
     hold(below, "open")  # it cannot be less strict than the one above
-    assert egress_of(pool, below)["mode"] == "listed"
+    assert network_policy(pool, below)["mode"] == "listed"
     hold(below, "none")
-    assert egress_of(pool, below) == {"mode": "none", "allow": []}
-    assert egress_of(pool, above)["mode"] == "listed"
-    assert restricted({}) == {(pool.public_id, above.public_id), (pool.public_id, below.public_id)}
+    assert network_policy(pool, below) == {"mode": "none", "allow": []}
+    assert network_policy(pool, above)["mode"] == "listed"
+    assert restricted_pools({}) == {(pool.public_id, above.public_id), (pool.public_id, below.public_id)}
     Project.objects.update(policy={})
     pool.policy = {"egress": "none"}
     pool.save()
-    assert egress_of(pool, record.project("other"))["mode"] == "none"
+    assert network_policy(pool, record.project("other"))["mode"] == "none"
 
 
 def test_the_nearest_list_counts(scene) -> None:
     above, below = scene["above"], scene["below"]
     do_change_project(scene["admin"], above, egress_allow=["10.1.0.0/16"])
-    assert allowed_for(Project.objects.get(pk=below.pk)) == ("10.1.0.0/16",)
+    assert egress_allow_list(Project.objects.get(pk=below.pk)) == ("10.1.0.0/16",)
     do_change_project(scene["admin"], below, egress_allow=[" 10.2.0.1   443 ", "10.2.0.1 443", ""])
-    assert allowed_for(Project.objects.get(pk=below.pk)) == ("10.2.0.1 443",)
-    assert AuditEntry.objects.filter(act="project.change").latest("id").after["egress_allow"] == [
+    assert egress_allow_list(Project.objects.get(pk=below.pk)) == ("10.2.0.1 443",)
+    assert AuditEntry.objects.filter(action="project.change").latest("id").after["egress_allow"] == [
         "10.2.0.1 443"
     ]
 
 
 def test_only_administrators_change_a_list_and_only_to_destinations(scene) -> None:
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         do_change_project(scene["manager"], scene["above"], egress_allow=["0.0.0.0/0"])
     for entry in ("example.org", "10.0.0.0/8:443", "-j ACCEPT", "::/0"):
-        with pytest.raises(Invalid) as refused:
+        with pytest.raises(InvalidRequest) as refused:
             do_change_project(scene["admin"], scene["above"], egress_allow=[entry])
         assert list(refused.value.fields) == ["egress_allow"]
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidRequest):
         do_change_project(
             scene["admin"], scene["above"], egress_allow=[f"10.0.0.{n % 256} {n + 1}" for n in range(201)]
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Conflict, Invalid, NotAllowed
-from portal.models import Attempt, AuditEntry, Environment, EnvironmentOnNode, Job, Node, Task
+from portal.errors import Conflict, InvalidRequest, Forbidden
+from portal.models import Attempt, AuditEntry, Environment, ImagePresence, Job, Node, Task
 from portal.selectors.environments import nodes_by_pin, tag_claims
-from portal.services.bringing import images_kept_on
-from portal.services.catalogue import EnvironmentWords, do_save_environment
-from portal.services.image_archives import archived_image
+from portal.services.bringing import protected_images
+from portal.services.catalogue import EnvironmentInput, do_save_environment
+from portal.services.image_archives import archive_config_digest
 from portal.services.image_pins import do_check_tag, do_update_image, pin_job, pin_of, record_claim
 from portal.words.states import RuntimeKind
 from tests import record
@@ -29,7 +29,7 @@ def on_node(image_id: str, *digests: str, ref: str = f"{NAME}:2") -> dict[str, o
 
 @pytest.fixture
 def scene():
-    made = record.scene() | {"admin": record.person("root", admin=True)}
+    made = record.basic_cluster() | {"admin": record.user("root", admin=True)}
     made["environment"] = record.environment("torch", tool=False, image=f"{NAME}:2")
     return made | {"second": record.node(made["pool"], name="second")}
 
@@ -78,7 +78,7 @@ def test_an_image_counts_for_all_once_two_nodes_report_it(scene) -> None:
     environment.refresh_from_db()
     assert environment.image_digest == f"{NAME}@{ONE}" and environment.image_resolved_at is not None
     assert environment.image_resolved_by == f"{node.name}, second"
-    assert AuditEntry.objects.filter(act="environment.image_resolved").count() == 1
+    assert AuditEntry.objects.filter(action="environment.image_resolved").count() == 1
     later = record.job(scene["owner"], scene["project"], environment)
     assert later.image_digest == f"{NAME}@{ONE}"
     task = task_of(place(scene, early))
@@ -104,11 +104,11 @@ def test_one_node_alone_changes_neither_an_environment_nor_what_others_report(sc
 
     def attack() -> None:
         before = Environment.objects.values().get(pk=environment.pk)
-        of_others = list(EnvironmentOnNode.objects.exclude(node=hostile).order_by("pk").values())
+        of_others = list(ImagePresence.objects.exclude(node=hostile).order_by("pk").values())
         for images in ([], said, *([image] for image in said)):
             record_claim(Environment.objects.get(pk=environment.pk), hostile, images)
         assert Environment.objects.values().get(pk=environment.pk) == before
-        assert list(EnvironmentOnNode.objects.exclude(node=hostile).order_by("pk").values()) == of_others
+        assert list(ImagePresence.objects.exclude(node=hostile).order_by("pk").values()) == of_others
 
     attack()
     record_claim(environment, hostile, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
@@ -148,13 +148,13 @@ def test_two_pairs_of_nodes_that_disagree_leave_the_choice_to_an_administrator(s
     ):  # fmt: skip
         node = record.node(scene["pool"], name=name, trust=trust)
         record_claim(environment, node, [on_node(digest, f"{NAME}@{digest}")])
-    Node.objects.update(trust="trusted")
+    Node.objects.update(breaker_state="trusted")
     record_claim(environment, Node.objects.get(name="a"), [on_node(ONE, f"{NAME}@{ONE}")])
     assert Environment.objects.get(pk=environment.pk).image_digest == ""
     with pytest.raises(Conflict) as unclear:
         do_update_image(scene["admin"], environment)
     assert unclear.value.code == "several_images"
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidRequest):
         do_update_image(scene["admin"], environment, f"{NAME}@sha256:{'3' * 64}")
     assert do_update_image(scene["admin"], environment, f"{NAME}@{ONE}").image_digest == f"{NAME}@{ONE}"
 
@@ -177,7 +177,7 @@ def test_claims_that_arrive_after_the_image_was_changed_pin_nothing(scene) -> No
 def test_the_archive_of_the_environment_counts_like_a_node(scene, tmp_path) -> None:
     path = tmp_path / "image.tar"
     path.write_bytes(archive(f"{NAME}:2", size_kib=1))
-    held = archived_image(str(path), f"{NAME}:2")
+    held = archive_config_digest(str(path), f"{NAME}:2")
     environment = record.environment("loaded", tool=False, image=f"{NAME}:2", archive=str(path))
     record_claim(environment, scene["second"], [on_node(OTHER_ID)])
     assert Environment.objects.get(pk=environment.pk).image_digest == ""
@@ -201,19 +201,19 @@ def test_ranks_and_attempts_keep_the_image_that_the_first_node_named(scene) -> N
 def test_an_administrator_updates_the_image_and_submitted_jobs_keep_theirs(scene) -> None:
     environment, node = scene["environment"], scene["node"]
     agree(scene, ID, ONE)
-    EnvironmentOnNode.objects.filter(node=node).update(state="present")
+    ImagePresence.objects.filter(node=node).update(state="present")
     before = record.job(scene["owner"], scene["project"], environment)
     with pytest.raises(Conflict) as unchanged:
         do_update_image(scene["admin"], environment)
     assert unchanged.value.code == "image_unchanged"
     record_claim(environment, node, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         do_update_image(scene["owner"], environment)
     updated = do_update_image(scene["admin"], environment)
     assert (updated.image_digest, updated.image_resolved_by) == (f"{NAME}@{OTHER}", "root")
-    entry = AuditEntry.objects.get(act="environment.update_image")
+    entry = AuditEntry.objects.get(action="environment.update_image")
     assert (entry.before, entry.actor) == ({"digest": f"{NAME}@{ONE}"}, scene["admin"])
-    assert not EnvironmentOnNode.objects.filter(state="present").exists()
+    assert not ImagePresence.objects.filter(state="present").exists()
     after = record.job(scene["owner"], scene["project"], Environment.objects.get(pk=environment.pk))
     assert [before.image_digest, after.image_digest] == [f"{NAME}@{ONE}", f"{NAME}@{OTHER}"]
     assert pin_job(task_of(place(scene, before))) == f"{NAME}@{ONE}"
@@ -222,9 +222,9 @@ def test_an_administrator_updates_the_image_and_submitted_jobs_keep_theirs(scene
 def test_a_check_of_the_tag_is_asked_of_one_node_that_answers(scene) -> None:
     environment = scene["environment"]
     assert do_check_tag(scene["admin"], environment) == scene["node"]
-    row = EnvironmentOnNode.objects.get()
-    assert row.check_tag and row.wanted_at is not None
-    with pytest.raises(NotAllowed):
+    row = ImagePresence.objects.get()
+    assert row.check_tag and row.pull_requested_at is not None
+    with pytest.raises(Forbidden):
         do_check_tag(scene["owner"], environment)
     Node.objects.update(reachable=False)
     with pytest.raises(Conflict) as away:
@@ -242,7 +242,7 @@ def test_another_image_or_archive_is_resolved_anew_and_one_named_by_digest_at_on
 
     def save(**words):
         known = {"name": "torch", "title": "Torch", "runtime": RuntimeKind.PODMAN, "image": f"{NAME}:2"}
-        return do_save_environment(admin, EnvironmentWords(**known | words), environment)
+        return do_save_environment(admin, EnvironmentInput(**known | words), environment)
 
     agree(scene, ID, ONE)
     assert save(title="Torch 2").image_digest == f"{NAME}@{ONE}"
@@ -259,4 +259,4 @@ def test_images_of_live_tasks_stay_on_their_node_after_an_update(scene) -> None:
     place(scene, record.job(scene["owner"], scene["project"], environment))
     record_claim(environment, node, [on_node(OTHER_ID, f"{NAME}@{OTHER}")])
     do_update_image(scene["admin"], environment)
-    assert {f"{NAME}@{ONE}", f"{NAME}@{OTHER}"} <= set(images_kept_on(node.pk))
+    assert {f"{NAME}@{ONE}", f"{NAME}@{OTHER}"} <= set(protected_images(node.pk))

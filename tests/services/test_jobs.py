@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Conflict, Impossible, Invalid, NotAllowed, NotThere
-from portal.models import Node, NodePool, Outbox, Quota
-from portal.services.jobs import do_cancel_job, do_start_again
+from portal.errors import Conflict, Unsatisfiable, InvalidRequest, Forbidden, NotFound
+from portal.models import Node, NodePool, OutboxMessage, Quota
+from portal.services.jobs import do_cancel_job, do_resubmit_job
 from tests import record
 
 pytestmark = pytest.mark.django_db
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def scene():
     pool = record.pool("main")
-    owner = record.person("ada")
+    owner = record.user("ada")
     for name in ("n1", "n2"):
         record.node(pool, name=name)
     project = record.project("nlp", member=owner)
@@ -30,27 +30,27 @@ def test_a_submitted_job_waits_and_wakes_the_engine(scene):
     job = submit(scene, gpus_per_task=3)
     assert (job.state, job.total_milli) == ("PENDING", 3000)
     assert job.events.get().sentence == "Submitted by ada."
-    assert Outbox.objects.filter(name="scheduler.cycle").exists()
+    assert OutboxMessage.objects.filter(name="scheduler.cycle").exists()
 
 
 def test_eight_gpus_on_two_nodes_may_wait_and_nine_never_fit(scene):
     assert submit(scene, tasks=2, gpus_per_task=4).state == "PENDING"
-    with pytest.raises(Impossible) as refusal:
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, gpus_per_task=9)
     assert refusal.value.code == "never"
-    assert refusal.value.facts["largest_node_gpus"] == 4
-    assert refusal.value.facts["nearest"] == {"tasks": 1, "gpus_per_task": 4}
-    with pytest.raises(Impossible) as refusal:
+    assert refusal.value.details["largest_node_gpus"] == 4
+    assert refusal.value.details["nearest"] == {"tasks": 1, "gpus_per_task": 4}
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, tasks=9)
-    assert refusal.value.facts["nearest"] == {"tasks": 8, "gpus_per_task": 1}
+    assert refusal.value.details["nearest"] == {"tasks": 8, "gpus_per_task": 1}
 
 
 def test_more_than_one_person_may_ever_hold_is_refused_with_the_nearest(scene):
     Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=2000)
-    with pytest.raises(Impossible) as refusal:
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, gpus_per_task=4)
-    assert "the limit for one person of nlp in main is 2" in refusal.value.sentence
-    assert refusal.value.facts["nearest"]["gpus_per_task"] == 2
+    assert "the limit for one person of nlp in main is 2" in refusal.value.message
+    assert refusal.value.details["nearest"]["gpus_per_task"] == 2
 
 
 def test_a_limit_of_an_ancestor_is_named(scene):
@@ -58,24 +58,24 @@ def test_a_limit_of_an_ancestor_is_named(scene):
     scene["project"].parent = parent
     scene["project"].save()
     Quota.objects.create(project=parent, pool=scene["pool"], limit_milli=2000)
-    with pytest.raises(Impossible) as refusal:
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, gpus_per_task=3)
-    assert "limit of language in main is 2" in refusal.value.sentence
+    assert "limit of language in main is 2" in refusal.value.message
     assert submit(scene, gpus_per_task=2).state == "PENDING"
 
 
 def never(scene, **fields):
     """The sentence and the nearest request of a refusal, which must be one that is not refused."""
-    with pytest.raises(Impossible) as refusal:
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, **fields)
     assert refusal.value.code == "never"
-    nearest = refusal.value.facts["nearest"]
+    nearest = refusal.value.details["nearest"]
     if nearest is not None:
         changed = {
             key: NodePool.objects.get(public_id=v) if key == "pool" else v for key, v in nearest.items()
         }
         assert submit(scene, **fields | changed).state == "PENDING"
-    return refusal.value.sentence, nearest
+    return refusal.value.message, nearest
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_what_another_pool_could_hold_names_it(scene):
 
 def test_a_runtime_that_no_node_has(scene):
     process = record.environment(runtime="process", prefix="/usr")
-    with pytest.raises(Impossible, match="No node of this cluster runs environments without a container"):
+    with pytest.raises(Unsatisfiable, match="No node of this cluster runs environments without a container"):
         record.job(scene["owner"], scene["project"], process)
     Node.objects.update(state="retired")
-    with pytest.raises(Impossible, match="There is no node yet"):
+    with pytest.raises(Unsatisfiable, match="There is no node yet"):
         submit(scene)
 
 
@@ -202,29 +202,29 @@ def test_a_cluster_out_of_service_comes_back(scene):
     ],
 )
 def test_nonsense_is_refused_by_field(scene, fields, named):
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(InvalidRequest) as refusal:
         submit(scene, **fields)
     assert named in refusal.value.fields
 
 
 def test_strangers_do_not_learn_that_the_project_exists(scene):
-    with pytest.raises(NotThere):
-        submit(scene, user=record.person())
-    viewer = record.person()
+    with pytest.raises(NotFound):
+        submit(scene, user=record.user())
+    viewer = record.user()
     scene["project"].memberships.create(user=viewer, role="viewer")
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         submit(scene, user=viewer)
-    with pytest.raises(NotAllowed, match="priority"):
+    with pytest.raises(Forbidden, match="priority"):
         submit(scene, priority=5)
 
 
 def test_cancel_by_others(scene):
     job = submit(scene)
-    other = record.person()
-    with pytest.raises(NotThere):
+    other = record.user()
+    with pytest.raises(NotFound):
         do_cancel_job(other, job)
     scene["project"].memberships.create(user=other, role="member")
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
         do_cancel_job(other, job)
     assert do_cancel_job(scene["owner"], job).state == "CANCELLED"
 
@@ -232,25 +232,25 @@ def test_cancel_by_others(scene):
 def test_start_again_makes_the_same_request(scene):
     job = submit(scene, gpus_per_task=2, environ={"A": "1"})
     with pytest.raises(Conflict):
-        do_start_again(scene["owner"], job)
+        do_resubmit_job(scene["owner"], job)
     do_cancel_job(scene["owner"], job)
     job.refresh_from_db()
-    again = do_start_again(scene["owner"], job)
-    assert (again.gpus_per_task, again.environ, again.state) == (2, {"A": "1"}, "PENDING")
+    again = do_resubmit_job(scene["owner"], job)
+    assert (again.gpus_per_task, again.env, again.state) == (2, {"A": "1"}, "PENDING")
     assert again.pk != job.pk
 
 
 def test_one_account_for_all_is_for_one_person_alone(scene):
     """Without root the runtime process cannot keep people apart."""
-    admin = record.person(admin=True)
+    admin = record.user(admin=True)
     node = record.node(scene["pool"], runtime="process", hello={"separates_people": False})
     process = record.environment(runtime="process", prefix="/usr")
     assert record.job(admin, scene["project"], process).state == "PENDING"
-    with pytest.raises(NotAllowed, match="one account"):
+    with pytest.raises(Forbidden, match="one account"):
         record.job(scene["owner"], scene["project"], process)
-    record.person(password=record.PASSWORD)
-    with pytest.raises(NotAllowed, match="second person"):
+    record.user(password=record.PASSWORD)
+    with pytest.raises(Forbidden, match="second person"):
         record.job(admin, scene["project"], process)
-    node.hello = {"separates_people": True}
+    node.agent_info = {"separates_people": True}
     node.save()
     assert record.job(scene["owner"], scene["project"], process).state == "PENDING"

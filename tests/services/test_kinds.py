@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Impossible, Invalid
+from portal.errors import Unsatisfiable, InvalidRequest
 from portal.models import Gpu, Quota
 from scheduler.core.decide import decide
 from scheduler.core.policy import Policy
-from scheduler.snapshot import take_photo
+from scheduler.snapshot import take_snapshot
 from tests import record
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene():
     """A node with two whole GPUs of capability 8.0 and two slices."""
-    made = record.scene()
+    made = record.basic_cluster()
     made["node"].gpus.update(compute_capability=8.0)
     made["node"].gpus.filter(index__gte=2).update(mig_profile="1g.10gb", memory_mib=9_728)
     return made
@@ -38,7 +38,7 @@ def submit(scene, **asks):
     ],
 )
 def test_what_is_no_kind_is_refused_by_field(scene, asks, field) -> None:
-    with pytest.raises(Invalid) as refusal:
+    with pytest.raises(InvalidRequest) as refusal:
         submit(scene, **asks)
     assert set(refusal.value.fields) == {field}
 
@@ -59,23 +59,23 @@ def test_what_is_no_kind_is_refused_by_field(scene, asks, field) -> None:
     ],
 )
 def test_what_no_gpu_is_like_is_refused_with_the_nearest(scene, asks, sentence, nearest) -> None:
-    with pytest.raises(Impossible) as refusal:
+    with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, **asks)
-    assert refusal.value.sentence == sentence
-    assert refusal.value.facts["nearest"] == nearest
+    assert refusal.value.message == sentence
+    assert refusal.value.details["nearest"] == nearest
 
 
 def test_whole_gpus_and_slices_are_counted_apart(scene) -> None:
     assert submit(scene, gpus_per_task=2).pk and submit(scene, gpus_per_task=2, mig_profile="1g.10gb").pk
     for asks in ({"gpus_per_task": 3}, {"gpus_per_task": 3, "mig_profile": "1g.10gb"}):
-        with pytest.raises(Impossible):
+        with pytest.raises(Unsatisfiable):
             submit(scene, **asks)
 
 
 def test_the_scheduler_places_each_on_its_kind(scene) -> None:
     small = submit(scene, mig_profile="1g.10gb", min_compute_capability=8.0)
     whole = submit(scene, gpus_per_task=2)
-    plan = decide(take_photo(record.cluster()).snapshot, Policy())
+    plan = decide(take_snapshot(record.cluster_settings()).snapshot, Policy())
     kinds = dict(Gpu.objects.values_list("uuid", "mig_profile"))
     got = {
         start.job: {kinds[share.uuid] for task in start.tasks for share in task.gpus} for start in plan.starts
@@ -85,5 +85,5 @@ def test_the_scheduler_places_each_on_its_kind(scene) -> None:
 
 def test_a_slice_counts_as_one_gpu_of_a_limit(scene) -> None:
     Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=0, limit_milli=1000)
-    with pytest.raises(Impossible, match="limit of"):
+    with pytest.raises(Unsatisfiable, match="limit of"):
         submit(scene, gpus_per_task=2, mig_profile="1g.10gb")

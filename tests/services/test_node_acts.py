@@ -9,13 +9,13 @@ import pytest
 from django.utils import timezone
 from hypothesis import given
 
-from portal.errors import Conflict, FairwayError, NotAllowed
-from portal.models import AuditEntry, Node, NodeCheck, Rollout
-from portal.selectors.agent_program import our_agent
+from portal.errors import Conflict, FairwayError, Forbidden
+from portal.models import AuditEntry, Node, NodeOperation, AgentRollout
+from portal.selectors.agent_program import bundled_agent
 from portal.services import node_acts, nodes
-from portal.services.node_return import do_return_node, record_checked
-from portal.words.node_acts import UPGRADES_AT_ONCE, WITHIN_S, NodeAct, Turn, images_sentence, may_begin
-from portal.words.states import FULL_DISK, NodeState
+from portal.services.node_return import do_uncordon_node, record_preflight_finished
+from portal.words.node_acts import MAX_PARALLEL_UPGRADES, OPERATION_TIMEOUT_S, OperationKind, RolloutStatus, images_removed_message, startable_count
+from portal.words.states import DISK_FULL_REASON, NodeState
 from tests import record
 
 
@@ -35,31 +35,31 @@ def scene(db, settings, tmp_path):
             host=f"h{number}",
             state="ready",
             reachable=number < 12,
-            hello=hello,
+            agent_info=hello,
         )
-    return {"admin": record.person("root", admin=True), "member": record.person("ada")}
+    return {"admin": record.user("root", admin=True), "member": record.user("ada")}
 
 
 def node(name: str) -> Node:
     return Node.objects.get(name=name)
 
 
-def begun() -> list[NodeCheck]:
-    rows = NodeCheck.objects.filter(begun_at__isnull=False, finished_at__isnull=True, kind="upgrade")
+def begun() -> list[NodeOperation]:
+    rows = NodeOperation.objects.filter(dispatched_at__isnull=False, finished_at__isnull=True, kind="upgrade")
     return list(rows.order_by("node__name"))
 
 
-@given(st.lists(st.sampled_from(Turn), max_size=30), st.integers(1, 8))
-def test_the_first_goes_alone_and_nobody_follows_a_failure(turns: list[Turn], at_once: int) -> None:
-    more = may_begin(turns, at_once)
-    under_way = turns.count(Turn.BEGUN) + more
-    assert 0 <= more <= turns.count(Turn.WAITS)
-    if Turn.FAILED in turns or (Turn.WORKED not in turns and Turn.BEGUN in turns):
+@given(st.lists(st.sampled_from(RolloutStatus), max_size=30), st.integers(1, 8))
+def test_the_first_goes_alone_and_nobody_follows_a_failure(turns: list[RolloutStatus], at_once: int) -> None:
+    more = startable_count(turns, at_once)
+    under_way = turns.count(RolloutStatus.RUNNING) + more
+    assert 0 <= more <= turns.count(RolloutStatus.PENDING)
+    if RolloutStatus.FAILED in turns or (RolloutStatus.SUCCEEDED not in turns and RolloutStatus.RUNNING in turns):
         assert more == 0
     elif more:
-        assert under_way <= (at_once if Turn.WORKED in turns else 1)
-    elif Turn.WAITS in turns:
-        assert turns.count(Turn.BEGUN) >= at_once, "somebody could have begun"
+        assert under_way <= (at_once if RolloutStatus.SUCCEEDED in turns else 1)
+    elif RolloutStatus.PENDING in turns:
+        assert turns.count(RolloutStatus.RUNNING) >= at_once, "somebody could have begun"
 
 
 def test_an_upgrade_of_all_begins_with_one_and_ends_with_all(scene) -> None:
@@ -70,50 +70,50 @@ def test_an_upgrade_of_all_begins_with_one_and_ends_with_all(scene) -> None:
     widest = 0
     while under_way := begun():
         widest = max(widest, len(under_way))
-        assert len(under_way) == 1 or NodeCheck.objects.filter(ok=True, kind="upgrade").exists()
-        node_acts.record_order_finished(under_way[0].pk, ok=True)
-        node_acts.record_order_finished(under_way[0].pk, ok=False)  # a second visit changes nothing
+        assert len(under_way) == 1 or NodeOperation.objects.filter(ok=True, kind="upgrade").exists()
+        node_acts.record_operation_finished(under_way[0].pk, ok=True)
+        node_acts.record_operation_finished(under_way[0].pk, ok=False)  # a second visit changes nothing
     rollout.refresh_from_db()
-    assert (rollout.ok, rollout.sentence) == (True, "12 of 12 nodes run the new agent.")
-    assert widest == UPGRADES_AT_ONCE
-    assert NodeCheck.objects.filter(kind="preflight").count() == 12, "each is looked at after it"
-    ours = our_agent().digest
-    Node.objects.update(hello={"agent_version": "0.1.0", "program": ours})
+    assert (rollout.ok, rollout.message) == (True, "12 of 12 nodes run the new agent.")
+    assert widest == MAX_PARALLEL_UPGRADES
+    assert NodeOperation.objects.filter(kind="preflight").count() == 12, "each is looked at after it"
+    ours = bundled_agent().digest
+    Node.objects.update(agent_info={"agent_version": "0.1.0", "program": ours})
     with pytest.raises(Conflict, match="runs this agent"):
         node_acts.do_upgrade_all(scene["admin"])
 
 
 def test_an_upgrade_of_all_stops_at_the_first_that_falls_silent(scene) -> None:
     rollout = node_acts.do_upgrade_all(scene["admin"])
-    node_acts.record_order_finished(begun()[0].pk, ok=True)
+    node_acts.record_operation_finished(begun()[0].pk, ok=True)
     late = begun()[2]
-    NodeCheck.objects.filter(pk=late.pk).update(
-        begun_at=timezone.now() - dt.timedelta(seconds=WITHIN_S + 1), program="sent"
+    NodeOperation.objects.filter(pk=late.pk).update(
+        dispatched_at=timezone.now() - dt.timedelta(seconds=OPERATION_TIMEOUT_S + 1), program_sha256="sent"
     )
-    node_acts.give_up_overdue()
+    node_acts.fail_overdue_operations()
     late.refresh_from_db()
     assert late.ok is False and "goes back to the one before" in late.steps[-1]["sentence"]
     for check in begun():
-        node_acts.record_order_finished(check.pk, ok=True)
+        node_acts.record_operation_finished(check.pk, ok=True)
     rollout.refresh_from_db()
     assert rollout.ok is False
-    assert rollout.sentence == (
+    assert rollout.message == (
         f"8 of 12 nodes run the new agent. It stopped at {late.node.name}; 3 were left as they are."
     )
-    assert node_acts.nodes_with_orders() and begun() == []
+    assert node_acts.nodes_with_due_operations() and begun() == []
 
 
 def test_who_may_ask_and_what_is_not_asked_twice(scene) -> None:
-    with pytest.raises(NotAllowed):
-        node_acts.do_order(scene["member"], node("n00"), NodeAct.PREFLIGHT)
-    with pytest.raises(NotAllowed):
+    with pytest.raises(Forbidden):
+        node_acts.do_request_operation(scene["member"], node("n00"), OperationKind.PREFLIGHT)
+    with pytest.raises(Forbidden):
         node_acts.do_upgrade_all(scene["member"])
-    first = node_acts.do_order(scene["admin"], node("n00"), NodeAct.PREFLIGHT)
-    assert node_acts.do_order(scene["admin"], node("n00"), NodeAct.PREFLIGHT) == first
+    first = node_acts.do_request_operation(scene["admin"], node("n00"), OperationKind.PREFLIGHT)
+    assert node_acts.do_request_operation(scene["admin"], node("n00"), OperationKind.PREFLIGHT) == first
     with pytest.raises(Conflict, match="does not answer"):
-        node_acts.do_order(scene["admin"], node("n12"), NodeAct.GC)
-    assert AuditEntry.objects.filter(act__startswith="node.").count() == 1
-    assert Rollout.objects.count() == 0
+        node_acts.do_request_operation(scene["admin"], node("n12"), OperationKind.GC)
+    assert AuditEntry.objects.filter(action__startswith="node.").count() == 1
+    assert AgentRollout.objects.count() == 0
 
 
 def test_a_node_comes_back_once_its_check_finds_nothing(scene) -> None:
@@ -123,25 +123,25 @@ def test_a_node_comes_back_once_its_check_finds_nothing(scene) -> None:
         nodes.do_set_node_state(admin, node("n01"), NodeState.CORDONED, reason="a new fan")
 
     put_aside()
-    assert not NodeCheck.objects.exists()
-    with pytest.raises(NotAllowed):
-        do_return_node(scene["member"], node("n01"))
-    check = do_return_node(admin, node("n01"), reason="it turns")
-    assert check == do_return_node(admin, node("n01"), reason="it turns") == NodeCheck.objects.get()
-    assert [due.kind for due in node_acts.due_orders(node("n01").pk)] == ["preflight"]
-    record_checked(check.pk, ok=False)
+    assert not NodeOperation.objects.exists()
+    with pytest.raises(Forbidden):
+        do_uncordon_node(scene["member"], node("n01"))
+    check = do_uncordon_node(admin, node("n01"), reason="it turns")
+    assert check == do_uncordon_node(admin, node("n01"), reason="it turns") == NodeOperation.objects.get()
+    assert [due.kind for due in node_acts.due_operations(node("n01").pk)] == ["preflight"]
+    record_preflight_finished(check.pk, ok=False)
     assert (node("n01").state, node("n01").state_reason) == ("cordoned", "a new fan")
-    check = do_return_node(admin, node("n01"), reason="it turns")
+    check = do_uncordon_node(admin, node("n01"), reason="it turns")
     assert node("n01").state == "cordoned", "not before it was looked at"
-    record_checked(check.pk, ok=True)
+    record_preflight_finished(check.pk, ok=True)
     assert (node("n01").state, node("n01").state_reason) == ("ready", "it turns")
-    assert AuditEntry.objects.filter(act="node.state").latest("id").actor == admin
-    assert do_return_node(admin, node("n01")) is None, "it is in service"
+    assert AuditEntry.objects.filter(action="node.state").latest("id").actor == admin
+    assert do_uncordon_node(admin, node("n01")) is None, "it is in service"
 
     put_aside()
-    check = do_return_node(admin, node("n01"))
+    check = do_uncordon_node(admin, node("n01"))
     put_aside()  # somebody thought again, while it was looked at
-    record_checked(check.pk, ok=True)
+    record_preflight_finished(check.pk, ok=True)
     assert node("n01").state == "cordoned"
 
 
@@ -149,52 +149,52 @@ def test_a_node_that_cannot_be_checked_is_returned_by_who_says_so(scene) -> None
     admin = scene["admin"]
     nodes.do_set_node_state(admin, node("n12"), NodeState.DRAINED)
     with pytest.raises(Conflict, match="n12 does not answer, so it cannot be checked") as silent:
-        do_return_node(admin, node("n12"))
+        do_uncordon_node(admin, node("n12"))
     assert silent.value.code == "node_unreachable"
-    assert do_return_node(admin, node("n12"), force=True) is None
-    assert node("n12").state == "ready" and not NodeCheck.objects.exists()
-    Node.objects.filter(name="n12").update(state="enrolling", hello={})
+    assert do_uncordon_node(admin, node("n12"), force=True) is None
+    assert node("n12").state == "ready" and not NodeOperation.objects.exists()
+    Node.objects.filter(name="n12").update(state="enrolling", agent_info={})
     with pytest.raises(Conflict, match="not answered yet"):
-        do_return_node(admin, node("n12"), force=True)
+        do_uncordon_node(admin, node("n12"), force=True)
 
 
 def test_without_a_signed_agent_nothing_is_asked(scene, settings, tmp_path) -> None:
     settings.DATA_DIR = tmp_path / "elsewhere"
     for ask in (
         lambda: node_acts.do_upgrade_all(scene["admin"]),
-        lambda: node_acts.do_order(scene["admin"], node("n00"), NodeAct.UPGRADE),
+        lambda: node_acts.do_request_operation(scene["admin"], node("n00"), OperationKind.UPGRADE),
     ):
         with pytest.raises(FairwayError, match="not there yet"):
             ask()
-    assert not NodeCheck.objects.exists()
+    assert not NodeOperation.objects.exists()
 
 
 def test_nodes_are_tidied_by_themselves_and_sooner_when_full(scene) -> None:
-    node_acts.tidy_nodes()
-    assert not NodeCheck.objects.exists(), "they are new"
+    node_acts.request_due_gc()
+    assert not NodeOperation.objects.exists(), "they are new"
     Node.objects.update(created_at=timezone.now() - dt.timedelta(days=2))
-    node_acts.tidy_nodes()
-    node_acts.tidy_nodes()
-    assert NodeCheck.objects.filter(kind="gc").count() == 12, "once each, and not where nobody answers"
-    NodeCheck.objects.update(started_at=timezone.now() - dt.timedelta(hours=1), finished_at=timezone.now())
-    Node.objects.filter(name="n03").update(state="cordoned", state_reason=f"{FULL_DISK}: 3 MiB are left.")
-    node_acts.tidy_nodes()
-    assert [check.node.name for check in NodeCheck.objects.filter(finished_at__isnull=True)] == ["n03"]
+    node_acts.request_due_gc()
+    node_acts.request_due_gc()
+    assert NodeOperation.objects.filter(kind="gc").count() == 12, "once each, and not where nobody answers"
+    NodeOperation.objects.update(started_at=timezone.now() - dt.timedelta(hours=1), finished_at=timezone.now())
+    Node.objects.filter(name="n03").update(state="cordoned", state_reason=f"{DISK_FULL_REASON}: 3 MiB are left.")
+    node_acts.request_due_gc()
+    assert [check.node.name for check in NodeOperation.objects.filter(finished_at__isnull=True)] == ["n03"]
 
 
 def test_images_that_fill_a_node_have_it_tidied_and_what_went_is_audited(scene) -> None:
     n04 = node("n04")
     for used_percent in (None, 84.9):
-        node_acts.tidy_if_full(n04, used_percent)
-    assert not NodeCheck.objects.exists()
-    node_acts.tidy_if_full(n04, 85.0)
-    node_acts.tidy_if_full(n04, 99.0)
-    check = NodeCheck.objects.get()
+        node_acts.request_gc_if_full(n04, used_percent)
+    assert not NodeOperation.objects.exists()
+    node_acts.request_gc_if_full(n04, 85.0)
+    node_acts.request_gc_if_full(n04, 99.0)
+    check = NodeOperation.objects.get()
     assert (check.kind, check.node) == ("gc", n04)
     gone = [{"runtime": "podman", "names": ["reg/a:1", "reg/a:2"], "size_mib": 8100, "idle_s": 900_000}]
     node_acts.record_images_removed(check, [])
     node_acts.record_images_removed(check, gone)
-    entry = AuditEntry.objects.get(act="node.images_removed")
+    entry = AuditEntry.objects.get(action="node.images_removed")
     assert entry.object_name == "n04"
     assert entry.after == {"images": [{"names": ["reg/a:1", "reg/a:2"], "mib": 8100, "idle_s": 900_000}]}
-    assert images_sentence(gone) == "1 removed that nobody needed: reg/a:1, reg/a:2 (8100 MiB)."
+    assert images_removed_message(gone) == "1 removed that nobody needed: reg/a:1, reg/a:2 (8100 MiB)."

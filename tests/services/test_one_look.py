@@ -6,20 +6,20 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from portal.access import project_ids, roles_of
+from portal.access import project_ids, roles_by_project
 from portal.models import Membership
-from portal.one_look import one_look
+from portal.one_look import request_cache
 from tests import record
 
 
 @pytest.mark.django_db
 def test_who_is_in_which_project_is_asked_once_in_a_look() -> None:
-    person = record.person("ada")
+    person = record.user("ada")
     project = record.project("vision", member=person)
-    with one_look(), CaptureQueriesContext(connection) as asked:
+    with request_cache(), CaptureQueriesContext(connection) as asked:
         for _ in range(3):
-            assert roles_of(person).keys() == project_ids(person) == {project.pk}
-        assert project_ids(record.person("ben")) == set()
+            assert roles_by_project(person).keys() == project_ids(person) == {project.pk}
+        assert project_ids(record.user("ben")) == set()
         Membership.objects.all().delete()
         assert project_ids(person) == {project.pk}, "as it stood when the look began"
     assert sum("parent_id" in query["sql"] for query in asked if "SELECT" in query["sql"]) == 1

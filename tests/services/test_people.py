@@ -7,8 +7,8 @@ import datetime as dt
 import pytest
 from django.utils import timezone
 
-from portal.errors import Conflict, Invalid, NotAllowed, NotThere
-from portal.models import Invitation, SignInLink
+from portal.errors import Conflict, InvalidRequest, Forbidden, NotFound
+from portal.models import Invitation, MagicLink
 from portal.services import people, projects
 from portal.words.states import Role
 from tests import record
@@ -19,8 +19,8 @@ GOOD = {"username": "grace", "full_name": "Grace H.", "password": "a long enough
 
 
 def test_an_invitation_makes_one_account_in_its_project():
-    admin, project = record.person(admin=True), record.project()
-    _, code = people.do_invite(admin, project=project, role=Role.MEMBER)
+    admin, project = record.user(admin=True), record.project()
+    _, code = people.do_create_invitation(admin, project=project, role=Role.MEMBER)
     assert people.get_invitation(code).project == project
     grace = people.do_accept_invitation(code, **GOOD)
     assert (grace.memberships.get().role, grace.is_admin, grace.check_password(GOOD["password"])) == (
@@ -29,34 +29,34 @@ def test_an_invitation_makes_one_account_in_its_project():
         True,
     )
     assert grace.uid >= 200_000 and grace.gid == grace.uid
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         people.do_accept_invitation(code, **GOOD | {"username": "other"})
 
 
 def test_the_code_itself_is_not_kept():
-    _, code = people.do_invite(record.person(admin=True))
+    _, code = people.do_create_invitation(record.user(admin=True))
     assert not Invitation.objects.filter(code_sha256__contains=code).exists()
 
 
 def test_an_old_or_revoked_invitation_is_closed():
-    admin = record.person(admin=True)
-    invitation, code = people.do_invite(admin)
+    admin = record.user(admin=True)
+    invitation, code = people.do_create_invitation(admin)
     Invitation.objects.update(expires_at=timezone.now() - dt.timedelta(seconds=1))
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         people.get_invitation(code)
-    invitation, code = people.do_invite(admin)
+    invitation, code = people.do_create_invitation(admin)
     people.do_revoke_invitation(admin, invitation)
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         people.do_accept_invitation(code, **GOOD)
 
 
 def test_an_address_that_is_taken_does_not_shut_the_guest_out():
-    admin = record.person(admin=True)
-    codes = [people.do_invite(admin, email="grace@example.org")[1] for _ in range(2)]
+    admin = record.user(admin=True)
+    codes = [people.do_create_invitation(admin, email="grace@example.org")[1] for _ in range(2)]
     people.do_accept_invitation(codes[0], **GOOD)
     assert people.do_accept_invitation(codes[1], **GOOD | {"username": "other"}).email == ""
-    with pytest.raises(Invalid, match="already") as refusal:
-        people.do_invite(admin, email="Grace@example.org")
+    with pytest.raises(InvalidRequest, match="already") as refusal:
+        people.do_create_invitation(admin, email="Grace@example.org")
     assert "email" in refusal.value.fields
 
 
@@ -73,85 +73,85 @@ def test_an_address_that_is_taken_does_not_shut_the_guest_out():
     ],
 )
 def test_bad_accounts_are_refused_and_the_invitation_stays_open(change, named):
-    _, code = people.do_invite(record.person(admin=True))
-    with pytest.raises(Invalid) as refusal:
+    _, code = people.do_create_invitation(record.user(admin=True))
+    with pytest.raises(InvalidRequest) as refusal:
         people.do_accept_invitation(code, **GOOD | change)
     assert named in refusal.value.fields
     assert people.get_invitation(code).used_at is None
 
 
 def test_managers_invite_into_their_own_project_only():
-    manager = record.person()
+    manager = record.user()
     mine, other = record.project(manager=manager), record.project()
-    people.do_invite(manager, project=mine, role=Role.MEMBER)
-    with pytest.raises(NotThere):
-        people.do_invite(manager, project=other, role=Role.MEMBER)
-    with pytest.raises(NotAllowed):
-        people.do_invite(manager, project=mine, role=Role.MEMBER, makes_admin=True)
-    with pytest.raises(NotAllowed):
-        people.do_invite(manager)
+    people.do_create_invitation(manager, project=mine, role=Role.MEMBER)
+    with pytest.raises(NotFound):
+        people.do_create_invitation(manager, project=other, role=Role.MEMBER)
+    with pytest.raises(Forbidden):
+        people.do_create_invitation(manager, project=mine, role=Role.MEMBER, makes_admin=True)
+    with pytest.raises(Forbidden):
+        people.do_create_invitation(manager)
 
 
 def test_a_sign_in_link_works_once():
-    admin = record.person(admin=True)
-    old = people.do_make_sign_in_link(None, admin)
-    code = people.do_make_sign_in_link(None, admin)
-    with pytest.raises(NotThere):
-        people.do_use_sign_in_link(old)
-    assert people.do_use_sign_in_link(code) == admin
-    with pytest.raises(NotThere):
-        people.do_use_sign_in_link(code)
-    assert SignInLink.objects.filter(used_at__isnull=False).count() == 1
+    admin = record.user(admin=True)
+    old = people.do_create_magic_link(None, admin)
+    code = people.do_create_magic_link(None, admin)
+    with pytest.raises(NotFound):
+        people.do_use_magic_link(old)
+    assert people.do_use_magic_link(code) == admin
+    with pytest.raises(NotFound):
+        people.do_use_magic_link(code)
+    assert MagicLink.objects.filter(used_at__isnull=False).count() == 1
 
 
 def test_the_last_admin_stays():
-    admin = record.person(admin=True)
+    admin = record.user(admin=True)
     with pytest.raises(Conflict):
-        people.do_change_person(admin, admin, is_admin=False)
-    second = record.person(admin=True)
-    people.do_change_person(second, admin, is_active=False)
+        people.do_change_user(admin, admin, is_admin=False)
+    second = record.user(admin=True)
+    people.do_change_user(second, admin, is_active=False)
     with pytest.raises(Conflict):
-        people.do_change_person(second, second, is_active=False)
+        people.do_change_user(second, second, is_active=False)
 
 
 def test_a_password_change_needs_the_old_one():
-    person = record.person(password=record.PASSWORD)
-    with pytest.raises(Invalid):
+    person = record.user(password=record.PASSWORD)
+    with pytest.raises(InvalidRequest):
         people.do_set_password(person, "another long phrase", old="wrong")
     people.do_set_password(person, "another long phrase", old=record.PASSWORD)
     assert person.check_password("another long phrase")
 
 
 def test_an_invitation_is_worth_what_its_maker_still_may():
-    admin, manager, project = record.person(admin=True), record.person(), record.project()
+    admin, manager, project = record.user(admin=True), record.user(), record.project()
     projects.do_set_member(admin, project, manager, Role.MANAGER)
-    _, code = people.do_invite(manager, project=project, role=Role.MANAGER)
+    _, code = people.do_create_invitation(manager, project=project, role=Role.MANAGER)
     projects.do_set_member(admin, project, manager, Role.MEMBER)
     for refused in (lambda: people.get_invitation(code), lambda: people.do_accept_invitation(code, **GOOD)):
-        with pytest.raises(NotThere):
+        with pytest.raises(NotFound):
             refused()
     projects.do_set_member(admin, project, manager, Role.MANAGER)
     assert people.get_invitation(code).project == project
-    other = record.person(admin=True)
-    _, code = people.do_invite(other, makes_admin=True)
-    people.do_change_person(admin, other, is_admin=False)
-    with pytest.raises(NotThere):
+    other = record.user(admin=True)
+    _, code = people.do_create_invitation(other, makes_admin=True)
+    people.do_change_user(admin, other, is_admin=False)
+    with pytest.raises(NotFound):
         people.do_accept_invitation(code, **GOOD)
-    people.do_change_person(admin, other, is_admin=True, is_active=False)
-    with pytest.raises(NotThere):
+    people.do_change_user(admin, other, is_admin=True, is_active=False)
+    with pytest.raises(NotFound):
         people.do_accept_invitation(code, **GOOD)
 
 
 def test_a_new_password_closes_links_that_wait():
-    person = record.person(password="the old phrase of mine")
-    code = people.do_make_sign_in_link(None, person)
+    person = record.user(password="the old phrase of mine")
+    code = people.do_create_magic_link(None, person)
     people.do_set_password(person, "another long phrase", old="the old phrase of mine")
-    with pytest.raises(NotThere):
-        people.do_use_sign_in_link(code)
+    with pytest.raises(NotFound):
+        people.do_use_magic_link(code)
 
 
 def test_a_line_break_is_no_part_of_a_name():
-    _, code = people.do_invite(record.person(admin=True))
-    with pytest.raises(Invalid) as refusal:
+    _, code = people.do_create_invitation(record.user(admin=True))
+    with pytest.raises(InvalidRequest) as refusal:
         people.do_accept_invitation(code, **GOOD | {"username": "root\n"})
     assert "username" in refusal.value.fields

@@ -10,14 +10,14 @@ from django.db import transaction
 
 from portal.models import AuditEntry, Gpu, Job, Membership
 from portal.services import lifecycle
-from portal.services.catalogue import EnvironmentWords, do_save_environment
-from portal.services.lifecycle import Seat
-from portal.services.people import do_change_person
+from portal.services.catalogue import EnvironmentInput, do_save_environment
+from portal.services.lifecycle import RankPlacement
+from portal.services.people import do_change_user
 from portal.services.projects import do_change_project, do_remove_member, do_set_member
-from portal.services.rights_changes import ChoiceNeeded, JobChoice, QueuedJobs, RunningJobs
-from portal.services.volumes import VolumeWords, do_save_volume
+from portal.services.rights_changes import ChoiceRequired, JobChoice, QueuedJobs, RunningJobs
+from portal.services.volumes import VolumeInput, do_save_volume
 from portal.words.reasons import EndReason
-from portal.words.states import Desired, JobState, Role, RuntimeKind
+from portal.words.states import DesiredState, JobState, Role, RuntimeKind
 from portal.words.volumes import VolumeKind
 from tests import record
 
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene() -> dict[str, Any]:
     """A member with a queued job, one whose start was decided, one that runs, and one of another person."""
-    scene = record.scene() | {"admin": record.person(admin=True)}
-    words = VolumeWords("sets", VolumeKind.PATH, path="/srv/sets")
+    scene = record.basic_cluster() | {"admin": record.user(admin=True)}
+    words = VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets")
     scene["volume"] = do_save_volume(scene["admin"], words)
-    other = record.person()
+    other = record.user()
     Membership.objects.create(user=other, project=scene["project"], role="member")
     uses = {"volumes": [{"volume": "sets"}]}
     for name, owner in (("queued", scene["owner"]), ("decided", scene["owner"]), ("running", scene["owner"])):
@@ -39,8 +39,8 @@ def scene() -> dict[str, Any]:
     place(scene, scene["decided"])
     attempt = place(scene, scene["running"])
     task = attempt.task_rows.get()
-    assert lifecycle.task_sent(task)
-    lifecycle.task_running(task.pk, container="c", ports={})
+    assert lifecycle.mark_task_sent(task)
+    lifecycle.record_task_running(task.pk, container="c", ports={})
     return scene
 
 
@@ -48,7 +48,7 @@ def place(scene: dict[str, Any], job: Job) -> Any:
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         gpu = Gpu.objects.filter(used_milli=0).order_by("index")[0]
-        return lifecycle.begin_attempt(row, scene["pool"], [Seat(scene["node"], [(gpu.pk, 1000)])], epoch=1)
+        return lifecycle.start_attempt(row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1)
 
 
 def remove(scene: dict[str, Any], **choice: Any) -> None:
@@ -60,12 +60,12 @@ def make_viewer(scene: dict[str, Any], **choice: Any) -> None:
 
 
 def close_account(scene: dict[str, Any], **choice: Any) -> None:
-    do_change_person(scene["admin"], scene["owner"], is_active=False, **choice)
+    do_change_user(scene["admin"], scene["owner"], is_active=False, **choice)
 
 
 def withdraw_environment(scene: dict[str, Any], **choice: Any) -> None:
     row = scene["environment"]
-    words = EnvironmentWords(
+    words = EnvironmentInput(
         row.name, row.title, RuntimeKind.PODMAN, image=row.image, tool="jupyterlab",
         tool_command=("jupyter", "lab"), tool_port=8888, enabled=False,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def withdraw_environment(scene: dict[str, Any], **choice: Any) -> None:
 
 
 def close_volume(scene: dict[str, Any], **choice: Any) -> None:
-    words = VolumeWords("sets", VolumeKind.PATH, path="/srv/sets", projects=[record.project()])
+    words = VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets", projects=[record.project()])
     do_save_volume(scene["admin"], words, scene["volume"], **choice)
 
 
@@ -102,13 +102,13 @@ def now(scene: dict[str, Any], name: str) -> Job:
 
 
 def test_without_a_choice_nothing_changes_and_the_numbers_are_told(scene, change) -> None:
-    with pytest.raises(ChoiceNeeded) as needed:
+    with pytest.raises(ChoiceRequired) as needed:
         change(scene, choice=None)
     assert (needed.value.queued, needed.value.running) == (2, 1)
-    assert needed.value.facts == {"queued": 2, "running": 1}
+    assert needed.value.details == {"queued": 2, "running": 1}
     assert now(scene, "decided").state == JobState.RUNNING and not now(scene, "queued").held
-    assert not AuditEntry.objects.filter(act="rights.jobs").exists()
-    with pytest.raises(ChoiceNeeded):  # the right was not lost
+    assert not AuditEntry.objects.filter(action="rights.jobs").exists()
+    with pytest.raises(ChoiceRequired):  # the right was not lost
         change(scene, choice=None)
 
 
@@ -116,12 +116,12 @@ def test_by_default_queued_jobs_are_held_and_running_ones_finish(scene, change) 
     change(scene)
     for name in ("queued", "decided"):
         job = now(scene, name)
-        assert (job.state, job.held, job.desired) == (JobState.PENDING, True, Desired.RUN)
+        assert (job.state, job.held, job.desired_state) == (JobState.PENDING, True, DesiredState.RUN)
         assert "Held by" in job.events.get(kind="held").sentence
-    assert (now(scene, "running").state, now(scene, "running").desired) == (JobState.RUNNING, Desired.RUN)
+    assert (now(scene, "running").state, now(scene, "running").desired_state) == (JobState.RUNNING, DesiredState.RUN)
     assert not now(scene, "others").held
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 1000  # what was decided let go
-    entry = AuditEntry.objects.get(act="rights.jobs")
+    entry = AuditEntry.objects.get(action="rights.jobs")
     assert entry.actor == scene["admin"] and entry.after["queued"] == "hold"
     assert set(entry.after["queued_jobs"]) == {scene["queued"].public_id, scene["decided"].public_id}
     assert entry.after["running_jobs"] == [scene["running"].public_id]
@@ -136,7 +136,7 @@ def test_cancel_and_stop_end_all_of_them(scene, change) -> None:
         )
     running = now(scene, "running")
     attempt = running.attempts.get()
-    assert running.desired == Desired.CANCELLED and attempt.stop_wanted_at is not None
+    assert running.desired_state == DesiredState.CANCELLED and attempt.stop_wanted_at is not None
     assert attempt.stop_reason == EndReason.OWNER_NOT_PERMITTED
     assert now(scene, "others").state == JobState.PENDING
 

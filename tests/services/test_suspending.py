@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    return record.scene()
+    return record.basic_cluster()
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def now(job: Job) -> Job:
 
 
 def let_go(task: int) -> None:
-    lifecycle.task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
+    lifecycle.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
 
 
 def test_a_suspended_workspace_keeps_its_gpu_until_the_node_lets_go_and_runs_again(scene, lab) -> None:
@@ -46,7 +46,7 @@ def test_a_suspended_workspace_keeps_its_gpu_until_the_node_lets_go_and_runs_aga
     assert now(job).attempts.get().state == AttemptState.SUSPENDED
     do_resume_job(scene["owner"], now(job))
     again = now(job)
-    assert (again.state, again.desired, again.submitted_at) == (JobState.PENDING, "run", job.submitted_at)
+    assert (again.state, again.desired_state, again.submitted_at) == (JobState.PENDING, "run", job.submitted_at)
     run(place(scene, again))
     assert now(job).attempts_made == 2 and used(scene)[0] == 1000
     with pytest.raises(Conflict):
@@ -60,16 +60,16 @@ def test_who_resumes_before_the_node_let_go_waits_as_soon_as_it_has(scene, lab) 
     assert (now(job).state, used(scene)[0]) == (JobState.RUNNING, 1000)
     let_go(task)
     assert now(job).state == JobState.PENDING
-    assert now(job).sentence.endswith("It waits again.")
+    assert now(job).message.endswith("It waits again.")
 
 
 def test_suspending_and_another_end_cross_cleanly(scene, lab) -> None:
     job, task = lab
     attempt = job.attempts.get()
-    lifecycle.want_stop(attempt.pk, EndReason.PREEMPTED)
+    lifecycle.request_stop(attempt.pk, EndReason.PREEMPTED)
     do_suspend_job(scene["owner"], job)  # it was to wait again: now by hand
     let_go(task)
-    assert (now(job).state, "waits again" in now(job).sentence) == (JobState.SUSPENDED, False)
+    assert (now(job).state, "waits again" in now(job).message) == (JobState.SUSPENDED, False)
     do_cancel_job(scene["owner"], now(job))
     assert now(job).state == JobState.CANCELLED
     with pytest.raises(Conflict):
@@ -82,7 +82,7 @@ def test_who_would_be_tried_again_after_a_failure_of_its_own_is_suspended_instea
 ) -> None:
     job = record.job(scene["owner"], scene["project"], scene["environment"], tasks=2, retry_failures=retry)
     first, second = run(place(scene, job))
-    lifecycle.task_ended(first, exit_code=1, reason=EndReason.EXIT_CODE)  # the other follows
+    lifecycle.record_task_ended(first, exit_code=1, reason=EndReason.EXIT_CODE)  # the other follows
     if retry:
         do_suspend_job(scene["owner"], job)
     else:
@@ -94,7 +94,7 @@ def test_who_would_be_tried_again_after_a_failure_of_its_own_is_suspended_instea
 
 def test_what_is_about_to_end_for_good_is_not_suspended(scene, lab) -> None:
     job, task = lab
-    lifecycle.want_stop(job.attempts.get().pk, EndReason.TIME_LIMIT)
+    lifecycle.request_stop(job.attempts.get().pk, EndReason.TIME_LIMIT)
     with pytest.raises(Conflict):
         do_suspend_job(scene["owner"], job)
     let_go(task)
@@ -102,13 +102,13 @@ def test_what_is_about_to_end_for_good_is_not_suspended(scene, lab) -> None:
 
 
 def test_who_waits_is_suspended_at_once_and_a_manager_leaves_an_audit_row(scene) -> None:
-    manager = record.person()
+    manager = record.user()
     scene["project"].memberships.create(user=manager, role="manager")
     job = record.job(scene["owner"], scene["project"], scene["environment"])
     assert do_suspend_job(manager, job).state == JobState.SUSPENDED
     with pytest.raises(Conflict):
         place(scene, job)  # the engine had decided on an earlier look
-    assert list(AuditEntry.objects.values_list("act", "actor_name")) == [("job.suspend", manager.username)]
+    assert list(AuditEntry.objects.values_list("action", "actor_name")) == [("job.suspend", manager.username)]
     scene["project"].memberships.filter(user=scene["owner"]).delete()
     with pytest.raises(Conflict, match="may not run jobs"):
         do_resume_job(manager, now(job))

@@ -8,11 +8,11 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
-from portal.errors import NotAllowed
-from portal.models import Attempt, AuditEntry, Membership, Node, NodeTrouble, Task
+from portal.errors import Forbidden
+from portal.models import Attempt, AuditEntry, Membership, Node, NodeIncident, Task
 from portal.services import lifecycle, trust
 from portal.words.reasons import EndReason
-from portal.words.trust import Phase, Trouble
+from portal.words.trust import BreakerState, IncidentKind
 from tests import record
 from tests.services.test_lifecycle import place, run
 
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    made = record.scene()
-    others = [record.person() for _ in range(2)]
+    made = record.basic_cluster()
+    others = [record.user() for _ in range(2)]
     for other in others:
         Membership.objects.create(project=made["project"], user=other, role="member")
-    return made | {"others": others, "admin": record.person(admin=True)}
+    return made | {"others": others, "admin": record.user(admin=True)}
 
 
 def fails(scene, owner, node: Node | None = None, *, code: int = 3) -> None:
@@ -33,14 +33,14 @@ def fails(scene, owner, node: Node | None = None, *, code: int = 3) -> None:
     job = record.job(owner, scene["project"], scene["environment"])
     there = scene if node is None else scene | {"node": node}
     (task,) = run(place(there, job))
-    reason = EndReason.EXIT_CODE if code else EndReason.FINISHED
-    if lifecycle.task_ended(task, exit_code=code, reason=reason):
-        trust.record_failed(task, reason)
+    reason = EndReason.EXIT_CODE if code else EndReason.COMPLETED
+    if lifecycle.record_task_ended(task, exit_code=code, reason=reason):
+        trust.record_task_failure(task, reason)
 
 
 def now(node: Node) -> tuple[str, str]:
     node.refresh_from_db()
-    return node.trust, node.trust_cause
+    return node.breaker_state, node.trust_cause
 
 
 def test_jobs_of_several_people_that_fail_soon_put_it_aside(scene) -> None:
@@ -50,7 +50,7 @@ def test_jobs_of_several_people_that_fail_soon_put_it_aside(scene) -> None:
         fails(scene, owner)
     assert now(scene["node"]) == ("aside", "failed_soon")
     assert not scene["node"].takes_work
-    entry = AuditEntry.objects.get(act="node.trust")
+    entry = AuditEntry.objects.get(action="node.trust")
     assert (entry.before["trust"], entry.after["cause"], entry.reason) == (
         "trusted",
         "failed_soon",
@@ -69,9 +69,9 @@ def test_what_says_nothing_against_it(scene, case: str) -> None:
         if case == "it ran for long":
             Task.objects.filter(pk=task).update(running_at=timezone.now() - dt.timedelta(seconds=61))
         if case == "it was asked to leave":
-            lifecycle.want_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
-        if lifecycle.task_ended(task, exit_code=1, reason=EndReason.EXIT_CODE):
-            trust.record_failed(task, EndReason.EXIT_CODE)
+            lifecycle.request_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
+        if lifecycle.record_task_ended(task, exit_code=1, reason=EndReason.EXIT_CODE):
+            trust.record_task_failure(task, EndReason.EXIT_CODE)
     assert now(scene["node"]) == ("trusted", "")
 
 
@@ -79,10 +79,10 @@ def test_one_person_is_believed_once_their_jobs_do_well_elsewhere(scene) -> None
     other = record.node(scene["pool"])
     for _ in range(3):
         fails(scene, scene["owner"])
-    trust.look_again()
+    trust.evaluate_breakers()
     assert now(scene["node"]) == ("trusted", "")
     fails(scene, scene["owner"], other, code=0)
-    trust.look_again()
+    trust.evaluate_breakers()
     assert now(scene["node"]) == ("aside", "failed_soon")
 
 
@@ -90,29 +90,29 @@ def test_no_more_than_a_third_of_a_pool_is_put_aside(scene) -> None:
     nodes = [scene["node"], *(record.node(scene["pool"]) for _ in range(5))]
     for node in nodes:
         for _ in range(4):
-            trust.record_trouble(node.pk, Trouble.LINK_LOST)
-    assert Node.objects.filter(trust=Phase.ASIDE).count() == 2
-    trust.do_trust_node(scene["admin"], Node.objects.filter(trust=Phase.ASIDE).first())
-    trust.look_again()
-    assert Node.objects.filter(trust=Phase.ASIDE).count() == 2, "the next of those that were spared"
+            trust.record_incident(node.pk, IncidentKind.LINK_LOST)
+    assert Node.objects.filter(breaker_state=BreakerState.QUARANTINED).count() == 2
+    trust.do_clear_node_quarantine(scene["admin"], Node.objects.filter(breaker_state=BreakerState.QUARANTINED).first())
+    trust.evaluate_breakers()
+    assert Node.objects.filter(breaker_state=BreakerState.QUARANTINED).count() == 2, "the next of those that were spared"
 
 
 def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(scene) -> None:
     node = scene["node"]
-    Node.objects.filter(pk=node.pk).update(trust="trial", trust_cause="link_lost", trust_since=timezone.now())
+    Node.objects.filter(pk=node.pk).update(breaker_state="trial", breaker_cause="link_lost", breaker_since=timezone.now())
     node.refresh_from_db()
     attempt = place(scene, record.job(scene["owner"], scene["project"], scene["environment"]))
     with transaction.atomic():
-        trust.begin_trials([(attempt, [node])])
+        trust.start_probations([(attempt, [node])])
     node.refresh_from_db()
     assert node.on_trial == attempt and not node.takes_work
-    lifecycle.want_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
-    trust.look_again()
+    lifecycle.request_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
+    trust.evaluate_breakers()
     assert not Node.objects.get(pk=node.pk).takes_work, "who ended it may be about to say why"
     attempt.task_rows.update(ended_at=timezone.now() - dt.timedelta(seconds=10))
-    trust.look_again()
+    trust.evaluate_breakers()
     assert now(node) == ("trial", "link_lost") and node.takes_work
-    trust.record_trouble(node.pk, Trouble.NO_ANSWER)
+    trust.record_incident(node.pk, IncidentKind.COMMAND_TIMEOUTS)
     assert now(node) == ("aside", "no_answer")
 
 
@@ -129,27 +129,27 @@ def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(scene) -> None
     )
     trial = {"trust": "trial", "trust_cause": "link_lost", "on_trial": attempt, "trust_since": timezone.now()}
     Node.objects.filter(pk=node.pk).update(**trial)
-    trust.look_again()
+    trust.evaluate_breakers()
     assert now(node) == ("trial", "link_lost") and not node.takes_work
     Task.objects.filter(pk=joined.pk).update(running_at=timezone.now() - minute)
-    trust.look_again()
+    trust.evaluate_breakers()
     assert now(node) == ("trusted", "")
 
 
 def test_an_administrator_trusts_it_again_and_nobody_else_may(scene) -> None:
     node = scene["node"]
-    trust.record_stuck(node.pk, record.job(scene["owner"], scene["project"], scene["environment"]))
+    trust.record_stuck_job(node.pk, record.job(scene["owner"], scene["project"], scene["environment"]))
     assert now(node) == ("aside", "stuck") and node.try_at is None
-    with pytest.raises(NotAllowed):
-        trust.do_trust_node(scene["owner"], node)
-    trust.do_trust_node(scene["admin"], node, reason="restarted the daemon")
+    with pytest.raises(Forbidden):
+        trust.do_clear_node_quarantine(scene["owner"], node)
+    trust.do_clear_node_quarantine(scene["admin"], node, reason="restarted the daemon")
     assert now(node) == ("trusted", "") and node.takes_work and node.trips == 0
-    assert AuditEntry.objects.filter(act="node.trust", actor=scene["admin"]).exists()
+    assert AuditEntry.objects.filter(action="node.trust", actor=scene["admin"]).exists()
 
 
 def test_old_troubles_are_dropped(scene) -> None:
-    trust.record_trouble(scene["node"].pk, Trouble.LINK_LOST)
-    NodeTrouble.objects.update(at=timezone.now() - trust.TROUBLES_KEPT - dt.timedelta(days=1))
-    trust.record_trouble(scene["node"].pk, Trouble.LINK_LOST)
-    trust.forget_old_troubles()
-    assert NodeTrouble.objects.count() == 1
+    trust.record_incident(scene["node"].pk, IncidentKind.LINK_LOST)
+    NodeIncident.objects.update(at=timezone.now() - trust.INCIDENT_RETENTION - dt.timedelta(days=1))
+    trust.record_incident(scene["node"].pk, IncidentKind.LINK_LOST)
+    trust.delete_old_incidents()
+    assert NodeIncident.objects.count() == 1

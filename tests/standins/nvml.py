@@ -19,7 +19,7 @@ LIBRARY = "libnvidia-ml.so.1"
 Lines = list[str]
 
 
-def why_not() -> str | None:
+def missing_compiler() -> str | None:
     """Why it cannot be built here, or None when it can."""
     if shutil.which("cc") is None:
         return "the stand-in for NVML needs a C compiler (Debian: apt-get install gcc libc6-dev)"
@@ -27,7 +27,7 @@ def why_not() -> str | None:
 
 
 @functools.cache
-def built() -> Path:
+def build_library() -> Path:
     """The folder with the library, built once in this process."""
     folder = Path(tempfile.mkdtemp(prefix="fairway-nvml-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -56,7 +56,7 @@ def h200(number: int, *more: str, bus: int | None = None) -> Lines:
     ]
 
 
-class Driver:
+class FakeDriver:
     """One machine's driver: its file, which may be rewritten, and how a program is told to take it.
 
     ``take`` makes this very process take it, whatever it took before.
@@ -68,10 +68,10 @@ class Driver:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"LD_LIBRARY_PATH": str(built()), "FAIRWAY_STANDIN_NVML": str(self._path)}
+        return {"LD_LIBRARY_PATH": str(build_library()), "FAIRWAY_STANDIN_NVML": str(self._path)}
 
     def take(self, patch: pytest.MonkeyPatch) -> None:
-        library = str(built() / LIBRARY)
+        library = str(build_library() / LIBRARY)
         patch.setenv("FAIRWAY_STANDIN_NVML", str(self._path))
         patch.setattr("agents.node.gpus.nvml._LIBRARY", library)
         patch.setattr(pynvml, "nvmlLib", ctypes.CDLL(library))

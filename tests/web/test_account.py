@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def user():
-    return record.person("ada-love", password=record.PASSWORD)
+    return record.user("ada-love", password=record.PASSWORD)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_guesses_of_the_present_password_are_paused(client, user):
 
 
 def test_guesses_of_the_present_password_from_many_addresses_are_paused(user, monkeypatch):
-    monkeypatch.setattr(account, "SIGN_IN_NAME", throttle.Rate("sign_in_name", 3, 3600))
+    monkeypatch.setattr(account, "SIGN_IN_NAME", throttle.RateLimit("sign_in_name", 3, 3600))
     browsers = [Client(REMOTE_ADDR=f"10.1.1.{i}") for i in range(5)]
     for browser in browsers:
         browser.force_login(user)
@@ -94,7 +94,7 @@ def test_other_sessions_are_listed_and_ended(client, user):
     other = Client()
     other.force_login(user)
     stranger = Client()
-    stranger.force_login(record.person())
+    stranger.force_login(record.user())
     assert len(client.get(reverse("account")).context["places"]) == 2
     client.post(reverse("account-sessions-end"))
     assert other.get(reverse("home")).status_code == 302
@@ -115,7 +115,7 @@ def test_a_token_is_shown_once_and_revoked(client, user):
 
 def test_a_strangers_token_cannot_be_revoked(client):
     other = Client()
-    other.force_login(record.person())
+    other.force_login(record.user())
     client.post(reverse("account-token"), {"name": "laptop", "scopes": ["read"], "days": "30"})
     token = ApiToken.objects.get()
     assert other.post(reverse("account-token-revoke", args=[token.public_id])).status_code == 404

@@ -11,8 +11,8 @@ from django.urls import reverse
 
 from portal.models import AuditEntry, Environment, Invitation, Membership, Node, Project, Quota
 from portal.services.image_pins import record_claim
-from portal.services.node_return import record_checked
-from portal.web.admin.audit import differences
+from portal.services.node_return import record_preflight_finished
+from portal.web.admin.audit import changed_fields
 from tests import record
 
 SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster", "volumes"]
@@ -123,7 +123,7 @@ def test_an_admin_edits_a_quota_and_undoes_it(quota_place, client_of):
     assert "Put back what vision had before." in answer.content.decode()
     quota.refresh_from_db()
     assert quota.changes.first().undoes == change
-    assert AuditEntry.objects.filter(act="quota.change").count() >= 2
+    assert AuditEntry.objects.filter(action="quota.change").count() >= 2
 
 
 def test_what_one_person_may_hold_is_edited_like_the_other_numbers(quota_place, client_of):
@@ -261,7 +261,7 @@ def test_administrators_list_where_jobs_of_a_project_may_connect(scene, client_o
 
 
 def test_members_are_added_and_taken_out(scene, client_of):
-    project, person = Project.objects.get(name="vision"), record.person("newcomer")
+    project, person = Project.objects.get(name="vision"), record.user("newcomer")
     client = client_of("admin")
     form = {"username": "newcomer", "role": "member"}
     client.post(reverse("set-member", args=[project.public_id]), form)
@@ -352,7 +352,7 @@ def test_environments_are_an_allow_list(scene, client_of):
     page = client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     assert "525.60.13 or newer" in page
     assert "Its driver is 470.82.01." in page and old.name in page
-    Node.objects.filter(pk=old.pk).update(hello={"driver": "535.104", "cuda_driver": "12.2", "gpus": [{}]})
+    Node.objects.filter(pk=old.pk).update(agent_info={"driver": "535.104", "cuda_driver": "12.2", "gpus": [{}]})
     Environment.objects.filter(pk=row.pk).update(image_cuda="12.4")
     page = client_of("admin").get(reverse("environment", args=[row.public_id])).content.decode()
     assert "Its driver knows CUDA 12.2." in page and "Its image says that it needs CUDA 12.4." in page
@@ -433,8 +433,8 @@ def test_an_address_for_forms_has_a_page_too(client_of):
 def test_the_trail_speaks_in_words(quota_place, client_of):
     project, pool = quota_place
     client_of("admin").post(reverse("save-quotas"), edit(project, pool.name, guaranteed="2.5"))
-    newest = AuditEntry.objects.filter(act="quota.change").latest("id")
-    assert ("guaranteed", "2.5") in [(name, new) for name, _, new in differences(newest)]
+    newest = AuditEntry.objects.filter(action="quota.change").latest("id")
+    assert ("guaranteed", "2.5") in [(name, new) for name, _, new in changed_fields(newest)]
     page = client_of("admin").get(reverse("audit")).content.decode()
     assert "guaranteed_milli" not in page
 
@@ -446,13 +446,13 @@ def test_the_palette_finds_nodes(scene, client_of):
 
 def test_back_in_service_the_old_reason_is_gone(scene, client_of):
     node, admin = scene.nodes["h200-1"], client_of("admin")
-    Node.objects.filter(pk=node.pk).update(hello={"agent_version": "1"})
+    Node.objects.filter(pk=node.pk).update(agent_info={"agent_version": "1"})
     address = reverse("set-node-state", args=[node.public_id])
     admin.post(address, {"act": "cordon", "reason": "a new fan"})
     shown = admin.post(address, {"act": "ready", "reason": "a new fan"}, follow=True)
     (check,) = node.checks.all()
     assert shown.request["PATH_INFO"] == reverse("node-check", args=[node.public_id, check.public_id])
-    record_checked(check.pk, ok=False)
+    record_preflight_finished(check.pk, ok=False)
     again = admin.get(shown.request["PATH_INFO"]).content.decode()
     assert "stays out of service until it is mended" in again and "Return it all the same" in again
     Node.objects.filter(pk=node.pk).update(reachable=False)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
-from portal.models import AuditEntry, GpuAlarm, InvalidRow
-from portal.services.alarms import InvalidRowReport, record_claimed, record_xid, report_invalid_rows
-from portal.services.gpus import record_foreign
+from portal.models import AuditEntry, GpuAlert, InvalidRow
+from portal.services.alarms import InvalidRowReport, record_claimed_gpus, record_xid, report_invalid_rows
+from portal.services.gpus import record_foreign_processes
 
 
 @pytest.fixture
-def alarms(scene) -> list[GpuAlarm]:
+def alarms(scene) -> list[GpuAlert]:
     gpu = scene.nodes["ada-1"].gpus.get(index=0)
     for xid in (79, 79, 31):
         record_xid(gpu.node_id, gpu.uuid, xid, 1)
-    record_foreign(gpu.node.public_id, {gpu.uuid: "python (process 77) of <carol>"})
-    return list(GpuAlarm.objects.order_by("id"))
+    record_foreign_processes(gpu.node.public_id, {gpu.uuid: "python (process 77) of <carol>"})
+    return list(GpuAlert.objects.order_by("id"))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_invalid_rows_are_shown_counted_and_acknowledged_until_they_are_valid(sc
     report_invalid_rows([report])
     text = client.get(page).content.decode()
     assert "I correct it" in text and '<span class="fw-nav__n">1</span>' not in text
-    assert AuditEntry.objects.get(act="invalid_row.acknowledge").reason == "I correct it"
+    assert AuditEntry.objects.get(action="invalid_row.acknowledge").reason == "I correct it"
     assert "acknowledged already" in client.post(act, follow=True).content.decode()
     report_invalid_rows([])
     assert "Invalid data" not in client.get(page).content.decode()
     report_invalid_rows([report])  # it is wrong again: a new alarm
-    assert InvalidRow.objects.filter(acknowledged_at__isnull=True, over_at__isnull=True).count() == 1
+    assert InvalidRow.objects.filter(acknowledged_at__isnull=True, resolved_at__isnull=True).count() == 1
 
 
 def test_a_gpu_that_two_nodes_report_is_an_alarm_with_both_and_a_note_on_the_newcomers_page(
@@ -71,7 +71,7 @@ def test_a_gpu_that_two_nodes_report_is_an_alarm_with_both_and_a_note_on_the_new
         scene.nodes["a100-2"],
     )
     gpu = owner.gpus.get(index=0)
-    record_claimed(newcomer, [gpu])
+    record_claimed_gpus(newcomer, [gpu])
     client = client_of("admin")
     text = client.get(reverse("alarms")).content.decode()
     assert "Reported by two nodes" in text and f"{newcomer.name} reports the same GPU" in text

@@ -13,7 +13,7 @@ from portal.models import AuditEntry, User
 from portal.services import people, refused_acts
 from portal.services.jobs import do_hold_job
 from portal.services.tokens import Scope, do_create_token
-from portal.throttle import Rate
+from portal.throttle import RateLimit
 from portal.words.states import Role
 from tests import record
 
@@ -29,7 +29,7 @@ def fresh_rates(monkeypatch):
 
 @pytest.fixture
 def user() -> User:
-    return record.person("ada-love", password=record.PASSWORD)
+    return record.user("ada-love", password=record.PASSWORD)
 
 
 def browser(user: User | None = None) -> Client:
@@ -40,7 +40,7 @@ def browser(user: User | None = None) -> Client:
 
 
 def rows(*acts: str) -> list[AuditEntry]:
-    return list(AuditEntry.objects.filter(act__in=acts).order_by("id"))
+    return list(AuditEntry.objects.filter(action__in=acts).order_by("id"))
 
 
 def test_sign_in_and_sign_out_leave_rows(user):
@@ -52,7 +52,7 @@ def test_sign_in_and_sign_out_leave_rows(user):
         assert (row.actor, row.object_kind, row.object_id) == (user, "user", user.public_id)
         assert row.address == ADDRESS
     assert came.after == {"by": "password"}
-    assert (came.act, left.act) == ("person.sign_in", "person.sign_out")
+    assert (came.action, left.action) == ("person.sign_in", "person.sign_out")
 
 
 def test_nobody_signs_out_no_row_is_left():
@@ -61,9 +61,9 @@ def test_nobody_signs_out_no_row_is_left():
 
 
 def test_sign_in_by_link_and_invitation_leave_rows(user):
-    browser().post("/sign-in/link/", {"code": people.do_make_sign_in_link(None, user)})
-    admin = record.person("boss", admin=True)
-    _, code = people.do_invite(admin, project=record.project(), role=Role.MEMBER)
+    browser().post("/sign-in/link/", {"code": people.do_create_magic_link(None, user)})
+    admin = record.user("boss", admin=True)
+    _, code = people.do_create_invitation(admin, project=record.project(), role=Role.MEMBER)
     fields = {"code": code, "username": "ben", "password": record.PASSWORD, "timezone": "UTC"}
     browser().post("/invitation/", fields)
     assert [(row.actor_name, row.after) for row in rows("person.sign_in")] == [
@@ -104,7 +104,7 @@ def test_paused_sign_ins_leave_one_row(user):
 
 @pytest.mark.parametrize("rate", ["SIGN_INS_OF_ADDRESS", "SIGN_INS"])
 def test_flood_of_failures_leaves_a_bounded_number_of_rows(monkeypatch, rate):
-    monkeypatch.setattr(refused_acts, rate, Rate(f"test_{rate}", 3, 3600))
+    monkeypatch.setattr(refused_acts, rate, RateLimit(f"test_{rate}", 3, 3600))
     for _ in range(9):
         browser().post("/sign-in/link/", {"code": "not-a-code"})
     found = rows("person.sign_in_failed")
@@ -159,7 +159,7 @@ def test_requests_that_are_not_refused_or_only_look_leave_no_row(user):
 
 
 def test_flood_of_refused_requests_leaves_a_bounded_number_of_rows(user, monkeypatch):
-    monkeypatch.setattr(refused_acts, "REQUESTS_OF_USER", Rate("test_requests", 2, 3600))
+    monkeypatch.setattr(refused_acts, "REQUESTS_OF_USER", RateLimit("test_requests", 2, 3600))
     client = browser(user)
     for _ in range(6):
         assert client.get(reverse("people")).status_code == 403
@@ -167,23 +167,23 @@ def test_flood_of_refused_requests_leaves_a_bounded_number_of_rows(user, monkeyp
 
 
 def test_holding_and_releasing_jobs_of_others_leaves_rows(user):
-    scene = record.scene()
+    scene = record.basic_cluster()
     job = record.job(scene["owner"], scene["project"], scene["environment"])
     do_hold_job(scene["owner"], job, True)
     do_hold_job(scene["owner"], job, False)
     assert not rows("job.hold", "job.release"), "one's own job"
-    admin = record.person("boss", admin=True)
+    admin = record.user("boss", admin=True)
     for held in (True, True, False):
         do_hold_job(admin, job, held)
     found = rows("job.hold", "job.release")
-    assert [(row.act, row.actor, row.object_id) for row in found] == [
+    assert [(row.action, row.actor, row.object_id) for row in found] == [
         ("job.hold", admin, job.public_id),
         ("job.release", admin, job.public_id),
     ]
 
 
 def test_page_shows_and_narrows_the_rows(user):
-    admin = record.person("boss", admin=True)
+    admin = record.user("boss", admin=True)
     browser(user).get(reverse("people"))
     browser().post("/sign-in/", {"username": "nobody-here", "password": "guess"})
     browser().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})

@@ -51,10 +51,10 @@ def test_times_are_typed_and_shown_in_the_zone_of_who_types(client_of, scene, fo
     admin = client_of("admin")
     admin.post("/calendar/save/", form)
     row = Reservation.objects.get()
-    assert f"{row.begin.astimezone(dt.UTC):%H:%M}" == "02:30"
+    assert f"{row.starts_at.astimezone(dt.UTC):%H:%M}" == "02:30"
     page = admin.get(f"/calendar/?edit={row.public_id}").content.decode()
     assert f'value="{form["begin"]}"' in page and "Times are in Asia/Kolkata" in page
-    berlin = f"{row.begin.astimezone(zoneinfo.ZoneInfo('Europe/Berlin')):%H:%M}"
+    berlin = f"{row.starts_at.astimezone(zoneinfo.ZoneInfo('Europe/Berlin')):%H:%M}"
     assert berlin in client_of("member").get("/calendar/").content.decode()
     assert client_of("member").get("/queue/?span=3d").content.decode().count('class="band"') == 2
 
@@ -111,7 +111,7 @@ def test_maintenance_may_ask_who_is_there_to_leave_and_the_node_says_so(client_o
     assert "Only a reservation for nobody" in page and 'name="clears" checked' in page
     assert admin.post("/calendar/save/", form | {"clears": "on", "projects": ""}).status_code == 302
     row = Reservation.objects.get()
-    assert row.clears
+    assert row.drain_at_start
     node = row.reserved.first().node
     shown = client_of("member").get(f"/nodes/{node.public_id}/").content.decode()
     assert ", maintenance" in shown and "what still runs when it begins is asked to leave" in shown

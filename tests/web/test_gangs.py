@@ -6,7 +6,7 @@ from django.urls import reverse
 
 from portal.models import Job, Node, NodePool
 from portal.web.launch_form import LaunchForm
-from portal.web.launch_start import initial_of
+from portal.web.launch_start import initial_from_job
 from tests.web.test_nonsense import NONSENSE
 
 TWO = {"time_limit_s": "", "tasks": "2", "gpus_per_task": "2", "launcher": "torchrun", "retry_failures": "on"}
@@ -35,10 +35,10 @@ def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
     job = Job.objects.get(name="my run")
     assert (job.launcher, job.retry_failures, job.tasks) == ("torchrun", True, 2)
     again = LaunchForm(
-        job.owner, {key: value for key, value in initial_of(job.owner, job).items() if value is not None}
+        job.owner, {key: value for key, value in initial_from_job(job.owner, job).items() if value is not None}
     )
     assert again.is_valid(), again.errors
-    assert (again.request().launcher, again.request().retry_failures) == ("torchrun", True)
+    assert (again.to_job_request().launcher, again.to_job_request().retry_on_failure) == ("torchrun", True)
 
 
 def test_only_administrators_lend_the_network(scene, client_of) -> None:
@@ -46,7 +46,7 @@ def test_only_administrators_lend_the_network(scene, client_of) -> None:
     for who in ("member", "stranger"):
         answer = client_of(who).post(address, {"allow_node_network": "on"})
         assert answer.status_code in (403, 404)
-    assert not NodePool.objects.filter(allow_node_network=True).exists()
+    assert not NodePool.objects.filter(allow_host_network=True).exists()
 
 
 def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(scene, client_of) -> None:
@@ -54,7 +54,7 @@ def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(s
     address, policy = reverse("set-pool-network", args=[pool.public_id]), f"{reverse('policy')}?pool=h200"
     node = pool.nodes.order_by("name").first()
     Node.objects.filter(pk=node.pk).update(
-        hello=node.hello | {"interfaces": [{"name": "eth0", "address": "192.0.2.1", "chosen": True}]}
+        agent_info=node.hello | {"interfaces": [{"name": "eth0", "address": "192.0.2.1", "chosen": True}]}
     )
     named = {"allow_node_network": "on", "fabric_interface": "ib0", "fabric_adapters": "mlx5_0"}
     assert client_of("admin").post(address, named).status_code == 302

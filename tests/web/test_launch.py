@@ -7,9 +7,9 @@ import re
 import pytest
 from django.urls import reverse
 
-from portal.models import Job, Standing
+from portal.models import Job, JobVerdict
 from portal.web.launch_form import LaunchForm
-from portal.web.launch_start import initial_of, initial_of_fields
+from portal.web.launch_start import initial_from_job, initial_from_api_fields
 from tests import record
 
 
@@ -18,7 +18,7 @@ def test_what_is_typed_becomes_the_job(scene, client_of, typed):
     job = Job.objects.get(name="my run")
     assert answer["Location"] == reverse("job", args=[job.public_id])
     assert job.command == ["python", "train.py", "--name", "two words"]
-    assert job.environ == {"SEED": "1", "NAME": "two words"}
+    assert job.env == {"SEED": "1", "NAME": "two words"}
     assert (job.cpu_milli, job.memory_mib, job.time_limit_s) == (1500, 4096, 5400)
     assert (job.gpus_per_task, job.milli_per_gpu, job.preemptible) == (2, 1000, True)
 
@@ -35,7 +35,7 @@ def test_what_is_typed_becomes_the_job(scene, client_of, typed):
 def test_a_command_is_split_or_given_to_the_shell(scene, typed, text, words):
     form = LaunchForm(scene.people["m-okafor"], typed | {"command": text})
     assert form.is_valid(), form.errors
-    assert list(form.request().command) == words
+    assert list(form.to_job_request().command) == words
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_command_is_split_or_given_to_the_shell(scene, typed, text, words):
 def test_spans_are_read_with_their_unit(scene, typed, text, seconds):
     form = LaunchForm(scene.people["m-okafor"], typed | {"time_limit_s": text})
     assert form.is_valid(), form.errors
-    assert form.request().time_limit_s == seconds
+    assert form.to_job_request().time_limit_s == seconds
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_a_job_goes_into_the_form_and_comes_out_the_same(scene):
         Job.objects.filter(pk=scene.jobs[name].pk).update(**odd)
         job = Job.objects.select_related("project", "environment", "pool").get(pk=scene.jobs[name].pk)
         start = {
-            key: value for key, value in initial_of(job.owner, job).items() if value not in ("", None, False)
+            key: value for key, value in initial_from_job(job.owner, job).items() if value not in ("", None, False)
         }
         form = LaunchForm(scene.people["m-okafor"], start)
         assert form.is_valid(), form.errors
-        request = form.request()
+        request = form.to_job_request()
         for field in (
             "tasks",
             "gpus_per_task",
@@ -168,7 +168,7 @@ def test_an_elastic_job_goes_into_the_form_and_comes_out_the_same(client_of, typ
     assert client_of("member").post(reverse("launch"), asks).status_code == 302
     job = Job.objects.get(name="my run")
     assert (job.tasks, job.min_tasks) == (4, 2)
-    assert initial_of(job.owner, job)["min_tasks"] == 2
+    assert initial_from_job(job.owner, job)["min_tasks"] == 2
     wrong = client_of("member").post(reverse("launch"), asks | {"min_tasks": "5"})
     assert wrong.status_code == 400
     assert "Must be between 1 and the number of tasks." in wrong.content.decode()
@@ -187,7 +187,7 @@ def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
 
 
 def test_unknown_overrides_are_left_out():
-    assert initial_of_fields({"nonsense": 1, "gpus_per_task": 2}) == {"gpus_per_task": 2}
+    assert initial_from_api_fields({"nonsense": 1, "gpus_per_task": 2}) == {"gpus_per_task": 2}
 
 
 def test_the_nearest_request_sets_fields_that_the_form_has(client_of, typed):
@@ -230,9 +230,9 @@ def test_it_may_start_after_own_jobs_and_after_others_by_id(scene, client_of, ty
     assert {row.after for row in job.dependencies.all()} == {mine, colleagues}
     assert job.after_any
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
-    Standing.objects.create(
-        job=job, code="dependency", sentence="It starts after both have ended.", numbers={"jobs_awaited": 2},
-        ahead=[], decided_at=job.submitted_at, since=job.submitted_at,
+    JobVerdict.objects.create(
+        job=job, code="dependency", message="It starts after both have ended.", details={"jobs_awaited": 2},
+        jobs_ahead=[], decided_at=job.submitted_at, code_since=job.submitted_at,
     )  # fmt: skip
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
     assert "After others" in page and "once they have ended" in page and "No estimate yet" not in page

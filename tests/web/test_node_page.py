@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal import last_samples
-from portal.models import Gpu, Job, Link, Node
+from portal.models import Gpu, Job, GpuLink, Node
 from portal.services import trust
 
 OLD = "runc 1.1.5 is below 1.2.8 or 1.3.3: upgrade it, or keep vendor backports."
@@ -26,7 +26,7 @@ def test_old_programs_are_told_on_the_page_and_in_the_list(scene, client_of) -> 
     versions = {"kernel": "6.1.0-18-amd64", "runc": "1.1.5", "crun": None, "maxstartups": "10:30:100"}
     shares = {"enforced": False, "sentence": "Shares of its GPUs are not enforced: it lacks MPS."}
     hello = {"versions": versions, "below_floor": [OLD], "shares": shares}
-    Node.objects.filter(pk=node.pk).update(hello=hello)
+    Node.objects.filter(pk=node.pk).update(agent_info=hello)
     assert member.get(reverse("cluster")).content.decode().count("1 below floor") == 2  # map and table
     page = page_of(member, node)
     assert OLD in page
@@ -40,7 +40,7 @@ def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did
     node, admin = scene.nodes["h200-1"], client_of("admin")
     line = f"node-setup --renew-loader | ssh -p 22 {node.host} sudo sh"
     for told, shown in ((None, False), (1, True), (2, False)):
-        Node.objects.filter(pk=node.pk).update(link="ssh", hello={"loader": told})
+        Node.objects.filter(pk=node.pk).update(transport="ssh", agent_info={"loader": told})
         assert (line in page_of(admin, node)) is shown
     steps = [
         {
@@ -68,7 +68,7 @@ def test_foreign_processes_are_listed_without_their_arguments_and_escaped(scene,
     assert "Foreign processes" not in page_of(member, node)
     process = {"pid": 4711, "memory_mib": 2048, "account": "mallory", "command": "<b>python"}
     gpu = {"uuid": node.gpus.get(index=1).uuid, "foreign": [process]}
-    last_samples.keep({node.public_id: json.dumps({"at_s": 1.0, "lag_s": 0.0, "gpus": [gpu]})})
+    last_samples.store_frames({node.public_id: json.dumps({"at_s": 1.0, "lag_s": 0.0, "gpus": [gpu]})})
     page = page_of(member, node)
     assert "Foreign processes" in page
     assert "mallory" in page
@@ -80,9 +80,9 @@ def test_how_gpus_are_joined_is_a_table_of_pairs(scene, client_of) -> None:
     node, member = scene.nodes["h200-1"], client_of("member")
     assert "How its GPUs are joined" not in page_of(member, node)
     one, other, third = node.gpus.order_by("index")[:3]
-    Link.objects.create(kind="nvlink", gpu_a=one, gpu_b=other, lines=18)
-    Link.objects.create(kind="pcie", gpu_a=one, gpu_b=other, level="single")
-    Link.objects.create(kind="pcie", gpu_a=one, gpu_b=third, level="system")
+    GpuLink.objects.create(kind="nvlink", gpu_a=one, gpu_b=other, nvlink_count=18)
+    GpuLink.objects.create(kind="pcie", gpu_a=one, gpu_b=other, level="single")
+    GpuLink.objects.create(kind="pcie", gpu_a=one, gpu_b=third, level="system")
     page = page_of(member, node)
     assert page.count("<td>18 NVLink, one switch</td>") == 2
     assert page.count("<td>across NUMA nodes</td>") == 2
@@ -91,7 +91,7 @@ def test_how_gpus_are_joined_is_a_table_of_pairs(scene, client_of) -> None:
 def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(scene, client_of) -> None:
     node = scene.nodes["h200-1"]
     job = Job.objects.first()
-    trust.record_stuck(node.pk, job)
+    trust.record_stuck_job(node.pk, job)
     Node.objects.filter(pk=node.pk).update(clock_skew_s=-3.04)
     member, admin = page_of(client_of("member"), node), page_of(client_of("admin"), node)
     for page in (member, admin):

@@ -15,7 +15,7 @@ from django.urls import reverse
 from portal.models import Job
 from portal.told import now_ms
 from portal.web import refusals
-from portal.web.headers import SAME_EVERYWHERE
+from portal.web.headers import STATIC_HEADERS
 from tests import record
 
 COUNTS = Path(__file__).parent.parent / "query_counts.json"
@@ -122,7 +122,7 @@ def test_every_answer_carries_the_headers_also_a_refusal(client_of, caplog, addr
     answer = client_of("member").get(address, headers={"host": host})
     assert answer.status_code == status
     assert "frame-ancestors 'none'" in answer["Content-Security-Policy"]
-    for name, value in SAME_EVERYWHERE.items():
+    for name, value in STATIC_HEADERS.items():
         assert answer[name] == value
     assert answer["Cache-Control"] == "no-store"
     assert (status == 403) == ("refused GET '/audit/' to m-okafor from 127.0.0.1" in caplog.text)

@@ -9,7 +9,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Cycle, Job, Standing
+from portal.models import Cycle, Job, JobVerdict
 from tests import record
 
 
@@ -22,8 +22,8 @@ def ordered(scene):
     """The scene after a cycle: robotics is making room, nlp is next, vision after it."""
     ahead = {"llama-eval-suite": 0, "depth-anything-ft": 1}
     for name, number in ahead.items():
-        Standing.objects.filter(job=scene.jobs[name]).update(numbers={"jobs_ahead": number})
-    Standing.objects.filter(job=scene.jobs["grasp-rl-eval"]).update(code="releasing")
+        JobVerdict.objects.filter(job=scene.jobs[name]).update(details={"jobs_ahead": number})
+    JobVerdict.objects.filter(job=scene.jobs["grasp-rl-eval"]).update(code="releasing")
     receipts = [
         {
             "project": scene.projects[name].public_id,
@@ -38,8 +38,8 @@ def ordered(scene):
         for name, held in (("vision", 18_000), ("nlp", 4_000))
     ]
     Cycle.objects.create(
-        started_at=timezone.now(), epoch=1, woken_by="x", snapshot_ms=1, decide_ms=1, commit_ms=1, pending=3,
-        started_jobs=0, refused_commits=0, steps=1, receipts=receipts,
+        started_at=timezone.now(), epoch=1, trigger="x", snapshot_ms=1, decide_ms=1, commit_ms=1, pending=3,
+        started_jobs=0, refused_commits=0, steps=1, fair_share_breakdown=receipts,
     )  # fmt: skip
     return scene
 
@@ -97,8 +97,8 @@ def test_filters_stand_in_the_address_and_in_the_live_part(ordered, client_of):
 
 def test_the_plot_has_running_and_predicted_bars_and_a_table_behind_it(ordered, client_of):
     now = timezone.now()
-    Standing.objects.filter(job=ordered.jobs["depth-anything-ft"]).update(
-        foreseen_at=now,
+    JobVerdict.objects.filter(job=ordered.jobs["depth-anything-ft"]).update(
+        forecast_at=now,
         p10_at=now + dt.timedelta(minutes=50),
         p50_at=now + dt.timedelta(hours=1),
         p90_at=now + dt.timedelta(hours=2),
@@ -125,7 +125,7 @@ def test_a_long_queue_is_shown_page_by_page(scene, client_of):
 
 
 def test_an_empty_queue_says_what_to_do(client_of, scene):
-    Job.objects.filter(state="PENDING").update(desired="cancelled")
+    Job.objects.filter(state="PENDING").update(desired_state="cancelled")
     page = words(client_of("member").get(reverse("queue")))
     assert "Nothing waits" in page and 'href="/launch/"' in page
 

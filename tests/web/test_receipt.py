@@ -7,8 +7,8 @@ from django.test import Client
 from django.urls import reverse
 
 from portal.models import Cycle, Job, Membership, Quota
-from portal.selectors.receipts import receipts_for
-from portal.web.receipt import sums_of
+from portal.selectors.receipts import list_breakdowns
+from portal.web.receipt import fair_share_texts
 from scheduler.cycle import run_cycle
 from tests import record
 
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def waiting() -> Job:
     """Two projects below one share four GPUs; the job waits while the other project holds three of them."""
-    record.cluster()
+    record.cluster_settings()
     pool = record.pool("main-pool")
     record.node(pool)
-    owner, other = record.person("ada"), record.person("eve")
+    owner, other = record.user("ada"), record.user("eve")
     above = record.project("school")
     lab = record.project("lab", parent=above, member=owner)
     rival = record.project("rival", parent=above, member=other)
@@ -36,22 +36,22 @@ def waiting() -> Job:
 
 
 def test_the_steps_of_a_real_cycle_add_up(waiting) -> None:
-    root = record.person("root", admin=True)
-    receipts = receipts_for(root, waiting)
+    root = record.user("root", admin=True)
+    receipts = list_breakdowns(root, waiting)
     assert [receipt.project.name for receipt in receipts] == ["lab", "school"]
-    for replayed in sums_of(receipts):
-        steps = replayed.receipt.steps
-        assert sum(step["amount_milli"] for step in steps) == replayed.receipt.fair_share_milli
-        assert replayed.lines[0].name == "Guaranteed"
-        assert float(replayed.total) == replayed.receipt.fair_share_milli / 1000
-    own = sums_of(receipts)[0]
-    assert own.lines[0].words == "1 guaranteed, of which it can use 1"
-    assert any(line.name == "Round 1" and "weight 1" in line.words for line in own.lines)
-    assert "goes first" in own.verdict or "go first" in own.verdict
+    for replayed in fair_share_texts(receipts):
+        steps = replayed.source.steps
+        assert sum(step["amount_milli"] for step in steps) == replayed.source.fair_share_milli
+        assert replayed.steps[0].name == "Guaranteed"
+        assert float(replayed.total) == replayed.source.fair_share_milli / 1000
+    own = fair_share_texts(receipts)[0]
+    assert own.steps[0].explanation == "1 guaranteed, of which it can use 1"
+    assert any(line.name == "Round 1" and "weight 1" in line.explanation for line in own.steps)
+    assert "goes first" in own.conclusion or "go first" in own.conclusion
 
 
 def test_what_stands_above_is_told_only_to_those_who_may_see_it(waiting) -> None:
-    assert [receipt.project.name for receipt in receipts_for(waiting.owner, waiting)] == ["lab"]
+    assert [receipt.project.name for receipt in list_breakdowns(waiting.owner, waiting)] == ["lab"]
     client = Client()
     client.force_login(waiting.owner)
     page = " ".join(client.get(reverse("job", args=[waiting.public_id])).content.decode().split())
@@ -62,15 +62,15 @@ def test_what_stands_above_is_told_only_to_those_who_may_see_it(waiting) -> None
     assert sum(step["amount_milli"] for step in receipt["steps"]) == receipt["fair_share_milli"]
     assert body["interval"] is None and body["forecasts"] == []
     Membership.objects.create(user=waiting.owner, project=waiting.project.parent, role="viewer")
-    assert len(receipts_for(waiting.owner, waiting)) == 2
+    assert len(list_breakdowns(waiting.owner, waiting)) == 2
 
 
 def test_before_the_first_cycle_there_is_none(waiting) -> None:
     Cycle.objects.all().delete()
-    assert receipts_for(waiting.owner, waiting) == []
+    assert list_breakdowns(waiting.owner, waiting) == []
 
 
 def test_a_step_of_another_kind_is_shown_as_it_is(waiting) -> None:
-    (receipt, *_) = receipts_for(waiting.owner, waiting)
+    (receipt, *_) = list_breakdowns(waiting.owner, waiting)
     receipt.steps.append({"kind": "lent_back", "amount_milli": 250, "numbers": {"from_above": 2.0}})
-    assert sums_of([receipt])[0].lines[-1].words == "from above 2"
+    assert fair_share_texts([receipt])[0].steps[-1].explanation == "from above 2"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from django.urls import reverse
 
-from portal.models import ClusterSettings, Job, Node, UnknownContainer
+from portal.models import ClusterSettings, Job, Node, OrphanContainer
 
 
 @pytest.fixture
 def after(scene):
     """The scene after a restore: one node is away, one runs a gang of two that nobody knows."""
-    ClusterSettings.objects.update(adopt_only=True)
+    ClusterSettings.objects.update(recovery_mode=True)
     Node.objects.update(reconciled_at="2026-11-21T12:00Z")
     Node.objects.filter(name__in=["ada-1", "a100-1"]).update(reconciled_at=None)
     rows = [
-        UnknownContainer.objects.create(
+        OrphanContainer.objects.create(
             node=scene.nodes["ada-1"],
             name=f"fw-c-newer22-1-{rank}",
             job="newer22",
@@ -54,7 +54,7 @@ def test_it_is_for_administrators(after, client_of, kind, status):
     if kind != "admin":
         for address in addresses(after)[1:]:
             assert client_of(kind).post(address, {"reason": "x"}).status_code == status
-        assert not UnknownContainer.objects.exclude(wanted="").exists()
+        assert not OrphanContainer.objects.exclude(decision="").exists()
 
 
 def test_it_lists_what_is_missing_node_by_node(after, client_of):
@@ -102,7 +102,7 @@ def test_a_banner_leads_there_from_every_page_of_an_administrator(after, client_
         assert "1 node does not answer and 2 unknown containers wait for a decision." in shown, page
         assert f'href="{reverse("restored")}"' in shown
     assert "nothing starts yet" not in words(client_of("member").get(reverse("home")))
-    ClusterSettings.objects.update(adopt_only=False)
+    ClusterSettings.objects.update(recovery_mode=False)
     assert "nothing starts yet" not in words(client_of("admin").get(reverse("home")))
 
 

@@ -15,7 +15,7 @@ def queued(scene) -> Job:
     record.project("elsewhere")
     Volume.objects.create(name="sets", kind="path", path="/srv/sets")
     owner, project = scene.people["m-okafor"], scene.projects["vision"]
-    Job.objects.filter(owner=owner).update(desired="cancelled")  # what the scene has of this person
+    Job.objects.filter(owner=owner).update(desired_state="cancelled")  # what the scene has of this person
     environment = record.environment("closing", tool=False)
     return record.job(owner, project, environment, volumes=[{"volume": "sets"}])
 
@@ -53,7 +53,7 @@ def test_dialog_tells_the_numbers_and_follows_the_choice(client_of, queued, chan
     assert done.status_code == 302
     job = Job.objects.get(pk=queued.pk)
     assert (job.state, job.reason) == ("CANCELLED", "owner_not_permitted")
-    assert AuditEntry.objects.filter(act="rights.jobs").count() == 1
+    assert AuditEntry.objects.filter(action="rights.jobs").count() == 1
 
 
 def test_rest_takes_the_same_choice_and_holds_by_default(client_of, queued) -> None:

@@ -32,7 +32,7 @@ def fresh_rates(monkeypatch):
 
 
 def test_a_password_opens_and_leads_back_to_where_one_was_going():
-    user = record.person("ada-love", password=record.PASSWORD)
+    user = record.user("ada-love", password=record.PASSWORD)
     client = Client()
     answer = client.post(
         "/sign-in/?next=/jobs/", {"username": "ada-love", "password": record.PASSWORD, "next": "/jobs/"}
@@ -46,13 +46,13 @@ def test_a_password_opens_and_leads_back_to_where_one_was_going():
     "away", ["https://evil.example/", "//evil.example/", "javascript:alert(1)", "jobs", "/\\evil.example"]
 )
 def test_signing_in_never_leads_elsewhere(away):
-    record.person("ada-love", password=record.PASSWORD)
+    record.user("ada-love", password=record.PASSWORD)
     answer = Client().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD, "next": away})
     assert answer["Location"] == "/"
 
 
 def test_a_wrong_password_and_an_unknown_name_sound_alike():
-    record.person("ada-love", password=record.PASSWORD)
+    record.user("ada-love", password=record.PASSWORD)
     known = Client().post("/sign-in/", {"username": "ada-love", "password": "wrong"})
     unknown = Client().post("/sign-in/", {"username": "nobody", "password": "wrong"})
     assert known.status_code == unknown.status_code == 403
@@ -62,7 +62,7 @@ def test_a_wrong_password_and_an_unknown_name_sound_alike():
 
 
 def test_guessing_is_paused_for_the_guesser_only():
-    record.person("ada-love", password=record.PASSWORD)
+    record.user("ada-love", password=record.PASSWORD)
     for number in range(throttle.SIGN_IN.limit):
         wrong = Client().post("/sign-in/", {"username": "ada-love", "password": f"guess {number}"})
         assert wrong.status_code == 403
@@ -75,8 +75,8 @@ def test_guessing_is_paused_for_the_guesser_only():
 
 
 def test_one_password_for_everybody_is_paused_by_address(monkeypatch):
-    monkeypatch.setattr(signin, "SIGN_IN_ADDRESS", throttle.Rate("sign_in_address", 3, 300))
-    record.person("ada-love", password=record.PASSWORD)
+    monkeypatch.setattr(signin, "SIGN_IN_ADDRESS", throttle.RateLimit("sign_in_address", 3, 300))
+    record.user("ada-love", password=record.PASSWORD)
     for name in ("ben", "cleo", "dora"):
         assert Client().post("/sign-in/", {"username": name, "password": "Sommer2026"}).status_code == 403
     right = {"username": "ada-love", "password": record.PASSWORD}
@@ -96,11 +96,11 @@ def test_one_password_for_everybody_is_paused_by_address(monkeypatch):
     ],
 )
 def test_addresses_that_one_machine_may_have_count_as_one(address, counted):
-    assert throttle.sender(address) == counted
+    assert throttle.rate_limit_address(address) == counted
 
 
 def test_guessing_from_many_addresses_of_one_network_is_paused(monkeypatch):
-    monkeypatch.setattr(signin, "SIGN_IN_ADDRESS", throttle.Rate("sign_in_address", 3, 300))
+    monkeypatch.setattr(signin, "SIGN_IN_ADDRESS", throttle.RateLimit("sign_in_address", 3, 300))
     answers = [
         Client(REMOTE_ADDR=f"2001:db8::{number}")
         .post("/sign-in/", {"username": f"name{number}", "password": "guess"})
@@ -111,8 +111,8 @@ def test_guessing_from_many_addresses_of_one_network_is_paused(monkeypatch):
 
 
 def test_guessing_from_many_addresses_is_paused_but_not_for_a_browser_that_was_let_in(monkeypatch):
-    monkeypatch.setattr(signin, "SIGN_IN_NAME", throttle.Rate("sign_in_name", 3, 3600))
-    record.person("ada-love", password=record.PASSWORD)
+    monkeypatch.setattr(signin, "SIGN_IN_NAME", throttle.RateLimit("sign_in_name", 3, 3600))
+    record.user("ada-love", password=record.PASSWORD)
     right = {"username": "ada-love", "password": record.PASSWORD}
     own = Client()
     assert own.post("/sign-in/", right).status_code == 302
@@ -124,7 +124,7 @@ def test_guessing_from_many_addresses_is_paused_but_not_for_a_browser_that_was_l
 
 
 def test_guessing_from_behind_the_same_address_locks_out_no_browser_that_was_let_in(caplog):
-    record.person("ada-love", password=record.PASSWORD)
+    record.user("ada-love", password=record.PASSWORD)
     right = {"username": "ada-love", "password": record.PASSWORD}
     own = Client()
     assert own.post("/sign-in/", right).status_code == 302
@@ -144,14 +144,14 @@ def test_guessing_from_behind_the_same_address_locks_out_no_browser_that_was_let
 
 
 def test_signing_in_rightly_many_times_is_not_guessing():
-    record.person("ada-love", password=record.PASSWORD)
+    record.user("ada-love", password=record.PASSWORD)
     right = {"username": "ada-love", "password": record.PASSWORD}
     for _ in range(throttle.SIGN_IN.limit + 2):
         assert Client().post("/sign-in/", right).status_code == 302
 
 
 def test_an_inactive_person_stays_outside():
-    user = record.person("ada-love", password=record.PASSWORD)
+    user = record.user("ada-love", password=record.PASSWORD)
     user.is_active = False
     user.save()
     assert (
@@ -160,7 +160,7 @@ def test_an_inactive_person_stays_outside():
 
 
 def test_a_one_time_link_works_once_and_asks_for_a_password_then():
-    code = people.do_make_sign_in_link(None, record.person("first-admin", admin=True))
+    code = people.do_create_magic_link(None, record.user("first-admin", admin=True))
     page = Client().get("/sign-in/link/")
     assert page.status_code == 200
     assert code not in page.content.decode()
@@ -173,9 +173,9 @@ def test_a_one_time_link_works_once_and_asks_for_a_password_then():
 
 
 def test_an_invitation_makes_the_account_it_promises():
-    admin = record.person("boss", admin=True)
+    admin = record.user("boss", admin=True)
     project = record.project("vision")
-    _, code = people.do_invite(admin, full_name="Ada Love", project=project, role=Role.MEMBER)
+    _, code = people.do_create_invitation(admin, full_name="Ada Love", project=project, role=Role.MEMBER)
     client = Client()
     form = client.post("/invitation/", {"code": code}).content.decode()
     assert "invites you" in form
@@ -194,7 +194,7 @@ def test_an_invitation_makes_the_account_it_promises():
 
 def test_leaving_ends_the_session():
     client = Client()
-    client.force_login(record.person())
+    client.force_login(record.user())
     assert client.get("/").status_code == 200
     assert client.get("/sign-out/").status_code == 405
     client.post("/sign-out/")
@@ -202,7 +202,7 @@ def test_leaving_ends_the_session():
 
 
 def test_a_form_from_elsewhere_is_refused():
-    record.person("ada-love", password=record.PASSWORD)
+    record.user("ada-love", password=record.PASSWORD)
     client = Client(enforce_csrf_checks=True)
     answer = client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
     assert answer.status_code == 403
@@ -211,7 +211,7 @@ def test_a_form_from_elsewhere_is_refused():
 
 def test_a_session_lasts_while_it_is_used_and_never_longer_than_its_longest_life(settings, monkeypatch):
     settings.SESSION_COOKIE_AGE, settings.SESSION_LONGEST_S = 1000, 2500
-    record.person("ada-love", password=record.PASSWORD)
+    record.user("ada-love", password=record.PASSWORD)
     client = Client()
     client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
     begun_s, now_s = time.time(), [time.time()]
@@ -231,14 +231,14 @@ def test_a_session_lasts_while_it_is_used_and_never_longer_than_its_longest_life
 
 def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
     settings.SESSION_COOKIE_AGE, settings.SESSION_LONGEST_S = 1000, 2500
-    record.person("ada-love", password=record.PASSWORD)
+    record.user("ada-love", password=record.PASSWORD)
     client = Client()
     client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
     began, key = timezone.now(), session_id(client.session.session_key)
     for seconds, left in ((900, 1000), (1800, 700)):
         now = began + dt.timedelta(seconds=seconds)
         monkeypatch.setattr("django.utils.timezone.now", lambda now=now: now)
-        sessions.keep_session_of_workspace(key)
+        sessions.renew_workspace_session(key)
         end = BrowserSession.objects.get(session_key=key).expire_date
         assert abs((end - now).total_seconds() - left) < 2
 
@@ -265,7 +265,7 @@ def test_over_https_every_cookie_belongs_to_this_host_alone():
 
 
 def test_what_a_page_has_to_say_is_no_cookie_of_its_own(client):
-    user = record.person("ada-love", password=record.PASSWORD)
+    user = record.user("ada-love", password=record.PASSWORD)
     client.force_login(user)
     answer = client.post("/account/name/", {"full_name": "Ada", "email": "", "timezone": "UTC"})
     assert answer.status_code == 302

@@ -8,7 +8,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Attempt, Extension, Job
+from portal.models import Attempt, TimeLimitExtension, Job
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_the_job_page_warns_and_takes_a_request_that_an_admin_decides_on(scene, 
     page = member.post(reverse("job-extend", args=[late.public_id]), asked, follow=True).content.decode()
     assert "somebody decides, since the scheduler did not say in time whom it delays" in page
     assert "An administrator decides." in page and "Ask for more time" not in page
-    row = Extension.objects.get()
+    row = TimeLimitExtension.objects.get()
     assert "Grant" not in member.get(reverse("requests")).content.decode()
     assert "the last epoch" in admin.get(reverse("requests")).content.decode()
     decide = reverse("decide-extension", args=[row.public_id])
@@ -50,7 +50,7 @@ def test_nonsense_is_told(client_of, late, more, said) -> None:
         reverse("job-extend", args=[late.public_id]), {"more_s": more}, follow=True
     )
     assert said in page.content.decode()
-    assert not Extension.objects.exists()
+    assert not TimeLimitExtension.objects.exists()
 
 
 def test_what_has_no_limit_says_nothing_of_one(scene, client_of) -> None:

@@ -58,7 +58,7 @@ def test_a_job_is_launched_near_together(client_of, scene, typed) -> None:
     assert "in one block, rather in one rack (fabric)" in checked
     assert member.post("/launch/", form).status_code == 302
     job = Job.objects.get(name="my run")
-    assert job.near == {"topology": "fabric", "required": "example.org/block", "preferred": "rack"}
+    assert job.topology_constraint == {"topology": "fabric", "required": "example.org/block", "preferred": "rack"}
     assert (
         "in one block, rather in one rack (fabric)" in member.get(f"/jobs/{job.public_id}/").content.decode()
     )

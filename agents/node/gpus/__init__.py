@@ -9,7 +9,7 @@ from agents.node.gpus.links import GpuLink
 OK, LOST, QUARANTINED = "ok", "lost", "quarantined"
 
 
-class GpuFacts(NamedTuple):
+class GpuInfo(NamedTuple):
     """What a GPU is. Memory in MiB; health is ok, lost or quarantined.
 
     With a ``health_sentence`` ok is a warning. ``fatal``: what runs on it cannot be trusted any more.
@@ -43,7 +43,7 @@ class GpuFault(NamedTuple):
 
     uuid: str
     xid: int
-    times: int
+    count: int
 
 
 class GpuProcess(NamedTuple):
@@ -53,7 +53,7 @@ class GpuProcess(NamedTuple):
     memory_mib: Optional[int]
 
 
-class GpuReading(NamedTuple):
+class GpuSample(NamedTuple):
     """What a GPU does at one moment. Unknown is None.
 
     ``energy_joules`` is the GPU's own counter, since its driver was loaded.
@@ -72,7 +72,7 @@ class GpuReading(NamedTuple):
 class GpuProvider:
     """Where GPUs come from. A GPU that vanished is simply no longer listed, or listed as lost."""
 
-    def driver(self) -> Optional[str]:
+    def driver_version(self) -> Optional[str]:
         """The version of the driver."""
         raise NotImplementedError
 
@@ -80,11 +80,11 @@ class GpuProvider:
         """The newest CUDA that the driver knows, such as 12.4; None where nobody can say."""
         return None
 
-    def gpus(self) -> List[GpuFacts]:
+    def gpus(self) -> List[GpuInfo]:
         """Every GPU now, in the order of the machine."""
         raise NotImplementedError
 
-    def silent(self) -> Optional[str]:
+    def driver_error(self) -> Optional[str]:
         """Why nobody can say which GPUs are there, as a sentence; None where :meth:`gpus` is all of them."""
         return None
 
@@ -92,14 +92,14 @@ class GpuProvider:
         """How the whole GPUs among them are joined, a row for each pair of which something is known."""
         return []
 
-    def readings(self, busy_milli: "dict[str, int]") -> List[GpuReading]:
+    def sample(self, busy_milli: "dict[str, int]") -> List[GpuSample]:
         """One reading per GPU; ``busy_milli`` says how much of each is given away (pretend GPUs show it)."""
         raise NotImplementedError
 
-    def follow_faults(self) -> None:
+    def watch_faults(self) -> None:
         """From now on hears at once what befalls GPUs, where the driver tells it; their health shows it."""
 
-    def new_faults(self) -> List[GpuFault]:
+    def take_faults(self) -> List[GpuFault]:
         """What befell GPUs since this was last asked, a row for each GPU and XID."""
         return []
 
@@ -107,22 +107,22 @@ class GpuProvider:
 class NoGpus(GpuProvider):
     """A machine without GPUs."""
 
-    def driver(self) -> Optional[str]:
+    def driver_version(self) -> Optional[str]:
         return None
 
-    def gpus(self) -> List[GpuFacts]:
+    def gpus(self) -> List[GpuInfo]:
         return []
 
-    def readings(self, busy_milli: "dict[str, int]") -> List[GpuReading]:
+    def sample(self, busy_milli: "dict[str, int]") -> List[GpuSample]:
         return []
 
 
 def open_gpus(setting: str) -> GpuProvider:
     """The provider that a setting names: ``nvml``, ``none`` or ``file:PATH``."""
     if setting.startswith("file:"):
-        from agents.node.gpus.file import FileGpus
+        from agents.node.gpus.file import SimulatedGpus
 
-        return FileGpus(setting[len("file:") :])
+        return SimulatedGpus(setting[len("file:") :])
     if setting == "none":
         return NoGpus()
     from agents.node.gpus.nvml import open_nvml

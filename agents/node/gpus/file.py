@@ -9,11 +9,11 @@ import time
 import zlib
 from typing import Any, Dict, List, Optional, Tuple
 
-from agents.node.gpus import LOST, OK, QUARANTINED, GpuFacts, GpuFault, GpuProcess, GpuProvider, GpuReading
-from agents.node.gpus.health import Readings, judge
+from agents.node.gpus import LOST, OK, QUARANTINED, GpuInfo, GpuFault, GpuProcess, GpuProvider, GpuSample
+from agents.node.gpus.health import HealthReadings, evaluate_health
 
 
-class FileGpus(GpuProvider):
+class SimulatedGpus(GpuProvider):
     """GPUs as ``{"gpus": [{"uuid", "model", "memory_mib", "health", "load": {...}}]}``.
 
     ``island``, ``compute_capability``, ``mig_profile``, ``fatal`` and ``ecc_uncorrected`` are optional; without
@@ -27,58 +27,58 @@ class FileGpus(GpuProvider):
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._seen: Optional[Tuple[int, int, int]] = None
+        self._file_version: Optional[Tuple[int, int, int]] = None
         self._rows: List[Dict[str, Any]] = []
-        self._gpus: List[GpuFacts] = []
-        self._told: Optional[Dict[str, int]] = None  # how many XIDs of each were told, or stood there before
+        self._gpus: List[GpuInfo] = []
+        self._reported_xids: Optional[Dict[str, int]] = None  # how many XIDs of each were told, or stood there before
 
-    def driver(self) -> Optional[str]:
+    def driver_version(self) -> Optional[str]:
         return "simulated"
 
-    def gpus(self) -> List[GpuFacts]:
-        self._look()
+    def gpus(self) -> List[GpuInfo]:
+        self._reload()
         return self._gpus
 
-    def readings(self, busy_milli: Dict[str, int]) -> List[GpuReading]:
-        self._look()
+    def sample(self, busy_milli: Dict[str, int]) -> List[GpuSample]:
+        self._reload()
         return [
-            _reading(row, facts, busy_milli.get(facts.uuid, 0)) for row, facts in zip(self._rows, self._gpus)
+            _gpu_sample(row, facts, busy_milli.get(facts.uuid, 0)) for row, facts in zip(self._rows, self._gpus)
         ]
 
-    def new_faults(self) -> List[GpuFault]:
-        self._look()
+    def take_faults(self) -> List[GpuFault]:
+        self._reload()
         rows = {str(row["uuid"]): [int(xid) for xid in row.get("xids", ())] for row in self._rows}
-        told, self._told = self._told, {uuid: len(xids) for uuid, xids in rows.items()}
+        told, self._reported_xids = self._reported_xids, {uuid: len(xids) for uuid, xids in rows.items()}
         if told is None:
             return []
         new = [(uuid, xids[told.get(uuid, 0) :]) for uuid, xids in rows.items()]
         return [GpuFault(uuid, xid, xids.count(xid)) for uuid, xids in new for xid in dict.fromkeys(xids)]
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         try:
             facts = os.stat(self._path)
             seen = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
-            if seen == self._seen:
+            if seen == self._file_version:
                 return
             with open(self._path, encoding="utf-8") as stream:
                 rows = json.load(stream)["gpus"]
-            gpus = [_facts(index, row) for index, row in enumerate(rows)]
+            gpus = [_gpu_info(index, row) for index, row in enumerate(rows)]
         except (OSError, ValueError, KeyError, TypeError):
             return
-        self._seen, self._rows, self._gpus = seen, rows, gpus
+        self._file_version, self._rows, self._gpus = seen, rows, gpus
 
 
-def _facts(index: int, row: Dict[str, Any]) -> GpuFacts:
-    judged = judge(Readings(xids=tuple(int(xid) for xid in row.get("xids", ()))))
+def _gpu_info(index: int, row: Dict[str, Any]) -> GpuInfo:
+    judged = evaluate_health(HealthReadings(xids=tuple(int(xid) for xid in row.get("xids", ()))))
     health, capability = row.get("health", judged.health), row.get("compute_capability")
-    return GpuFacts(
+    return GpuInfo(
         uuid=str(row["uuid"]),
         index=int(row.get("index", index)),
         model=str(row.get("model", "Pretend GPU")),
         memory_mib=int(row.get("memory_mib", 16_384)),
         simulated=True,
         health=health if health in (OK, LOST, QUARANTINED) else QUARANTINED,
-        health_sentence=row.get("health_sentence", judged.sentence),
+        health_sentence=row.get("health_sentence", judged.message),
         island=None if row.get("mig_profile") else int(row.get("island", 0)),
         compute_capability=None if capability is None else float(capability),
         mig_profile=row.get("mig_profile"),
@@ -87,16 +87,16 @@ def _facts(index: int, row: Dict[str, Any]) -> GpuFacts:
     )
 
 
-def _reading(row: Dict[str, Any], facts: GpuFacts, busy_milli: int) -> GpuReading:
+def _gpu_sample(row: Dict[str, Any], facts: GpuInfo, busy_milli: int) -> GpuSample:
     load = row.get("load") or {}
     if facts.health == LOST:
-        return GpuReading(facts.uuid, None, None, None, None, facts.health, [])
+        return GpuSample(facts.uuid, None, None, None, None, facts.health, [])
     phase = zlib.crc32(facts.uuid.encode()) % 628 / 100.0
     wave = 0.5 + 0.5 * math.sin(time.time() / 9.0 + phase)
     share = min(1.0, busy_milli / 1000.0)
     utilisation = load.get("utilisation_percent", round(share * (60.0 + 35.0 * wave), 1))
     memory = facts.memory_mib or 0
-    return GpuReading(
+    return GpuSample(
         uuid=facts.uuid,
         utilisation_percent=utilisation,
         memory_used_mib=load.get("memory_used_mib", int(share * memory * (0.55 + 0.2 * wave))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence
 
-LEVELS = {
+PCIE_LEVELS = {
     0: "internal",
     10: "single",
     20: "multiple",
@@ -15,7 +15,7 @@ LEVELS = {
 """NVML's common ancestors of two GPUs, nearest first: one board, one switch, several switches, one host bridge,
 one NUMA node, and beyond it."""
 
-SWITCH = ""
+NVSWITCH = ""
 """Stands for an NVSwitch among the far ends of NVLinks; GPUs go by their PCIe address."""
 
 
@@ -40,10 +40,10 @@ def nvlinks_between(
     Through a switch it is as many as the one with fewer has, as nvidia-smi counts them too.
     """
     direct = max(one.get(other_at or "-", 0), other.get(one_at or "-", 0))
-    return direct or min(one.get(SWITCH, 0), other.get(SWITCH, 0))
+    return direct or min(one.get(NVSWITCH, 0), other.get(NVSWITCH, 0))
 
 
-def islands(uuids: Sequence[str], links: Iterable[GpuLink]) -> Dict[str, int]:
+def nvlink_islands(uuids: Sequence[str], links: Iterable[GpuLink]) -> Dict[str, int]:
     """Islands of GPUs that NVLink joins, numbered in the order of the machine; none where no two are joined."""
     island = {uuid: number for number, uuid in enumerate(uuids)}
     for link in links:

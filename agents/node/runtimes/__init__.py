@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from agents.node.mps import Share
-from agents.node.refusals import Refusal
+from agents.node.mps import MpsShare
+from agents.node.refusals import AgentError
 from agents.node.spec import TaskSpec
 
-LOGIN_FILE = "config.json"
+REGISTRY_AUTH_FILE = "config.json"
 """The name of a file with logins, as docker wants it; podman takes any."""
 CREATED, RUNNING, EXITED = "created", "running", "exited"
 
 
-class Found(NamedTuple):
+class ContainerInfo(NamedTuple):
     """A task as its runtime knows it. Unknown is None."""
 
     name: str
@@ -33,11 +33,11 @@ class Found(NamedTuple):
     project: Optional[str] = None
 
 
-class Order(NamedTuple):
+class ContainerConfig(NamedTuple):
     """A spec with what the node decided about it: everything a runtime needs to create the task."""
 
     spec: TaskSpec
-    folder: str  # the task's own folder on the node
+    task_dir: str  # the task's own folder on the node
     log_path: str
     host_ports: Dict[int, int]  # port of the task -> port on the node's loopback address
     home_path: Optional[str]
@@ -45,11 +45,11 @@ class Order(NamedTuple):
     real_gpus: List[str]  # the UUIDs of those an engine hands in; pretend ones are not among them
     network: Optional[str]  # by name, the job's own or "host"; None for a runtime without networks
     subnet: Optional[str]  # of the job's own network
-    network_is_made: bool  # it stood ready before the job came
+    network_exists: bool  # it stood ready before the job came
     own_uid: Optional[int]
-    hold_fd: Optional[int]  # a lock that outlives us in the child that creates
+    lock_fd: Optional[int]  # a lock that outlives us in the child that creates
     devices: Sequence[str] = ()  # of a fabric
-    share: Optional[Share] = None  # of a GPU, where it is enforced
+    mps_share: Optional[MpsShare] = None  # of a GPU, where it is enforced
 
 
 class Image(NamedTuple):
@@ -67,15 +67,15 @@ class Image(NamedTuple):
         return [self.image_id, *self.refs, *self.digests]
 
 
-class Written(NamedTuple):
+class WritablePaths(NamedTuple):
     """The folders to which a task writes outside its volumes.
 
     ``home`` may hold files from before it. ``by``: what runs a program that may read them, before its words.
     """
 
-    own: List[str]
-    home: List[str] = []
-    by: List[str] = []
+    task_paths: List[str]
+    home_paths: List[str] = []
+    command_prefix: List[str] = []
 
 
 class Runtime:
@@ -89,7 +89,7 @@ class Runtime:
 
     kind: str
     log_format: str
-    keeps_spares = False
+    pools_networks = False
     """Whether networks are made ahead for this runtime."""
 
     def version(self) -> Optional[str]:
@@ -99,28 +99,28 @@ class Runtime:
     def warm_up(self) -> None:
         """Learns ahead what makes starts quick. Repeatable, and nothing depends on it."""
 
-    def prepare(self, order: Order) -> None:
+    def prepare(self, config: ContainerConfig) -> None:
         """Makes what a task needs before it is created: its network for instance. Repeatable."""
 
-    def create(self, order: Order) -> None:
+    def create(self, config: ContainerConfig) -> None:
         raise NotImplementedError
 
     def start(self, name: str) -> None:
         raise NotImplementedError
 
-    def begun(self, name: str) -> Tuple[Optional[int], Optional[float]]:
+    def start_info(self, name: str) -> Tuple[Optional[int], Optional[float]]:
         """Process number and start time of a task that was just started."""
         found = self.find(name)
         return (found.pid, found.started_s) if found else (None, None)
 
-    def kill(self, name: str, *, within_s: float) -> None:
+    def kill(self, name: str, *, timeout_s: float) -> None:
         """Kills a running task at once; returns when its first process is gone, or after so long."""
         raise NotImplementedError
 
-    def find(self, name: str) -> Optional[Found]:
+    def find(self, name: str) -> Optional[ContainerInfo]:
         raise NotImplementedError
 
-    def tasks(self, cluster: str) -> List[Found]:
+    def tasks(self, cluster: str) -> List[ContainerInfo]:
         raise NotImplementedError
 
     def signal(self, name: str, signal_name: str) -> None:
@@ -129,8 +129,8 @@ class Runtime:
     def remove(self, name: str) -> None:
         raise NotImplementedError
 
-    def make_network(
-        self, name: str, subnet: str, *, job: Optional[str] = None, keep_fd: Optional[int] = None
+    def create_network(
+        self, name: str, subnet: str, *, job: Optional[str] = None, lock_fd: Optional[int] = None
     ) -> None:
         """Makes a job's network, or a spare one when ``job`` is None. One of this name is success."""
         raise NotImplementedError
@@ -142,20 +142,20 @@ class Runtime:
         """The names of the networks with our cluster's label."""
         return []
 
-    def outer_networks(self) -> Optional[List[Dict[str, Any]]]:
+    def external_networks(self) -> Optional[List[Dict[str, Any]]]:
         """The networks that people made: name, driver, and of each subnet the first and last address it gives out.
 
         None where it cannot be said.
         """
         return []
 
-    def gather_log(self, name: str, path: str) -> None:
+    def collect_log(self, name: str, path: str) -> None:
         """Sees to it that the task's log so far stands at ``path``, in its own folder, and stays there.
 
         Asked every second while it runs, and before each read. Repeatable; nothing to do when there is no such task.
         """
 
-    def written(self, name: str) -> Optional[Written]:
+    def writable_paths(self, name: str) -> Optional[WritablePaths]:
         """The folders to which a running task writes outside its volumes; None where that is not known."""
         return None
 
@@ -202,9 +202,9 @@ class Runtime:
         """As :meth:`refresh_firewall`, with the message of a refusal as the answer."""
         try:
             return self.refresh_firewall()
-        except Refusal as refusal:
+        except AgentError as refusal:
             return refusal.message
 
-    def facts(self) -> Dict[str, Any]:
+    def info(self) -> Dict[str, Any]:
         """What hello says of this runtime."""
         return {"kind": self.kind, "version": self.version()}

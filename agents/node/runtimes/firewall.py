@@ -20,21 +20,21 @@ import zlib
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node import egress, interfaces, refusals
-from agents.node.durable import locked, write_whole
-from agents.node.egress import METADATA, OPEN, Egress
-from agents.node.ledger import HOLDING, Ledger
-from agents.node.refusals import Refusal
+from agents.node.durable import file_lock, write_atomic
+from agents.node.egress import METADATA_NETWORKS, OPEN, EgressPolicy
+from agents.node.ledger import LIVE_PHASES, Ledger
+from agents.node.refusals import AgentError
 from agents.node.settings import Settings
 
-_WITHIN_S = 10.0
-_ANSWERS = "-m conntrack --ctstate ESTABLISHED,RELATED --ctdir REPLY -j RETURN"
+_TIMEOUT_S = 10.0
+_ALLOW_REPLIES = "-m conntrack --ctstate ESTABLISHED,RELATED --ctdir REPLY -j RETURN"
 """Answers to who connected to a container. What a container began itself meets the rules with each packet, so that
 an address which is denied later is cut off from connections that stand."""
-Job = Tuple[str, Egress]
+JobPolicy = Tuple[str, EgressPolicy]
 """The network of a job, and its policy."""
 
 
-def chains(cluster: str) -> Tuple[str, str]:
+def chain_names(cluster: str) -> Tuple[str, str]:
     """The names of the two chains: for routed packets, and for packets to the node itself."""
     mark = format(zlib.crc32(cluster.encode()), "08x")
     return f"FAIRWAY-FORWARD-{mark}", f"FAIRWAY-INPUT-{mark}"
@@ -47,11 +47,11 @@ class UserStack(NamedTuple):
     forwarders: Sequence[str] = ()  # of DNS; at other ports they may be the loopback address of the node
 
 
-def rules(
+def build_rules(
     cluster: str,
     subnets: str,
     deny: Sequence[str],
-    jobs: Sequence[Job] = (),
+    jobs: Sequence[JobPolicy] = (),
     nameservers: Sequence[str] = (),
     forwarders: Sequence[str] = (),
 ) -> str:
@@ -60,22 +60,22 @@ def rules(
     ``jobs`` are those whose policy is not open. Containers have no IPv6, so addresses of it need no rule.
     ``forwarders`` answer at port 53, also where ``deny`` or the metadata networks contain them, and nowhere else.
     """
-    forward, to_node = chains(cluster)
+    forward, to_node = chain_names(cluster)
     lines = ["*mangle", f":{forward} - [0:0]", f":{to_node} - [0:0]"]
-    lines += [f"-A {forward} {_ANSWERS}", f"-A {forward} ! -s {subnets} -j RETURN"]
+    lines += [f"-A {forward} {_ALLOW_REPLIES}", f"-A {forward} ! -s {subnets} -j RETURN"]
     for forwarder in forwarders:
-        closed = (subnet for subnet, policy in jobs if not policy.names_dns)
+        closed = (subnet for subnet, policy in jobs if not policy.allows_dns)
         lines += [f"-A {forward} -s {subnet} -d {forwarder} -j DROP" for subnet in closed]
         lines += [f"-A {forward} -d {forwarder} -p {each} --dport 53 -j RETURN" for each in ("udp", "tcp")]
         lines.append(f"-A {forward} -d {forwarder} -j DROP")
-    for place in dict.fromkeys((*METADATA, *deny)):
+    for place in dict.fromkeys((*METADATA_NETWORKS, *deny)):
         if ":" not in place:
             lines.append(f"-A {forward} -d {place} -j DROP")
     # Between job networks packets are routed; within one they are bridged, and those pass.
     lines.append(f"-A {forward} -d {subnets} -m physdev ! --physdev-is-bridged -j DROP")
     for subnet, policy in jobs:
         lines.append(f"-A {forward} -s {subnet} -d {subnet} -j RETURN")
-        for target in egress.targets(policy, nameservers):
+        for target in egress.allowed_targets(policy, nameservers):
             ports = (
                 f" -p {target.protocol} --dport {target.first_port}:{target.last_port}"
                 if target.protocol
@@ -83,7 +83,7 @@ def rules(
             )
             lines.append(f"-A {forward} -s {subnet} -d {target.network}{ports} -j RETURN")
         lines.append(f"-A {forward} -s {subnet} -j DROP")
-    lines.append(f"-A {to_node} {_ANSWERS}")
+    lines.append(f"-A {to_node} {_ALLOW_REPLIES}")
     lines.append(f"-A {to_node} -s {subnets} -j DROP")
     return "\n".join([*lines, "COMMIT", ""])
 
@@ -113,7 +113,7 @@ class Firewall:
         self._settings = settings
         self._within = list(within)
         self._ledger = Ledger(settings.state_dir)
-        self._applied = os.path.join(settings.state_dir, "firewall.applied")
+        self._digest_path = os.path.join(settings.state_dir, "firewall.applied")
         self._stack: Optional[UserStack] = None
         self._lock = threading.Lock()
 
@@ -124,30 +124,30 @@ class Firewall:
         """
         try:
             self._set()
-        except Refusal as refusal:
-            if not self._within or os.path.exists(self._applied):
+        except AgentError as refusal:
+            if not self._within or os.path.exists(self._digest_path):
                 raise
             return refusal.message
         return ""
 
     def _set(self) -> None:
         settings = self._settings
-        with self._lock, locked(f"{settings.state_dir}/firewall.lock"):
-            deny = [*settings.egress_deny, *egress.denied(settings.state_dir)]
+        with self._lock, file_lock(f"{settings.state_dir}/firewall.lock"):
+            deny = [*settings.denied_networks, *egress.read_denied_networks(settings.state_dir)]
             nameservers, forwarders = egress.nameservers(), []
             if self._within:
                 if self._stack is None:
-                    seen = self._must(["cat", "/proc/net/route", "/etc/resolv.conf"])
+                    seen = self._run_checked(["cat", "/proc/net/route", "/etc/resolv.conf"])
                     self._stack = user_stack(seen, nameservers)
                 # The stack connects from the node: an address of the node would lead to what listens there.
                 deny += [*self._stack.gateways, *interfaces.local_networks()]
                 forwarders = list(self._stack.forwarders)
-            text = rules(settings.cluster, settings.subnets, deny, self._jobs(), nameservers, forwarders)
+            text = build_rules(settings.cluster, settings.subnets, deny, self._restricted_jobs(), nameservers, forwarders)
             digest = hashlib.sha256(text.encode()).hexdigest()
-            pairs = list(zip(("FORWARD", "INPUT"), chains(settings.cluster)))
+            pairs = list(zip(("FORWARD", "INPUT"), chain_names(settings.cluster)))
             in_force = [
                 line
-                for line in self._must(["iptables", "-w", "5", "-t", "mangle", "-S"]).splitlines()
+                for line in self._run_checked(["iptables", "-w", "5", "-t", "mangle", "-S"]).splitlines()
                 if any(
                     line.startswith(f"-A {hook} ") and line.endswith(f"-j {chain}") for hook, chain in pairs
                 )
@@ -159,33 +159,33 @@ class Firewall:
                 return
             changes = [*(f"-D{line[2:]}" for line in in_force), *(f"-I {jump}" for jump in jumps)]
             text = text.replace("COMMIT\n", "\n".join([*changes, "COMMIT", ""]))
-            self._must(["iptables-restore", "--wait", "5", "--noflush"], text)
-            write_whole(self._applied, digest.encode(), sync=False)
+            self._run_checked(["iptables-restore", "--wait", "5", "--noflush"], text)
+            write_atomic(self._digest_path, digest.encode(), sync=False)
 
-    def _jobs(self) -> List[Job]:
+    def _restricted_jobs(self) -> List[JobPolicy]:
         """The networks of live tasks whose policy is not open, each once."""
         found = {
-            record["subnet"]: egress.parse_egress(record["egress"])
+            record["subnet"]: egress.parse_egress_policy(record["egress"])
             for record in self._ledger.tasks().values()
-            if record["phase"] in HOLDING and record["subnet"] and record.get("egress")
+            if record["phase"] in LIVE_PHASES and record["subnet"] and record.get("egress")
         }
         return [(subnet, policy) for subnet, policy in sorted(found.items()) if policy.mode != OPEN]
 
-    def _must(self, command: List[str], text: str = "") -> str:
+    def _run_checked(self, command: List[str], text: str = "") -> str:
         try:
             answer = subprocess.run(
                 [*self._within, *command],
                 input=text.encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                timeout=_WITHIN_S,
+                timeout=_TIMEOUT_S,
                 check=False,
             )
             code, said = answer.returncode, answer.stderr.decode(errors="replace").strip()[-300:]
         except (OSError, subprocess.TimeoutExpired) as error:
             code, said = -1, str(error)
         if code != 0:
-            raise Refusal(
+            raise AgentError(
                 refusals.ENGINE_ERROR,
                 f"The network rules for containers cannot be set: {said}",
             )

@@ -13,17 +13,17 @@ import os
 from typing import IO, Iterator, List, NamedTuple, Optional, Tuple
 
 from agents.node import machine
-from agents.node.durable import full_disk_refused, locked, read_json, write_whole
-from agents.node.task_log import log_cut
+from agents.node.durable import disk_full_as_error, file_lock, read_json, write_atomic
+from agents.node.task_log import log_cut_message
 
 MAX_FILES = 2
-LOST = "fairway: some lines are lost here; they came faster than they could be taken over."
+LINES_LOST_MESSAGE = "fairway: some lines are lost here; they came faster than they could be taken over."
 _BLOCK_BYTES = machine.MIB
 _LAST_BYTES = 64
 """So many end a line of docker's with its time in nanoseconds, which no other line of the log has."""
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """How far docker's log was taken over, and what of ours belongs to that."""
 
     offset: int  # in the file of docker's that ``last`` is found in
@@ -32,24 +32,24 @@ class _Place(NamedTuple):
     is_cut: bool
 
 
-def gather(source: str, target: str, limit_mib: int) -> None:
+def copy_log(source: str, target: str, limit_mib: int) -> None:
     """Takes over into ``target`` what docker has written to ``source`` since it was last asked.
 
     A log ends at ``limit_mib`` with a line that says so. Repeatable, by several processes at once, and after a crash
     at any point. Raises OSError and ``disk_full``.
     """
-    with locked(target + ".lock"), full_disk_refused(target), contextlib.ExitStack() as opened:
-        place = _place_of(target)
-        files = [] if place.is_cut else [opened.enter_context(file) for file in _files(source)]
+    with file_lock(target + ".lock"), disk_full_as_error(target), contextlib.ExitStack() as opened:
+        place = _read_position(target)
+        files = [] if place.is_cut else [opened.enter_context(file) for file in _open_files(source)]
         if not files:
             return
         kept = opened.enter_context(open(target, "ab", opener=_private))
         kept.truncate(place.size)  # what was written by one who died before he noted it
-        first = next((index for index, file in enumerate(files) if _goes_on(file, place)), None)
+        first = next((index for index, file in enumerate(files) if _contains_position(file, place)), None)
         if first is None:
-            place = _say_lost(files[0], kept, place)
+            place = _write_lost_marker(files[0], kept, place)
         for file in files[first or 0 :]:
-            place = _take_over(file, kept, target, place, limit_mib)
+            place = _copy_file(file, kept, target, place, limit_mib)
             if place.is_cut:
                 return
             place = place._replace(offset=0, last=b"")  # where the next one begins
@@ -59,7 +59,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def _files(source: str) -> List[IO[bytes]]:
+def _open_files(source: str) -> List[IO[bytes]]:
     """Docker's files, the older first, opened so that none is missed when it begins a new one meanwhile."""
     opened: List[IO[bytes]] = []
     for path in (source, source + ".1"):
@@ -70,31 +70,31 @@ def _files(source: str) -> List[IO[bytes]]:
     return opened
 
 
-def _goes_on(file: IO[bytes], place: _Place) -> bool:
+def _contains_position(file: IO[bytes], position: _Position) -> bool:
     """Says whether it is the file in which the place is, and not another of its name."""
-    file.seek(place.offset - len(place.last))
-    return file.read(len(place.last)) == place.last
+    file.seek(position.offset - len(position.last))
+    return file.read(len(position.last)) == position.last
 
 
-def _say_lost(file: IO[bytes], kept: IO[bytes], place: _Place) -> _Place:
+def _write_lost_marker(file: IO[bytes], kept: IO[bytes], position: _Position) -> _Position:
     file.seek(0)
-    line = _line_of_ours(_stamp(file.readline()), LOST)
+    line = _marker_line(_line_time(file.readline()), LINES_LOST_MESSAGE)
     kept.write(line)
-    return place._replace(offset=0, last=b"", size=place.size + len(line))
+    return position._replace(offset=0, last=b"", size=position.size + len(line))
 
 
-def _take_over(file: IO[bytes], kept: IO[bytes], target: str, place: _Place, limit_mib: int) -> _Place:
-    file.seek(place.offset)
+def _copy_file(file: IO[bytes], kept: IO[bytes], target: str, position: _Position, limit_mib: int) -> _Position:
+    file.seek(position.offset)
     for block in _whole_lines(file):
-        pieces, is_cut = _within(block, limit_mib * machine.MIB - place.size, log_cut(limit_mib))
+        pieces, is_cut = _convert_block(block, limit_mib * machine.MIB - position.size, log_cut_message(limit_mib))
         kept.write(pieces)
         kept.flush()
-        offset, last = place.offset + len(block), (place.last + block)[-_LAST_BYTES:]
-        place = _Place(offset, last, place.size + len(pieces), is_cut)
-        _note(target, place)
+        offset, last = position.offset + len(block), (position.last + block)[-_LAST_BYTES:]
+        position = _Position(offset, last, position.size + len(pieces), is_cut)
+        _write_position(target, position)
         if is_cut:
             break
-    return place
+    return position
 
 
 def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -112,20 +112,20 @@ def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
             begun += read
 
 
-def _within(block: bytes, room: int, last_words: str) -> Tuple[bytes, bool]:
+def _convert_block(block: bytes, space_bytes: int, cut_message: str) -> Tuple[bytes, bool]:
     """The lines in our form as far as there is room in the log; True when it ends with them."""
     lines: List[bytes] = []
     size = 0
     for row in block.splitlines(keepends=True):
-        line = in_our_form(row)
+        line = to_k8s_lines(row)
         size += len(line)
-        if size > room:
-            return b"".join(lines) + _line_of_ours(_stamp(row), last_words), True
+        if size > space_bytes:
+            return b"".join(lines) + _marker_line(_line_time(row), cut_message), True
         lines.append(line)
     return b"".join(lines), False
 
 
-def in_our_form(row: bytes) -> bytes:
+def to_k8s_lines(row: bytes) -> bytes:
     """One of docker's lines; what is none of them, as after a crash of docker's, stays as it is."""
     try:
         facts = json.loads(row)
@@ -140,25 +140,25 @@ def in_our_form(row: bytes) -> bytes:
     return "".join(lines).encode("utf-8", "replace")
 
 
-def _stamp(row: bytes) -> Optional[str]:
+def _line_time(row: bytes) -> Optional[str]:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(row)["time"])
     return None
 
 
-def _line_of_ours(stamp: Optional[str], words: str) -> bytes:
+def _marker_line(stamp: Optional[str], words: str) -> bytes:
     return f"{stamp} stdout F {words}\n".encode() if stamp else f"{words}\n".encode()
 
 
-def _place_of(target: str) -> _Place:
+def _read_position(target: str) -> _Position:
     """The place that was noted last; the beginning when none was, or the log it belongs to is gone."""
     with contextlib.suppress(ValueError, KeyError, OSError):
         noted = read_json(target + ".place")
         if noted is not None and os.stat(target).st_size >= noted["size"]:
-            return _Place(noted["offset"], noted["last"].encode("latin-1"), noted["size"], noted["is_cut"])
-    return _Place(0, b"", 0, False)
+            return _Position(noted["offset"], noted["last"].encode("latin-1"), noted["size"], noted["is_cut"])
+    return _Position(0, b"", 0, False)
 
 
-def _note(target: str, place: _Place) -> None:
-    noted = place._replace(last=place.last.decode("latin-1"))._asdict()  # type: ignore[arg-type]
-    write_whole(target + ".place", json.dumps(noted).encode(), sync=False)
+def _write_position(target: str, position: _Position) -> None:
+    noted = position._replace(last=position.last.decode("latin-1"))._asdict()  # type: ignore[arg-type]
+    write_atomic(target + ".place", json.dumps(noted).encode(), sync=False)

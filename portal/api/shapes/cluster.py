@@ -7,27 +7,27 @@ from typing import Any
 
 from rest_framework import serializers
 
-from portal.api.shapes.words import Named, named, when
+from portal.api.shapes.words import Reference, reference, timestamp
 from portal.models import Environment as EnvironmentRow
 from portal.models import Gpu as GpuRow
 from portal.models import Node as NodeRow
-from portal.models import NodeCheck as NodeCheckRow
-from portal.models import Rollout as RolloutRow
+from portal.models import NodeOperation as NodeCheckRow
+from portal.models import AgentRollout as RolloutRow
 from portal.models import Template as TemplateRow
 from portal.models import Topology as TopologyRow
-from portal.selectors.agent_program import newer_for
+from portal.selectors.agent_program import has_newer_agent_for
 from portal.selectors.environments import nodes_by_pin
-from portal.selectors.interfaces import interface_of
-from portal.words.node_acts import NodeAct, Turn
+from portal.selectors.interfaces import node_gang_address
+from portal.words.node_acts import OperationKind, RolloutStatus
 from portal.words.states import GpuHealth, JobKind, NodeState, RuntimeKind
-from portal.words.trust import Phase, Trouble
+from portal.words.trust import BreakerState, IncidentKind
 
 HEALTH = [word.value for word in GpuHealth]
 NODE_STATES = [word.value for word in NodeState]
 RUNTIMES = [word.value for word in RuntimeKind]
 
 
-class GpuShort(serializers.Serializer[Any]):
+class GpuSummary(serializers.Serializer[Any]):
     """A GPU in its node."""
 
     uuid = serializers.CharField()
@@ -60,14 +60,14 @@ class GpuShort(serializers.Serializer[Any]):
     jobs = serializers.ListField(child=serializers.CharField(), help_text="Jobs on it, of those you may see.")
 
 
-class Gpu(GpuShort):
+class Gpu(GpuSummary):
     """A GPU with where it is."""
 
-    node = Named()
-    pool = Named()
+    node = Reference()
+    pool = Reference()
 
 
-class Pool(Named):
+class Pool(Reference):
     """Nodes that share one quota."""
 
     engine = serializers.CharField()
@@ -86,29 +86,29 @@ class Pool(Named):
     fabric_adapters = serializers.CharField(allow_blank=True, help_text="NCCL_IB_HCA of such gangs.")
 
 
-class NodeTrust(serializers.Serializer[Any]):
+class NodeBreaker(serializers.Serializer[Any]):
     """How far a node is trusted with new work."""
 
     phase = serializers.ChoiceField(
-        [phase.value for phase in Phase], help_text="aside: it gets none; trial: it gets one job."
+        [phase.value for phase in BreakerState], help_text="aside: it gets none; trial: it gets one job."
     )
-    cause = serializers.ChoiceField([cause.value for cause in Trouble], allow_blank=True)
+    cause = serializers.ChoiceField([cause.value for cause in IncidentKind], allow_blank=True)
     sentence = serializers.CharField(allow_blank=True)
     since = serializers.DateTimeField(allow_null=True)
     try_at = serializers.DateTimeField(allow_null=True, help_text="When it is tried with one job.")
     trips = serializers.IntegerField(help_text="How often it was aside of late; each time is twice as long.")
 
 
-class Node(Named):
+class Node(Reference):
     """A machine."""
 
-    pool = Named()
+    pool = Reference()
     state = serializers.ChoiceField(NODE_STATES)
     state_reason = serializers.CharField(allow_blank=True)
     reachable = serializers.BooleanField()
     unreachable_since = serializers.DateTimeField(allow_null=True)
     problem = serializers.CharField(allow_blank=True)
-    trust = NodeTrust()
+    trust = NodeBreaker()
     clock_skew_s = serializers.FloatField(
         allow_null=True, help_text="Its clock less ours; null: not told. More than 2 s is told on pages."
     )
@@ -135,10 +135,10 @@ class Node(Named):
     below_floor = serializers.ListField(
         child=serializers.CharField(), help_text="A sentence for each of its programs that is too old."
     )
-    gpus = GpuShort(many=True)
+    gpus = GpuSummary(many=True)
 
 
-class Topology(Named):
+class Topology(Reference):
     """A fabric, read from labels of nodes."""
 
     levels = serializers.ListField(child=serializers.CharField(), help_text="Label keys, outermost first.")
@@ -153,7 +153,7 @@ class ReturningNode(Node):
     )
 
 
-class CheckStep(serializers.Serializer[Any]):
+class OperationStep(serializers.Serializer[Any]):
     """One step of a connection test."""
 
     name = serializers.CharField()
@@ -162,26 +162,26 @@ class CheckStep(serializers.Serializer[Any]):
     seconds = serializers.FloatField()
 
 
-class NodeCheck(serializers.Serializer[Any]):
+class NodeOperation(serializers.Serializer[Any]):
     """An act on a node, such as a test or an upgrade, with the steps that have finished."""
 
     id = serializers.CharField()
-    kind = serializers.ChoiceField([act.value for act in NodeAct])
+    kind = serializers.ChoiceField([act.value for act in OperationKind])
     ok = serializers.BooleanField(allow_null=True, help_text="null: it has not finished.")
     started_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
-    steps = CheckStep(many=True)
+    steps = OperationStep(many=True)
 
 
-class RolloutNode(serializers.Serializer[Any]):
+class AgentRolloutNode(serializers.Serializer[Any]):
     """One node of an upgrade of many."""
 
-    node = Named()
+    node = Reference()
     check = serializers.CharField(help_text="The act on that node, under checks/.")
-    state = serializers.ChoiceField([turn.value for turn in Turn])
+    state = serializers.ChoiceField([turn.value for turn in RolloutStatus])
 
 
-class Rollout(serializers.Serializer[Any]):
+class AgentRollout(serializers.Serializer[Any]):
     """An upgrade of many nodes: one first, then some side by side, up to the first that fails."""
 
     id = serializers.CharField()
@@ -189,7 +189,7 @@ class Rollout(serializers.Serializer[Any]):
     started_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
     sentence = serializers.CharField(allow_blank=True)
-    nodes = RolloutNode(many=True)
+    nodes = AgentRolloutNode(many=True)
 
 
 class ImageClaim(serializers.Serializer[Any]):
@@ -199,7 +199,7 @@ class ImageClaim(serializers.Serializer[Any]):
     nodes = serializers.ListField(child=serializers.CharField(), help_text="Names.")
 
 
-class Environment(Named):
+class Environment(Reference):
     """What a job runs in."""
 
     title = serializers.CharField()
@@ -236,7 +236,7 @@ class Environment(Named):
     )
     tool = serializers.CharField(allow_blank=True, help_text="Blank: for batch only.")
     enabled = serializers.BooleanField()
-    projects = Named(
+    projects = Reference(
         many=True,
         allow_null=True,
         help_text="Only these and all below them may run it, of those you may see; null: all.",
@@ -245,19 +245,19 @@ class Environment(Named):
     known_nodes = serializers.IntegerField(help_text="Nodes that were asked.")
 
 
-class Template(Named):
+class Template(Reference):
     """A filled launch form."""
 
     title = serializers.CharField()
     description = serializers.CharField(allow_blank=True)
     kind = serializers.ChoiceField([kind.value for kind in JobKind])
-    environment = Named(allow_null=True)
+    environment = Reference(allow_null=True)
     fields = serializers.DictField(  # type: ignore[assignment]
         help_text="Fields of the submit body."
     )
 
 
-def gpu_short(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
+def gpu_summary(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
     """A GPU in its node; ``holders`` gives visible job ids by GPU row."""
     return {
         "uuid": row.uuid,
@@ -270,19 +270,19 @@ def gpu_short(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "foreign_user": row.foreign_user,
         "present": row.present,
         "used_milli": row.used_milli,
-        "island": row.island,
+        "island": row.nvlink_island,
         "compute_capability": row.compute_capability,
         "mig_profile": row.mig_profile,
         "reserved_mib": row.reserved_mib,
         "bus_id": row.bus_id,
-        "numa": row.numa,
+        "numa": row.numa_node,
         "jobs": holders.get(row.pk, []),
     }
 
 
 def gpu(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
     """A GPU with where it is."""
-    return {**gpu_short(row, holders), "node": named(row.node), "pool": named(row.node.pool)}
+    return {**gpu_summary(row, holders), "node": reference(row.node), "pool": reference(row.node.pool)}
 
 
 def pool(row: Any) -> dict[str, Any]:
@@ -308,36 +308,36 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
     return {
         "id": row.public_id,
         "name": row.name,
-        "pool": named(row.pool),
+        "pool": reference(row.pool),
         "state": row.state,
         "state_reason": row.state_reason,
         "reachable": row.reachable,
-        "unreachable_since": when(row.unreachable_since),
-        "problem": row.problem,
+        "unreachable_since": timestamp(row.unreachable_since),
+        "problem": row.status_message,
         "trust": {
-            "phase": row.trust,
+            "phase": row.breaker_state,
             "cause": row.trust_cause,
             "sentence": row.trust_sentence,
-            "since": when(row.trust_since),
-            "try_at": when(row.try_at),
-            "trips": row.trips,
+            "since": timestamp(row.trust_since),
+            "try_at": timestamp(row.try_at),
+            "trips": row.trip_count,
         },
         "clock_skew_s": row.clock_skew_s,
         "simulated": row.simulated,
         "runtime": row.runtime,
         "agent_version": row.agent_version,
-        "agent_program": row.hello.get("program"),
-        "agent_newer": newer_for(row),
-        "last_seen_at": when(row.last_seen_at),
+        "agent_program": row.agent_info.get("program"),
+        "agent_newer": has_newer_agent_for(row),
+        "last_seen_at": timestamp(row.last_seen_at),
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "labels": row.labels,
-        "interface": reached.name if (reached := interface_of(row, row.pool.fabric)) else None,
+        "interface": reached.interface if (reached := node_gang_address(row, row.pool.fabric)) else None,
         "address": reached.address if reached else None,
-        "interface_chosen": bool(row.interface),
-        "lacks": row.lacks,
-        "below_floor": list(row.hello.get("below_floor", ())),
-        "gpus": [gpu_short(each, holders) for each in row.gpus.all()],
+        "interface_chosen": bool(row.gang_interface),
+        "lacks": row.missing_requirements,
+        "below_floor": list(row.agent_info.get("below_floor", ())),
+        "gpus": [gpu_summary(each, holders) for each in row.gpus.all()],
     }
 
 
@@ -346,29 +346,29 @@ def topology(row: TopologyRow, nodes: int) -> dict[str, Any]:
     return {"id": row.public_id, "name": row.name, "levels": row.levels, "nodes": nodes}
 
 
-def node_check(row: NodeCheckRow) -> dict[str, Any]:
+def node_operation(row: NodeCheckRow) -> dict[str, Any]:
     """A connection test with the steps that have finished."""
     return {
         "id": row.public_id,
         "kind": row.kind,
         "ok": row.ok,
-        "started_at": when(row.started_at),
-        "finished_at": when(row.finished_at),
+        "started_at": timestamp(row.started_at),
+        "finished_at": timestamp(row.finished_at),
         "steps": row.steps,
     }
 
 
-def rollout(row: RolloutRow) -> dict[str, Any]:
+def agent_rollout(row: RolloutRow) -> dict[str, Any]:
     """An upgrade of many nodes, and where each stands."""
     checks = row.checks.select_related("node").order_by("node__name")
     return {
         "id": row.public_id,
         "ok": row.ok,
-        "started_at": when(row.started_at),
-        "finished_at": when(row.finished_at),
-        "sentence": row.sentence,
+        "started_at": timestamp(row.started_at),
+        "finished_at": timestamp(row.finished_at),
+        "sentence": row.message,
         "nodes": [
-            {"node": named(check.node), "check": check.public_id, "state": check.turn.value}
+            {"node": reference(check.node), "check": check.public_id, "state": check.turn.value}
             for check in checks
         ],
     }
@@ -384,7 +384,7 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "runtime": row.runtime,
         "image": row.image,
         "image_digest": row.image_digest,
-        "image_resolved_at": when(row.image_resolved_at),
+        "image_resolved_at": timestamp(row.image_resolved_at),
         "image_resolved_by": row.image_resolved_by,
         "image_claims": [
             {"image_digest": pin, "nodes": nodes}
@@ -395,7 +395,7 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "min_cuda": row.min_cuda,
         "tool": row.tool,
         "enabled": row.enabled,
-        "projects": [named(project) for project in row.projects.all()]
+        "projects": [reference(project) for project in row.projects.all()]
         if getattr(row, "limited", False)
         else None,
         "present_nodes": getattr(row, "present_nodes", 0),
@@ -411,6 +411,6 @@ def template(row: TemplateRow) -> dict[str, Any]:
         "title": row.title,
         "description": row.description,
         "kind": row.kind,
-        "environment": named(row.environment),
+        "environment": reference(row.environment),
         "fields": row.fields,
     }

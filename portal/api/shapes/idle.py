@@ -6,18 +6,18 @@ from typing import Any
 
 from rest_framework import serializers
 
-from portal.api.shapes.words import Named, PersonName, named, person_name, when
-from portal.models import Excuse as ExcuseRow
-from portal.selectors.idle import Idleness
-from portal.selectors.project_policy import Rule
+from portal.api.shapes.words import Reference, UserReference, reference, user_reference, timestamp
+from portal.models import IdleExemption as ExcuseRow
+from portal.selectors.idle import IdleStatus
+from portal.selectors.project_policy import EffectiveRule
 
 
-class ExcuseOut(serializers.Serializer[Any]):
+class IdleExemption(serializers.Serializer[Any]):
     """Why a workspace is kept although nobody uses it."""
 
     id = serializers.CharField()
-    job = Named()
-    by = PersonName()
+    job = Reference()
+    by = UserReference()
     text = serializers.CharField()
     at = serializers.DateTimeField()
     until = serializers.DateTimeField()
@@ -26,7 +26,7 @@ class ExcuseOut(serializers.Serializer[Any]):
     )
 
 
-class IdleRuleOut(serializers.Serializer[Any]):
+class IdleSettingDetail(serializers.Serializer[Any]):
     """One knob of idleness as it holds for a project in a pool."""
 
     name = serializers.CharField()
@@ -39,7 +39,7 @@ class IdleRuleOut(serializers.Serializer[Any]):
     bounded = serializers.BooleanField(help_text="The project asks for more, which does not count.")
 
 
-class IdleOut(serializers.Serializer[Any]):
+class IdleDetail(serializers.Serializer[Any]):
     """Whether a running workspace is used, and what follows if not."""
 
     action = serializers.ChoiceField(["off", "notify", "suspend"], help_text="What the policy does.")
@@ -54,47 +54,47 @@ class IdleOut(serializers.Serializer[Any]):
     )
     snoozed_until = serializers.DateTimeField(allow_null=True, help_text="It may have passed.")
     snoozes_left = serializers.IntegerField()
-    rules = IdleRuleOut(many=True, help_text="Each rule as it holds for it, and whose word that is.")
-    excuse = ExcuseOut(allow_null=True, help_text="The reason that keeps it now.")
+    rules = IdleSettingDetail(many=True, help_text="Each rule as it holds for it, and whose word that is.")
+    excuse = IdleExemption(allow_null=True, help_text="The reason that keeps it now.")
 
 
-def excuse(row: ExcuseRow) -> dict[str, Any]:
+def idle_exemption(row: ExcuseRow) -> dict[str, Any]:
     """A reason to keep a workspace."""
     return {
         "id": row.public_id,
-        "job": named(row.job),
-        "by": person_name(row.by),
-        "text": row.text,
-        "at": when(row.at),
-        "until": when(row.until),
-        "cut_at": when(row.cut_at),
+        "job": reference(row.job),
+        "by": user_reference(row.requested_by),
+        "text": row.reason,
+        "at": timestamp(row.created_at),
+        "until": timestamp(row.expires_at),
+        "cut_at": timestamp(row.cut_at),
     }
 
 
-def rule(row: Rule) -> dict[str, Any]:
+def idle_setting(row: EffectiveRule) -> dict[str, Any]:
     """One knob as it holds."""
     return {
         "name": row.name,
         "value": row.value,
         "said_by": row.source,
-        "most": row.most,
-        "bounded": row.bounded,
+        "most": row.loosest_allowed,
+        "bounded": row.is_clamped,
     }
 
 
-def idleness(found: Idleness | None) -> dict[str, Any] | None:
+def idle_status(found: IdleStatus | None) -> dict[str, Any] | None:
     """How idle a workspace is; null for what nobody looks at."""
     if found is None:
         return None
     return {
         "action": found.action,
-        "idle_after_s": found.after_s,
-        "used_at": when(found.used_at),
-        "quiet_since": when(found.quiet_since),
-        "countdown_at": when(found.countdown_at),
-        "suspends_at": when(found.stops_at),
-        "snoozed_until": when(found.snoozed_until),
+        "idle_after_s": found.idle_after_s,
+        "used_at": timestamp(found.last_active_at),
+        "quiet_since": timestamp(found.inactive_since),
+        "countdown_at": timestamp(found.idle_notified_at),
+        "suspends_at": timestamp(found.suspend_at),
+        "snoozed_until": timestamp(found.snoozed_until),
         "snoozes_left": found.snoozes_left,
-        "rules": [rule(each) for each in found.ruled.rules.values()],
-        "excuse": excuse(found.excuse) if found.excuse else None,
+        "rules": [idle_setting(each) for each in found.settings_sheet.rules.values()],
+        "excuse": idle_exemption(found.exemption) if found.exemption else None,
     }

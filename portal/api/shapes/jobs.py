@@ -7,31 +7,31 @@ from typing import Any
 
 from rest_framework import serializers
 
-from portal.api.shapes.idle import IdleOut, idleness
-from portal.api.shapes.progress import KnownLayout, Progress, known_layout, progress
-from portal.api.shapes.words import Named, PersonName, named, person_name, when
+from portal.api.shapes.idle import IdleDetail, idle_status
+from portal.api.shapes.progress import MeasuredLayout, TaskProgress, measured_layout, progress
+from portal.api.shapes.words import Reference, UserReference, reference, user_reference, timestamp
 from portal.models import Attempt as AttemptRow
-from portal.models import Extension as ExtensionRow
+from portal.models import TimeLimitExtension as ExtensionRow
 from portal.models import Job as JobRow
-from portal.models import JobEvent, Standing
+from portal.models import JobEvent, JobVerdict
 from portal.models import Rendezvous as RendezvousRow
 from portal.models import Task as TaskRow
-from portal.selectors.forecasts import Move, why_none
-from portal.selectors.idle import Idleness
-from portal.selectors.jobs import Chain, joules_of
-from portal.selectors.progress import KnownLayout as KnownLayoutRow
-from portal.selectors.progress import progress_of
-from portal.selectors.receipts import Receipt
+from portal.selectors.forecasts import ForecastRevision, no_forecast_reason
+from portal.selectors.idle import IdleStatus
+from portal.selectors.jobs import DependencyChain, attempt_energy_joules
+from portal.selectors.progress import MeasuredLayout as KnownLayoutRow
+from portal.selectors.progress import attempt_progress
+from portal.selectors.receipts import FairShareBreakdown
 from portal.selectors.time_limits import ends_at
 from portal.visibility import PrivateFields
-from portal.words.states import AttemptState, Desired, JobKind, JobState
+from portal.words.states import AttemptState, DesiredState, JobKind, JobState
 
 STATES = [state.value for state in JobState]
 KINDS = [kind.value for kind in JobKind]
 ATTEMPT_STATES = [state.value for state in AttemptState]
 
 
-class ShortVerdict(serializers.Serializer[Any]):
+class VerdictSummary(serializers.Serializer[Any]):
     """Why it waits, in a list."""
 
     code = serializers.CharField()
@@ -39,7 +39,7 @@ class ShortVerdict(serializers.Serializer[Any]):
     since = serializers.DateTimeField()
 
 
-class Verdict(ShortVerdict):
+class VerdictDetail(VerdictSummary):
     """Why it waits, with the numbers behind it."""
 
     numbers = serializers.DictField()
@@ -51,7 +51,7 @@ class Verdict(ShortVerdict):
     decided_at = serializers.DateTimeField()
 
 
-class Interval(serializers.Serializer[Any]):
+class StartInterval(serializers.Serializer[Any]):
     """When it is expected to start: 8 of 10 such intervals, from p10 to p90, are meant to hold."""
 
     made_at = serializers.DateTimeField()
@@ -60,7 +60,7 @@ class Interval(serializers.Serializer[Any]):
     p90_at = serializers.DateTimeField()
 
 
-class ForecastOut(Interval):
+class StartForecast(StartInterval):
     """One forecast of the history."""
 
     at_submit = serializers.BooleanField(help_text="The first one: it is scored when the job starts.")
@@ -77,7 +77,7 @@ class ForecastOut(Interval):
     score_s = serializers.FloatField(allow_null=True, help_text="Winkler's interval score, alpha 0.2.")
 
 
-class ReceiptStep(serializers.Serializer[Any]):
+class FairShareStep(serializers.Serializer[Any]):
     """One step of a fair share."""
 
     kind = serializers.ChoiceField(["guaranteed", "round", "remainder"])
@@ -85,17 +85,17 @@ class ReceiptStep(serializers.Serializer[Any]):
     numbers = serializers.DictField(help_text="What it was made of.")
 
 
-class ReceiptOut(serializers.Serializer[Any]):
+class FairShareBreakdownDetail(serializers.Serializer[Any]):
     """How the fair share of a project in a pool came about in the newest cycle; the steps add up."""
 
-    project = Named()
-    pool = Named()
+    project = Reference()
+    pool = Reference()
     guaranteed_milli = serializers.IntegerField()
     limit_milli = serializers.IntegerField(allow_null=True)
     allocated_milli = serializers.IntegerField()
     requested_milli = serializers.IntegerField(help_text="What it holds and asks for, cut at its limit.")
     fair_share_milli = serializers.FloatField()
-    steps = ReceiptStep(many=True)
+    steps = FairShareStep(many=True)
 
 
 class Job(serializers.Serializer[Any]):
@@ -108,10 +108,10 @@ class Job(serializers.Serializer[Any]):
     held = serializers.BooleanField()
     reason = serializers.CharField(allow_blank=True, help_text="Code of the last move.")
     sentence = serializers.CharField(allow_blank=True, help_text="The reason, for people.")
-    project = Named()
-    owner = PersonName()
-    pool = Named(allow_null=True, help_text="The pool that was asked for; null: any.")
-    environment = Named()
+    project = Reference()
+    owner = UserReference()
+    pool = Reference(allow_null=True, help_text="The pool that was asked for; null: any.")
+    environment = Reference()
     tasks = serializers.IntegerField()
     min_tasks = serializers.IntegerField(
         allow_null=True,
@@ -128,7 +128,7 @@ class Job(serializers.Serializer[Any]):
     ended_at = serializers.DateTimeField(allow_null=True)
     attempts_made = serializers.IntegerField()
     exit_code = serializers.IntegerField(allow_null=True)
-    verdict = ShortVerdict(allow_null=True)
+    verdict = VerdictSummary(allow_null=True)
 
 
 class TaskGpu(serializers.Serializer[Any]):
@@ -145,7 +145,7 @@ class Task(serializers.Serializer[Any]):
     """One rank of an attempt."""
 
     rank = serializers.IntegerField()
-    node = Named()
+    node = Reference()
     state = serializers.ChoiceField(ATTEMPT_STATES)
     problem = serializers.CharField(allow_blank=True, help_text="What holds it up, as a sentence.")
     running_at = serializers.DateTimeField(allow_null=True)
@@ -159,20 +159,20 @@ class Task(serializers.Serializer[Any]):
     gpus = TaskGpu(many=True)
 
 
-class OtherJob(serializers.Serializer[Any]):
+class RelatedJob(serializers.Serializer[Any]):
     """Another job that had to do with this one; without names where one may not see it."""
 
-    job = Named(allow_null=True, help_text="null: a job that you may not see.")
-    project = Named(allow_null=True)
+    job = Reference(allow_null=True, help_text="null: a job that you may not see.")
+    project = Reference(allow_null=True)
 
 
-class ChainedJob(OtherJob):
+class DependencyJob(RelatedJob):
     """A job before or after this one."""
 
     state = serializers.ChoiceField(STATES)
 
 
-class RoomMade(OtherJob):
+class PreemptedJob(RelatedJob):
     """An attempt of another job that was asked to leave for this one."""
 
     reason = serializers.CharField(help_text="preempted: inside the project; reclaimed: from another one.")
@@ -195,14 +195,14 @@ class Attempt(serializers.Serializer[Any]):
     state = serializers.ChoiceField(ATTEMPT_STATES)
     reason = serializers.CharField(allow_blank=True)
     sentence = serializers.CharField(allow_blank=True)
-    pool = Named()
+    pool = Reference()
     created_at = serializers.DateTimeField()
     running_at = serializers.DateTimeField(allow_null=True)
     ready_at = serializers.DateTimeField(allow_null=True, help_text="A workspace's server answered.")
     checkpoint_at = serializers.DateTimeField(
         allow_null=True, help_text="When it last said that it saved its work; null: it has not."
     )
-    progress = Progress(allow_null=True, help_text="null: it told none.")
+    progress = TaskProgress(allow_null=True, help_text="null: it told none.")
     energy_joules = serializers.FloatField(
         allow_null=True,
         help_text="What its GPUs used so far, of each the part that it held; null: not measured.",
@@ -211,13 +211,13 @@ class Attempt(serializers.Serializer[Any]):
         allow_null=True, help_text="null: its tasks cannot reach each other, or it has one."
     )
     stop_wanted_at = serializers.DateTimeField(allow_null=True)
-    left_for = OtherJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
+    left_for = RelatedJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
     tasks = Task(many=True)
 
 
-class Event(serializers.Serializer[Any]):
+class TimelineEvent(serializers.Serializer[Any]):
     """Something that happened to a job."""
 
     number = serializers.IntegerField()
@@ -232,41 +232,41 @@ class Event(serializers.Serializer[Any]):
     facts = serializers.DictField()
 
 
-class ExtensionOut(serializers.Serializer[Any]):
+class ExtensionSummary(serializers.Serializer[Any]):
     """More time that was asked for a running job."""
 
     id = serializers.CharField()
-    job = Named()
+    job = Reference()
     attempt = serializers.IntegerField()
     state = serializers.ChoiceField(["waiting", "granted", "refused", "lapsed"])
     more_s = serializers.IntegerField()
     reason = serializers.CharField(allow_blank=True)
-    asked_by = PersonName()
+    asked_by = UserReference()
     asked_at = serializers.DateTimeField()
     known = serializers.BooleanField(help_text="false: the scheduler did not say in time whom it delays.")
     delayed_count = serializers.IntegerField(help_text="Waiting jobs that would start later.")
     reservations = serializers.ListField(
         child=serializers.CharField(), help_text="Reservations for others in the time that is added."
     )
-    decided_by = PersonName(allow_null=True, help_text="null: nobody, or the scheduler at once.")
+    decided_by = UserReference(allow_null=True, help_text="null: nobody, or the scheduler at once.")
     decided_at = serializers.DateTimeField(allow_null=True)
     answer = serializers.CharField(allow_blank=True)
 
 
-class DelayOut(serializers.Serializer[Any]):
+class StartDelay(serializers.Serializer[Any]):
     """A waiting job that would start later."""
 
     job = serializers.CharField(allow_null=True, help_text="null: a job that you may not see.")
     by_s = serializers.FloatField(allow_null=True, help_text="null: nobody knows by how much.")
 
 
-class ExtensionWhole(ExtensionOut):
+class ExtensionDetail(ExtensionSummary):
     """The same with the jobs that it delays."""
 
-    delays = DelayOut(many=True, help_text="The longest first, at most 20.")
+    delays = StartDelay(many=True, help_text="The longest first, at most 20.")
 
 
-class Near(serializers.Serializer[Any]):
+class TopologyConstraint(serializers.Serializer[Any]):
     """How close together the tasks of a job stand, by levels of a topology."""
 
     topology = serializers.CharField()
@@ -293,29 +293,29 @@ class JobSecret(serializers.Serializer[Any]):
     file = serializers.CharField(required=False)
 
 
-class JobWhole(Job):
+class JobDetail(Job):
     """One job with everything that is known of it."""
 
-    verdict = Verdict(allow_null=True)
-    interval = Interval(allow_null=True, help_text="null: it does not wait, or no start is foreseen.")
+    verdict = VerdictDetail(allow_null=True)
+    interval = StartInterval(allow_null=True, help_text="null: it does not wait, or no start is foreseen.")
     interval_missing = serializers.CharField(
         allow_null=True, help_text="Why no start is foreseen; null: one is, or it was not worked out yet."
     )
-    receipts = ReceiptOut(
+    receipts = FairShareBreakdownDetail(
         many=True, help_text="While it waits: of its project, then of those above it that you may see."
     )
-    forecasts = ForecastOut(many=True, help_text="Newest first, at most 20.")
-    desired = serializers.ChoiceField([word.value for word in Desired])
+    forecasts = StartForecast(many=True, help_text="Newest first, at most 20.")
+    desired = serializers.ChoiceField([word.value for word in DesiredState])
     image_digest = serializers.CharField(
         allow_blank=True,
         help_text="The image of all its attempts; blank: its first start sets it, or it has none.",
     )
-    template = Named(allow_null=True)
+    template = Reference(allow_null=True)
     gpu_model = serializers.CharField(allow_blank=True)
     min_gpu_memory_mib = serializers.IntegerField(allow_null=True)
     mig_profile = serializers.CharField(allow_blank=True, help_text="Blank: whole GPUs.")
     min_compute_capability = serializers.FloatField(allow_null=True)
-    near = Near(allow_null=True, help_text="null: anywhere.")
+    near = TopologyConstraint(allow_null=True, help_text="null: anywhere.")
     cpu_milli = serializers.IntegerField(help_text="For each task.")
     memory_mib = serializers.IntegerField(help_text="For each task.")
     shm_mib = serializers.IntegerField()
@@ -336,20 +336,20 @@ class JobWhole(Job):
         help_text="Known only by its container, which was kept after a restore: its request is not known."
     )
     attempts = Attempt(many=True)
-    layouts = KnownLayout(
+    layouts = MeasuredLayout(
         many=True,
         help_text="Where jobs like it ran faster, fastest first; empty where no two layouts are known to differ.",
     )
-    room_made = RoomMade(many=True, help_text="Who was asked to leave for it, newest first, at most 20.")
-    after = ChainedJob(many=True, help_text="The jobs after which it starts.")
+    room_made = PreemptedJob(many=True, help_text="Who was asked to leave for it, newest first, at most 20.")
+    after = DependencyJob(many=True, help_text="The jobs after which it starts.")
     after_any = serializers.BooleanField(help_text="It starts after them however they end.")
-    next = ChainedJob(many=True, help_text="The jobs that start after it, newest first, at most 20.")
+    next = DependencyJob(many=True, help_text="The jobs that start after it, newest first, at most 20.")
     ends_at = serializers.DateTimeField(
         allow_null=True, help_text="When its time limit ends it; null: no limit, or it does not run."
     )
-    idle = IdleOut(allow_null=True, help_text="null: no workspace that runs on GPUs.")
-    extensions = ExtensionOut(many=True, help_text="More time that was asked for, newest first, at most 20.")
-    timeline = Event(many=True, help_text="The newest 100 events, oldest first; all of them under events/.")
+    idle = IdleDetail(allow_null=True, help_text="null: no workspace that runs on GPUs.")
+    extensions = ExtensionSummary(many=True, help_text="More time that was asked for, newest first, at most 20.")
+    timeline = TimelineEvent(many=True, help_text="The newest 100 events, oldest first; all of them under events/.")
 
 
 class Workspace(Job):
@@ -364,7 +364,7 @@ class Workspace(Job):
     address = serializers.CharField(help_text="Its own origin, for browsers that were handed over.")
 
 
-class Opening(serializers.Serializer[Any]):
+class WorkspaceAccess(serializers.Serializer[Any]):
     """How to get into a workspace."""
 
     post_to = serializers.CharField(
@@ -383,11 +383,11 @@ def job(row: JobRow) -> dict[str, Any]:
         "state": row.state,
         "held": row.held,
         "reason": row.reason,
-        "sentence": row.sentence,
-        "project": named(row.project),
-        "owner": person_name(row.owner),
-        "pool": named(row.pool),
-        "environment": named(row.environment),
+        "sentence": row.message,
+        "project": reference(row.project),
+        "owner": user_reference(row.owner),
+        "pool": reference(row.pool),
+        "environment": reference(row.environment),
         "tasks": row.tasks,
         "min_tasks": row.min_tasks,
         "gpus_per_task": row.gpus_per_task,
@@ -396,78 +396,78 @@ def job(row: JobRow) -> dict[str, Any]:
         "priority": row.priority,
         "preemptible": row.preemptible,
         "time_limit_s": row.time_limit_s,
-        "submitted_at": when(row.submitted_at),
-        "started_at": when(row.started_at),
-        "ended_at": when(row.ended_at),
+        "submitted_at": timestamp(row.submitted_at),
+        "started_at": timestamp(row.started_at),
+        "ended_at": timestamp(row.ended_at),
         "attempts_made": row.attempts_made,
         "exit_code": row.exit_code,
-        "verdict": short_verdict(standing_of(row)),
+        "verdict": verdict_summary(current_verdict(row)),
     }
 
 
-def standing_of(row: JobRow) -> Standing | None:
+def current_verdict(row: JobRow) -> JobVerdict | None:
     """The verdict of a job that waits; the last one of a job that runs says nothing any more."""
-    standing: Standing | None = getattr(row, "standing", None)
+    standing: JobVerdict | None = getattr(row, "standing", None)
     return standing if row.state == JobState.PENDING.value else None
 
 
-def short_verdict(standing: Standing | None) -> dict[str, Any] | None:
+def verdict_summary(standing: JobVerdict | None) -> dict[str, Any] | None:
     """Why it waits, in a list."""
     if standing is None:
         return None
     return {
         "code": standing.code,
-        "sentence": standing.sentence,
-        "since": when(standing.since),
+        "sentence": standing.message,
+        "since": timestamp(standing.code_since),
     }
 
 
-def verdict(standing: Standing | None, seen: Collection[str]) -> dict[str, Any] | None:
+def verdict_detail(standing: JobVerdict | None, seen: Collection[str]) -> dict[str, Any] | None:
     """Why it waits; of the jobs ahead only those in ``seen`` are named."""
     if standing is None:
         return None
     return {
-        **(short_verdict(standing) or {}),
-        "numbers": standing.numbers,
-        "ahead": [one for one in standing.ahead if one in seen],
-        "ahead_count": len(standing.ahead),
-        "cheapest": standing.cheapest,
-        "decided_at": when(standing.decided_at),
+        **(verdict_summary(standing) or {}),
+        "numbers": standing.details,
+        "ahead": [one for one in standing.jobs_ahead if one in seen],
+        "ahead_count": len(standing.jobs_ahead),
+        "cheapest": standing.suggestion,
+        "decided_at": timestamp(standing.decided_at),
     }
 
 
-def job_whole(
+def job_detail(
     row: JobRow,
     *,
     attempts: list[AttemptRow],
     layouts: list[KnownLayoutRow],
-    room_made: list[AttemptRow],
-    chain: Chain,
+    preempted_jobs: list[AttemptRow],
+    chain: DependencyChain,
     events: list[JobEvent],
     seen: Collection[str],
-    moves: list[Move],
-    receipts: list[Receipt],
+    moves: list[ForecastRevision],
+    fair_share_breakdowns: list[FairShareBreakdown],
     private: PrivateFields,
     extensions: list[ExtensionRow],
-    idle: Idleness | None,
+    idle: IdleStatus | None,
 ) -> dict[str, Any]:
     """One job with everything that is known of it; other jobs are named only when in ``seen``."""
-    missing = why_none(row, standing_of(row))
+    missing = no_forecast_reason(row, current_verdict(row))
     return {
         **job(row),
-        "verdict": verdict(standing_of(row), seen),
-        "interval": None if missing else interval(standing_of(row)),
+        "verdict": verdict_detail(current_verdict(row), seen),
+        "interval": None if missing else start_interval(current_verdict(row)),
         "interval_missing": missing,
-        "receipts": [receipt(one) for one in receipts],
-        "forecasts": [forecast(move, seen) for move in moves],
-        "desired": row.desired,
+        "receipts": [fair_share_breakdown(one) for one in fair_share_breakdowns],
+        "forecasts": [start_forecast(move, seen) for move in moves],
+        "desired": row.desired_state,
         "image_digest": row.image_digest,
-        "template": named(row.template),
+        "template": reference(row.template),
         "gpu_model": row.gpu_model,
         "min_gpu_memory_mib": row.min_gpu_memory_mib,
         "mig_profile": row.mig_profile,
         "min_compute_capability": row.min_compute_capability,
-        "near": row.near,
+        "near": row.topology_constraint,
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "shm_mib": row.shm_mib,
@@ -476,94 +476,94 @@ def job_whole(
         "retry_failures": row.retry_failures,
         "launcher": row.launcher,
         "command": row.command,
-        "environ": private.environ,
+        "environ": private.env,
         "volumes": row.volumes,
         "secrets": private.secrets,
         "version": row.version,
-        "stub": row.stub,
+        "stub": row.is_placeholder,
         "attempts": [attempt(one, seen) for one in attempts],
-        "layouts": [known_layout(one) for one in layouts],
+        "layouts": [measured_layout(one) for one in layouts],
         "room_made": [
             {
-                **other_job(one.job, seen),
+                **related_job(one.job, seen),
                 "reason": one.stop_reason,
-                "asked_at": when(one.stop_wanted_at),
-                "gone_at": when(one.ended_at),
+                "asked_at": timestamp(one.stop_wanted_at),
+                "gone_at": timestamp(one.ended_at),
             }
-            for one in room_made
+            for one in preempted_jobs
         ],
-        "after": [chained_job(one, seen) for one in chain.before],
+        "after": [dependency_job(one, seen) for one in chain.dependencies],
         "after_any": row.after_any,
-        "next": [chained_job(one, seen) for one in chain.after],
-        "ends_at": when(ends_at(row, attempts[0] if attempts else None)),
-        "idle": idleness(idle),
-        "extensions": [extension(one) for one in extensions],
-        "timeline": [event(one) for one in events],
+        "next": [dependency_job(one, seen) for one in chain.dependents],
+        "ends_at": timestamp(ends_at(row, attempts[0] if attempts else None)),
+        "idle": idle_status(idle),
+        "extensions": [extension_summary(one) for one in extensions],
+        "timeline": [timeline_event(one) for one in events],
     }
 
 
-def extension(one: ExtensionRow) -> dict[str, Any]:
+def extension_summary(one: ExtensionRow) -> dict[str, Any]:
     """More time that was asked for."""
     return {
         "id": one.public_id,
-        "job": named(one.job),
+        "job": reference(one.job),
         "attempt": one.attempt.number,
         "state": one.state,
         "more_s": one.more_s,
         "reason": one.reason,
-        "asked_by": person_name(one.asked_by),
-        "asked_at": when(one.asked_at),
-        "known": one.known,
+        "asked_by": user_reference(one.requested_by),
+        "asked_at": timestamp(one.requested_at),
+        "known": one.impact_known,
         "delayed_count": one.delayed_count,
         "reservations": one.reservations,
-        "decided_by": person_name(one.decided_by) if one.decided_by else None,
-        "decided_at": when(one.decided_at),
+        "decided_by": user_reference(one.decided_by) if one.decided_by else None,
+        "decided_at": timestamp(one.decided_at),
         "answer": one.answer,
     }
 
 
-def extension_whole(one: ExtensionRow, seen: Collection[str]) -> dict[str, Any]:
+def extension_detail(one: ExtensionRow, seen: Collection[str]) -> dict[str, Any]:
     """The same with the jobs that it delays, named only when in ``seen``."""
     delays = [{**each, "job": each["job"] if each["job"] in seen else None} for each in one.delays]
-    return {**extension(one), "delays": delays}
+    return {**extension_summary(one), "delays": delays}
 
 
-def interval(standing: Standing | None) -> dict[str, Any] | None:
+def start_interval(standing: JobVerdict | None) -> dict[str, Any] | None:
     """When a waiting job is expected to start, or null."""
     if standing is None or standing.p50_at is None:
         return None
     return {
-        "made_at": when(standing.foreseen_at),
-        "p10_at": when(standing.p10_at),
-        "p50_at": when(standing.p50_at),
-        "p90_at": when(standing.p90_at),
+        "made_at": timestamp(standing.foreseen_at),
+        "p10_at": timestamp(standing.p10_at),
+        "p50_at": timestamp(standing.p50_at),
+        "p90_at": timestamp(standing.p90_at),
     }
 
 
-def forecast(move: Move, seen: Collection[str]) -> dict[str, Any]:
+def start_forecast(move: ForecastRevision, seen: Collection[str]) -> dict[str, Any]:
     """One forecast, and how it differs from the one before; other jobs are named only when in ``seen``."""
     row = move.forecast
     return {
-        "made_at": when(row.made_at),
-        "p10_at": when(row.p10_at),
-        "p50_at": when(row.p50_at),
-        "p90_at": when(row.p90_at),
+        "made_at": timestamp(row.made_at),
+        "p10_at": timestamp(row.p10_at),
+        "p50_at": timestamp(row.p50_at),
+        "p90_at": timestamp(row.p90_at),
         "at_submit": row.at_submit,
         "code": row.code,
         "moved_s": move.shift_s,
-        "came_ahead": [one for one in move.came if one in seen],
-        "went": [one for one in move.went if one in seen],
-        "started_at": when(row.started_at),
-        "inside": row.inside,
+        "came_ahead": [one for one in move.jobs_ahead_added if one in seen],
+        "went": [one for one in move.jobs_ahead_removed if one in seen],
+        "started_at": timestamp(row.started_at),
+        "inside": row.covered,
         "score_s": row.score_s,
     }
 
 
-def receipt(one: Receipt) -> dict[str, Any]:
+def fair_share_breakdown(one: FairShareBreakdown) -> dict[str, Any]:
     """A fair share with its steps."""
     return {
-        "project": named(one.project),
-        "pool": named(one.pool),
+        "project": reference(one.project),
+        "pool": reference(one.pool),
         "guaranteed_milli": one.guaranteed_milli,
         "limit_milli": one.limit_milli,
         "allocated_milli": one.allocated_milli,
@@ -573,16 +573,16 @@ def receipt(one: Receipt) -> dict[str, Any]:
     }
 
 
-def other_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
+def related_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
     """Another job, by name only for those who may see it."""
     if row.public_id not in seen:
         return {"job": None, "project": None}
-    return {"job": named(row), "project": named(row.project)}
+    return {"job": reference(row), "project": reference(row.project)}
 
 
-def chained_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
+def dependency_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
     """A job before or after another, by name only for those who may see it."""
-    return {**other_job(row, seen), "state": row.state}
+    return {**related_job(row, seen), "state": row.state}
 
 
 def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
@@ -591,18 +591,18 @@ def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
         "number": row.number,
         "state": row.state,
         "reason": row.reason,
-        "sentence": row.sentence,
-        "pool": named(row.pool),
-        "created_at": when(row.created_at),
-        "running_at": when(row.running_at),
-        "ready_at": when(row.ready_at),
-        "checkpoint_at": when(row.checkpoint_at),
-        "progress": progress(progress_of(row)),
-        "energy_joules": joules_of(row),
+        "sentence": row.message,
+        "pool": reference(row.pool),
+        "created_at": timestamp(row.created_at),
+        "running_at": timestamp(row.running_at),
+        "ready_at": timestamp(row.ready_at),
+        "checkpoint_at": timestamp(row.checkpoint_at),
+        "progress": progress(attempt_progress(row)),
+        "energy_joules": attempt_energy_joules(row),
         "rendezvous": rendezvous(getattr(row, "rendezvous", None)),
-        "stop_wanted_at": when(row.stop_wanted_at),
-        "left_for": other_job(row.stop_for, seen) if row.stop_for else None,
-        "ended_at": when(row.ended_at),
+        "stop_wanted_at": timestamp(row.stop_wanted_at),
+        "left_for": related_job(row.stop_for, seen) if row.stop_for else None,
+        "ended_at": timestamp(row.ended_at),
         "exit_code": row.exit_code,
         "tasks": [task(one) for one in row.task_rows.all()],
     }
@@ -619,41 +619,41 @@ def task(row: TaskRow) -> dict[str, Any]:
     """One rank, with the GPUs it holds or held."""
     return {
         "rank": row.rank,
-        "node": named(row.node),
+        "node": reference(row.node),
         "state": row.state,
-        "problem": row.problem,
-        "running_at": when(row.running_at),
-        "ended_at": when(row.ended_at),
+        "problem": row.status_message,
+        "running_at": timestamp(row.running_at),
+        "ended_at": timestamp(row.ended_at),
         "exit_code": row.exit_code,
         "out_of_memory": row.oom,
         "peak_memory_mib": row.peak_memory_mib,
-        "leave_wanted_at": when(row.leave_wanted_at),
+        "leave_wanted_at": timestamp(row.leave_wanted_at),
         "gpus": [
             {
                 "uuid": held.gpu.uuid,
                 "index": held.gpu.index,
                 "model": held.gpu.model,
                 "milli": held.milli,
-                "released_at": when(held.ended_at),
+                "released_at": timestamp(held.ended_at),
             }
             for held in row.allocations.all()
         ],
     }
 
 
-def event(row: JobEvent) -> dict[str, Any]:
+def timeline_event(row: JobEvent) -> dict[str, Any]:
     """One event of the timeline."""
     return {
         "number": row.pk,
-        "at": when(row.at),
+        "at": timestamp(row.at),
         "kind": row.kind,
         "attempt": row.attempt.number if row.attempt else None,
         "before": row.before,
         "after": row.after,
         "reason": row.reason,
-        "sentence": row.sentence,
+        "sentence": row.message,
         "actor": row.actor,
-        "facts": row.facts,
+        "facts": row.details,
     }
 
 
@@ -663,8 +663,8 @@ def workspace(row: JobRow, address: str) -> dict[str, Any]:
     return {
         **job(row),
         "ready": ready_at is not None,
-        "ready_at": when(ready_at),
-        "suspends_at": when(getattr(row, "suspends_at", None)),
+        "ready_at": timestamp(ready_at),
+        "suspends_at": timestamp(getattr(row, "suspends_at", None)),
         "tool": row.environment.tool,
         "address": address,
     }

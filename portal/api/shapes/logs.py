@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 
-class LogLost(serializers.Serializer[Any]):
+class LogConnectionLoss(serializers.Serializer[Any]):
     """The connection to a log's node, while it is lost."""
 
     node = serializers.CharField()
@@ -25,7 +25,7 @@ class LogPage(serializers.Serializer[Any]):
     complete = serializers.BooleanField(help_text="The task has ended and all of its log is here.")
     dropped = serializers.IntegerField(help_text="Bytes after these, beyond what is kept of one log.")
     removed = serializers.BooleanField(help_text="It was here, and is older than logs are kept.")
-    lost = LogLost(
+    lost = LogConnectionLoss(
         allow_null=True,
         help_text="The node does not answer, so the log may have grown there: go on asking at `next_offset`.",
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from portal.api.shapes.words import Named, named, when
+from portal.api.shapes.words import Reference, reference, timestamp
 from portal.models import ApiToken, Project, User
 from portal.services.tokens import Scope
 from portal.words.states import Role
@@ -15,13 +15,13 @@ SCOPES = [scope.value for scope in Scope]
 ROLES = [role.value for role in Role]
 
 
-class MyProject(Named):
+class UserProject(Reference):
     """A project and the role in effect in it."""
 
     role = serializers.ChoiceField(ROLES, allow_null=True)
 
 
-class Me(serializers.Serializer[Any]):
+class CurrentUser(serializers.Serializer[Any]):
     """The person who asks."""
 
     id = serializers.CharField()
@@ -32,7 +32,7 @@ class Me(serializers.Serializer[Any]):
     uid = serializers.IntegerField()
     gid = serializers.IntegerField()
     timezone = serializers.CharField()
-    projects = MyProject(many=True)
+    projects = UserProject(many=True)
     scopes = serializers.ListField(child=serializers.ChoiceField(SCOPES))
     token = serializers.CharField(allow_null=True, help_text="Id of the token in use; null for a session.")
 
@@ -55,7 +55,7 @@ class NewToken(Token):
     token = serializers.CharField()
 
 
-def me(user: User, projects: list[Project], roles: dict[int, Role], token: ApiToken | None) -> dict[str, Any]:
+def current_user(user: User, projects: list[Project], roles: dict[int, Role], token: ApiToken | None) -> dict[str, Any]:
     """The person, where they belong, and what this way of asking may do."""
     return {
         "id": user.public_id,
@@ -66,7 +66,7 @@ def me(user: User, projects: list[Project], roles: dict[int, Role], token: ApiTo
         "uid": user.uid,
         "gid": user.gid,
         "timezone": user.timezone,
-        "projects": [{**(named(row) or {}), "role": roles.get(row.pk)} for row in projects],
+        "projects": [{**(reference(row) or {}), "role": roles.get(row.pk)} for row in projects],
         "scopes": token.scopes if token else SCOPES,
         "token": token.public_id if token else None,
     }
@@ -78,8 +78,8 @@ def token(row: ApiToken) -> dict[str, Any]:
         "id": row.public_id,
         "name": row.name,
         "scopes": row.scopes,
-        "created_at": when(row.created_at),
-        "expires_at": when(row.expires_at),
-        "last_used_at": when(row.last_used_at),
-        "revoked_at": when(row.revoked_at),
+        "created_at": timestamp(row.created_at),
+        "expires_at": timestamp(row.expires_at),
+        "last_used_at": timestamp(row.last_used_at),
+        "revoked_at": timestamp(row.revoked_at),
     }

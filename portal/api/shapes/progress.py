@@ -6,9 +6,9 @@ from typing import Any
 
 from rest_framework import serializers
 
-from portal.api.shapes.words import when
-from portal.models import Progress as ProgressRow
-from portal.selectors.progress import KnownLayout as KnownLayoutRow
+from portal.api.shapes.words import timestamp
+from portal.models import AttemptProgress as ProgressRow
+from portal.selectors.progress import MeasuredLayout as KnownLayoutRow
 from portal.words.throughput import Layout as LayoutWords
 
 
@@ -23,7 +23,7 @@ class Layout(serializers.Serializer[Any]):
     levels = serializers.IntegerField(help_text="Levels of the fabric that it crosses.")
 
 
-class Progress(serializers.Serializer[Any]):
+class TaskProgress(serializers.Serializer[Any]):
     """What the program of an attempt told of its progress, in units of its own."""
 
     done = serializers.FloatField()
@@ -37,7 +37,7 @@ class Progress(serializers.Serializer[Any]):
     layout = Layout()
 
 
-class KnownLayout(serializers.Serializer[Any]):
+class MeasuredLayout(serializers.Serializer[Any]):
     """How fast jobs of the same project that do the same work ran on one layout."""
 
     layout = Layout()
@@ -56,17 +56,17 @@ def progress(row: ProgressRow | None) -> dict[str, Any] | None:
     if row is None:
         return None
     return {
-        "done": row.done,
-        "at": when(row.at),
+        "done": row.completed_units,
+        "at": timestamp(row.reported_at),
         "since_done": row.since_done,
-        "since_at": when(row.since_at),
+        "since_at": timestamp(row.since_at),
         "per_s": row.per_s,
         "gpus": row.gpus,
         "layout": layout(row.layout),
     }
 
 
-def known_layout(row: KnownLayoutRow) -> dict[str, Any]:
+def measured_layout(row: KnownLayoutRow) -> dict[str, Any]:
     """One layout beside the fastest."""
     return {
         "layout": layout(row.layout),

@@ -7,11 +7,11 @@ from typing import Any
 from rest_framework import serializers
 
 from portal.api.shapes.people import ROLES
-from portal.api.shapes.words import Named, PersonName, named, person_name, when
+from portal.api.shapes.words import Reference, UserReference, reference, user_reference, timestamp
 from portal.models import Membership, NodePool, Quota, QuotaChange
 from portal.models import Project as ProjectRow
-from portal.selectors.projects import Counts
-from portal.services.projects import NO_QUOTA, quota_numbers
+from portal.selectors.projects import ProjectCounts
+from portal.services.projects import DEFAULT_QUOTA_VALUES, quota_values
 from portal.words.states import Role
 
 
@@ -21,7 +21,7 @@ class Project(serializers.Serializer[Any]):
     id = serializers.CharField()
     name = serializers.CharField()
     title = serializers.CharField(allow_blank=True)
-    parent = Named(allow_null=True)
+    parent = Reference(allow_null=True)
     role = serializers.ChoiceField(ROLES, allow_null=True, help_text="My role in effect; null for admins.")
     created_at = serializers.DateTimeField()
     archived_at = serializers.DateTimeField(allow_null=True)
@@ -38,12 +38,12 @@ class Project(serializers.Serializer[Any]):
 class Member(serializers.Serializer[Any]):
     """A person's direct role in a project."""
 
-    person = PersonName()
+    person = UserReference()
     role = serializers.ChoiceField(ROLES)
     since = serializers.DateTimeField()
 
 
-class QuotaNumbers(serializers.Serializer[Any]):
+class QuotaValues(serializers.Serializer[Any]):
     """The numbers of a quota; GPUs in thousandths."""
 
     guaranteed_milli = serializers.IntegerField()
@@ -55,39 +55,39 @@ class QuotaNumbers(serializers.Serializer[Any]):
     )
 
 
-class QuotaOut(QuotaNumbers):
+class QuotaDetail(QuotaValues):
     """What a project may use of a pool. ``id`` and ``updated_at`` are null where defaults stand."""
 
     id = serializers.CharField(allow_null=True)
-    project = Named()
-    pool = Named()
+    project = Reference()
+    pool = Reference()
     version = serializers.IntegerField(help_text="0 where no quota was ever set.")
     etag = serializers.CharField()
     updated_at = serializers.DateTimeField(allow_null=True)
 
 
-class QuotaChangeOut(serializers.Serializer[Any]):
+class QuotaChangeDetail(serializers.Serializer[Any]):
     """One edit of a quota."""
 
     number = serializers.IntegerField()
     at = serializers.DateTimeField()
-    actor = PersonName(allow_null=True)
-    before = QuotaNumbers(allow_null=True)
-    after = QuotaNumbers()
+    actor = UserReference(allow_null=True)
+    before = QuotaValues(allow_null=True)
+    after = QuotaValues()
     reason = serializers.CharField(allow_blank=True)
     undoes = serializers.IntegerField(allow_null=True, help_text="Number of the change this one undid.")
 
 
-def project(row: ProjectRow, role: Role | None, counts: Counts) -> dict[str, Any]:
+def project(row: ProjectRow, role: Role | None, counts: ProjectCounts) -> dict[str, Any]:
     """A project with its counts."""
     return {
         "id": row.public_id,
         "name": row.name,
         "title": row.title,
-        "parent": named(row.parent),
+        "parent": reference(row.parent),
         "role": role.value if role else None,
-        "created_at": when(row.created_at),
-        "archived_at": when(row.archived_at),
+        "created_at": timestamp(row.created_at),
+        "archived_at": timestamp(row.archived_at),
         "egress_allow": row.egress_allow,
         "members": counts.members,
         "running_jobs": counts.running_jobs,
@@ -98,29 +98,29 @@ def project(row: ProjectRow, role: Role | None, counts: Counts) -> dict[str, Any
 
 def member(row: Membership) -> dict[str, Any]:
     """A person's direct role."""
-    return {"person": person_name(row.user), "role": row.role, "since": when(row.created_at)}
+    return {"person": user_reference(row.user), "role": row.role, "since": timestamp(row.created_at)}
 
 
 def quota(row: Quota) -> dict[str, Any]:
     """A quota that was set."""
     return {
         "id": row.public_id,
-        "project": named(row.project),
-        "pool": named(row.pool),
-        **quota_numbers(row),
+        "project": reference(row.project),
+        "pool": reference(row.pool),
+        **quota_values(row),
         "version": row.version,
         "etag": row.etag,
-        "updated_at": when(row.updated_at),
+        "updated_at": timestamp(row.updated_at),
     }
 
 
-def quota_default(project_row: ProjectRow, pool: NodePool) -> dict[str, Any]:
+def default_quota(project_row: ProjectRow, pool: NodePool) -> dict[str, Any]:
     """What stands where no quota was set."""
     return {
         "id": None,
-        "project": named(project_row),
-        "pool": named(pool),
-        **NO_QUOTA,
+        "project": reference(project_row),
+        "pool": reference(pool),
+        **DEFAULT_QUOTA_VALUES,
         "version": 0,
         "etag": unset_etag(project_row, pool),
         "updated_at": None,
@@ -136,10 +136,10 @@ def quota_change(row: QuotaChange) -> dict[str, Any]:
     """One edit of a quota."""
     return {
         "number": row.pk,
-        "at": when(row.at),
-        "actor": person_name(row.actor) if row.actor else None,
-        "before": NO_QUOTA | row.before if row.before else None,
-        "after": NO_QUOTA | row.after,
+        "at": timestamp(row.at),
+        "actor": user_reference(row.actor) if row.actor else None,
+        "before": DEFAULT_QUOTA_VALUES | row.before if row.before else None,
+        "after": DEFAULT_QUOTA_VALUES | row.after,
         "reason": row.reason,
         "undoes": row.undoes_id,
     }

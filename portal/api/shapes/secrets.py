@@ -6,7 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from portal.api.shapes.words import Named, named, when
+from portal.api.shapes.words import Reference, reference, timestamp
 from portal.models import Secret as SecretRow
 
 
@@ -15,7 +15,7 @@ class Secret(serializers.Serializer[Any]):
 
     id = serializers.CharField()
     name = serializers.CharField(help_text="Jobs ask by it.")
-    project = Named(allow_null=True, help_text="null: one's own.")
+    project = Reference(allow_null=True, help_text="null: one's own.")
     created_at = serializers.DateTimeField()
     changed_at = serializers.DateTimeField(help_text="When its value was last written.")
     changed_by = serializers.CharField()
@@ -26,8 +26,8 @@ def secret(row: SecretRow) -> dict[str, Any]:
     return {
         "id": row.public_id,
         "name": row.name,
-        "project": named(row.project),
-        "created_at": when(row.created_at),
-        "changed_at": when(row.changed_at),
+        "project": reference(row.project),
+        "created_at": timestamp(row.created_at),
+        "changed_at": timestamp(row.changed_at),
         "changed_by": row.changed_by,
     }

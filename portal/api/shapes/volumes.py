@@ -6,9 +6,9 @@ from typing import Any
 
 from rest_framework import serializers
 
-from portal.api.shapes.words import Named, named, when
+from portal.api.shapes.words import Reference, reference, timestamp
 from portal.models import Volume as VolumeRow
-from portal.words.volumes import Reach, VolumeKind
+from portal.words.volumes import VolumeScope, VolumeKind
 
 
 class Volume(serializers.Serializer[Any]):
@@ -18,7 +18,7 @@ class Volume(serializers.Serializer[Any]):
     name = serializers.CharField(help_text="Jobs ask by it.")
     kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
     reach = serializers.ChoiceField(
-        [reach.value for reach in Reach],
+        [reach.value for reach in VolumeScope],
         help_text="node: each node has its own content; shared: all the same.",
     )
     path = serializers.CharField(allow_blank=True, help_text="On the nodes; blank: their settings say where.")
@@ -28,9 +28,9 @@ class Volume(serializers.Serializer[Any]):
         allow_null=True,
         help_text="What one folder may hold, where the file system sees to it; null: no limit.",
     )
-    pool = Named(allow_null=True, help_text="null: any.")
-    nodes = Named(many=True, help_text="Only these have it; empty: all.")
-    projects = Named(
+    pool = Reference(allow_null=True, help_text="null: any.")
+    nodes = Reference(many=True, help_text="Only these have it; empty: all.")
+    projects = Reference(
         many=True, help_text="Only these, and those below them, may use it, of those you may see; empty: all."
     )
     created_at = serializers.DateTimeField()
@@ -38,12 +38,12 @@ class Volume(serializers.Serializer[Any]):
 
 def volume(row: VolumeRow) -> dict[str, Any]:
     """A volume as REST tells it."""
-    keys = ("name", "kind", "reach", "path", "description", "read_only", "quota_mib")
+    keys = ("name", "kind", "scope", "path", "description", "read_only", "quota_mib")
     return {
         "id": row.public_id,
         **{key: getattr(row, key) for key in keys},
-        "pool": named(row.pool),
-        "nodes": [named(node) for node in row.nodes.all()],
-        "projects": [named(project) for project in row.projects.all()],
-        "created_at": when(row.created_at),
+        "pool": reference(row.pool),
+        "nodes": [reference(node) for node in row.nodes.all()],
+        "projects": [reference(project) for project in row.projects.all()],
+        "created_at": timestamp(row.created_at),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from agents.openings import MANY_THREADS_S
+from agents.openings import SWITCH_INTERVAL_S
 from portal.live.collector import Collector
 
 
@@ -20,7 +20,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serves until SIGINT or SIGTERM."""
-        sys.setswitchinterval(MANY_THREADS_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         asyncio.run(_collect())
 
 

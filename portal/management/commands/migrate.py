@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.commands import migrate
 
-from portal.database.owner import as_owner, grant_to_services
+from portal.database.owner import as_owner, grant_service_privileges
 
 
 class Command(migrate.Command):
@@ -16,4 +16,4 @@ class Command(migrate.Command):
         with as_owner():
             super().handle(*args, **options)
             if not options["plan"] and not options["check_unapplied"]:
-                grant_to_services()
+                grant_service_privileges()

@@ -8,9 +8,9 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from portal.words.knobs import CHOICES, KNOBS, Choice, Knob, figure
+from portal.words.knobs import CHOICE_SETTINGS, NUMBER_SETTINGS, ChoiceSetting, NumberSetting, format_number
 
-HEAD = """# Policy: the knobs of the scheduler
+HEADER = """# Policy: the knobs of the scheduler
 
 Written by `manage.py policy-docs` from `portal/words/knobs.py`; a test fails when the two differ.
 
@@ -36,30 +36,30 @@ def policy_text() -> str:
     rows = [
         (
             knob.name,
-            f"{figure(knob.low)} to {figure(knob.high)} {knob.unit}".strip(),
-            f"{figure(knob.default)} {knob.unit}".strip(),
+            f"{format_number(knob.minimum)} to {format_number(knob.maximum)} {knob.unit}".strip(),
+            f"{format_number(knob.default)} {knob.unit}".strip(),
             knob,
-            knob.sentence,
+            knob.description,
         )
-        for knob in KNOBS.values()
+        for knob in NUMBER_SETTINGS.values()
     ] + [
         (
             choice.name,
             " or ".join(f"`{word}`" for word in choice.options),
             f"`{choice.default}`",
             choice,
-            choice.sentence,
+            choice.description,
         )
-        for choice in CHOICES.values()
+        for choice in CHOICE_SETTINGS.values()
     ]
     lines = [
-        f"| `{name}` | {span} | {default} | {_own(knob)} | {sentence} |"
+        f"| `{name}` | {span} | {default} | {_overridable_by(knob)} | {sentence} |"
         for name, span, default, knob, sentence in rows
     ]
-    return HEAD + "\n".join(lines) + "\n"
+    return HEADER + "\n".join(lines) + "\n"
 
 
-def _own(knob: Knob | Choice) -> str:
+def _overridable_by(knob: NumberSetting | ChoiceSetting) -> str:
     """Who beside the cluster may have a value of its own."""
     if knob.per_project:
         return "pools, projects stricter"

@@ -10,11 +10,11 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections, transaction
 
 from portal.config import places
-from portal.services.restored import begin_looking
+from portal.services.restored import begin_recovery
 from portal.standalone.account import service_account
-from portal.standalone.borrowed import borrowed_database
+from portal.standalone.borrowed import command_database
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
+from portal.standalone.folder import DataDir
 
 
 class Command(BaseCommand):
@@ -29,9 +29,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            with borrowed_database(DataFolder(places.data_dir(), service_account()), alone=True):
+            with command_database(DataDir(places.data_dir(), service_account()), alone=True):
                 with transaction.atomic():
-                    begin_looking()
+                    begin_recovery()
                 connections.close_all()
         except StartError as trouble:
             raise CommandError(str(trouble)) from trouble

@@ -10,10 +10,10 @@ from django.core.management.base import BaseCommand, CommandError
 
 from portal.config import places
 from portal.standalone.account import service_account
-from portal.standalone.backup import inspect_backup, restore_backup
-from portal.standalone.borrowed import borrowed_database
+from portal.standalone.backup import read_manifest, restore_backup
+from portal.standalone.borrowed import command_database
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataFolder
+from portal.standalone.folder import DataDir
 
 
 class Command(BaseCommand):
@@ -25,10 +25,10 @@ class Command(BaseCommand):
         parser.add_argument("--data-dir", type=Path)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        folder = DataFolder(places.data_dir(), service_account())
+        folder = DataDir(places.data_dir(), service_account())
         try:
-            manifest = inspect_backup(options["file"], folder)
-            with borrowed_database(folder, alone=True):
+            manifest = read_manifest(options["file"], folder)
+            with command_database(folder, alone=True):
                 restore_backup(options["file"], manifest, folder)
         except StartError as trouble:
             raise CommandError(str(trouble)) from trouble

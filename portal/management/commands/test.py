@@ -15,13 +15,13 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from portal.bootstrap.frontend import FrontendError, build_frontend
-from portal.standalone.needs import NEEDS, can_install, missing, packages
+from portal.standalone.needs import MACHINE_REQUIREMENTS, can_install_packages, missing_requirements, debian_packages
 
-QUICK = "not (rig or browser or gpu or calm)"
-ON_MACHINES = "(rig or gpu) and not browser and not calm"
-MANY = "not (browser or calm)"
-CALM = "calm or browser"
-CALM_MARKS = ("mark.calm", "mark.browser")
+PARALLEL_MARKS = "not (rig or browser or gpu or calm)"
+RIG_MARKS = "(rig or gpu) and not browser and not calm"
+PARALLEL_AND_RIG_MARKS = "not (browser or calm)"
+SERIAL_MARKS = "calm or browser"
+SERIAL_MARK_NAMES = ("mark.calm", "mark.browser")
 NOTHING_COLLECTED = 5
 INSTALL_LIMIT_S = 600
 
@@ -38,8 +38,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         began = time.monotonic()
-        installing = None if options["no_install"] else _begin_install()
-        reading = _begin_reading()
+        installing = None if options["no_install"] else _start_install()
+        reading = _start_compile()
         try:
             build_frontend(settings.BASE_DIR)
         except FrontendError as trouble:
@@ -52,13 +52,13 @@ class Command(BaseCommand):
         cores = min(len(os.sched_getaffinity(0)), 8)
         # Tests wait as much as they work: more of them than cores.
         if installing is None:
-            results = [_pytest(MANY, cores + 2, *chosen)]
+            results = [_pytest(PARALLEL_AND_RIG_MARKS, cores + 2, *chosen)]
         else:
-            results = [_pytest(QUICK, cores + 1, *chosen)]
+            results = [_pytest(PARALLEL_MARKS, cores + 1, *chosen)]
             self._finish_install(*installing)
-            results.append(_pytest(ON_MACHINES, cores + 2, *chosen))
+            results.append(_pytest(RIG_MARKS, cores + 2, *chosen))
         # Chromium drops its requests when a network of this machine comes or goes, as engines' networks do above.
-        results.append(_pytest(CALM, cores + 3, *chosen, *([] if options["paths"] else _calm_files())))
+        results.append(_pytest(SERIAL_MARKS, cores + 3, *chosen, *([] if options["paths"] else _serial_files())))
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
         if all(code == NOTHING_COLLECTED for code in results):
             raise CommandError("No test was found there.", returncode=NOTHING_COLLECTED)
@@ -79,13 +79,13 @@ class Command(BaseCommand):
             self.stderr.write("apt-get did not install everything; the tests below say what they lack.")
 
 
-def _calm_files() -> list[str]:
+def _serial_files() -> list[str]:
     """The files that speak of such a mark, so that no lane of the last part reads all the others again."""
     files = sorted((Path(settings.BASE_DIR) / "tests").rglob("test_*.py"))
-    return [str(path) for path in files if any(mark in path.read_text() for mark in CALM_MARKS)]
+    return [str(path) for path in files if any(mark in path.read_text() for mark in SERIAL_MARK_NAMES)]
 
 
-def _begin_reading() -> subprocess.Popen[bytes] | None:
+def _start_compile() -> subprocess.Popen[bytes] | None:
     """Reads all tests once, where nobody has: Python keeps what it made of them, and no lane makes it again."""
     if sys.dont_write_bytecode or any((Path(settings.BASE_DIR) / "tests/__pycache__").glob("conftest.*")):
         return None
@@ -98,10 +98,10 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "FAIRWAY_DATA_DIR"}
 
 
-def _begin_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
+def _start_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
     """Starts apt-get beside the quick tests, when something is missing and this machine lets us."""
-    wanted = packages([need for kind in NEEDS for need in missing(kind)])
-    if not wanted or not can_install():
+    wanted = debian_packages([need for kind in MACHINE_REQUIREMENTS for need in missing_requirements(kind)])
+    if not wanted or not can_install_packages():
         return None
     sys.stderr.write(f"Installing {' '.join(wanted)} with apt-get beside the first tests ...\n")
     log = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as apt-get)
@@ -118,7 +118,7 @@ def _begin_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
     return process, log
 
 
-def _pytest(marks: str, beside: int, *arguments: str) -> int:
+def _pytest(marks: str, workers: int, *arguments: str) -> int:
     """pytest's exit code for the files with these marks, so many beside each other; it prints its own last line."""
     sys.stdout.flush()
     command = [
@@ -129,7 +129,7 @@ def _pytest(marks: str, beside: int, *arguments: str) -> int:
         "-m",
         marks,
         "-n",
-        str(beside),
+        str(workers),
         "--dist",
         "loadfile",
         "--no-loadscope-reorder",

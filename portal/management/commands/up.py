@@ -12,8 +12,8 @@ from django.core.management.base import BaseCommand, CommandError
 from portal.bootstrap.frontend import FrontendError
 from portal.errors import FairwayError
 from portal.standalone.errors import StartError
-from portal.standalone.processes import Listening
-from portal.standalone.start import Wishes, run
+from portal.standalone.processes import ListenOptions
+from portal.standalone.start import UpOptions, run
 
 
 class Command(BaseCommand):
@@ -34,8 +34,8 @@ class Command(BaseCommand):
         parser.add_argument("--quiet", action="store_true", help="do not print the processes' log lines")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        wishes = Wishes(
-            listening=Listening(options["bind"], options["port"], options["tls_cert"], options["tls_key"]),
+        wishes = UpOptions(
+            listening=ListenOptions(options["bind"], options["port"], options["tls_cert"], options["tls_key"]),
             demo=options["demo"],
             local_node=not options["no_local_node"],
             simulated_gpus=not options["no_simulated_gpus"],

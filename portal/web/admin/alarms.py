@@ -7,51 +7,51 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, policy, signed_in
-from portal.selectors.alarms import Alarm, alarms, invalid_rows
-from portal.services.alarms import do_acknowledge_alarm, do_acknowledge_invalid_row
-from portal.web.acts import act_and_return
+from portal.access import AccessPolicy, access_policy, require_user
+from portal.selectors.alarms import AlertView, alerts, invalid_rows
+from portal.services.alarms import do_acknowledge_alert, do_acknowledge_invalid_row
+from portal.web.acts import run_and_redirect
 
-SHOWN = 200
-ACKNOWLEDGED_SHOWN = 30
+OPEN_ALERTS_LIMIT = 200
+ACKNOWLEDGED_LIMIT = 30
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_safe
-def alarms_page(request: HttpRequest) -> HttpResponse:
+def alerts_page(request: HttpRequest) -> HttpResponse:
     """Everything, or its live part for htmx."""
     template = "admin/alarms_live.html" if request.headers.get("HX-Request") else "admin/alarms.html"
-    found = [Alarm(row) for row in alarms()[:SHOWN]]
+    found = [AlertView(row) for row in alerts()[:OPEN_ALERTS_LIMIT]]
     context = {
-        "invalid": invalid_rows()[:SHOWN],
-        "alarms": [each for each in found if each.is_alarm],
-        "notes": [each for each in found if not each.is_alarm],
-        "seen": [Alarm(row) for row in alarms(acknowledged=True)[:ACKNOWLEDGED_SHOWN]],
+        "invalid": invalid_rows()[:OPEN_ALERTS_LIMIT],
+        "alarms": [each for each in found if each.needs_attention],
+        "notes": [each for each in found if not each.needs_attention],
+        "seen": [AlertView(row) for row in alerts(acknowledged=True)[:ACKNOWLEDGED_LIMIT]],
     }
     return render(request, template, context)
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def acknowledge(request: HttpRequest, public_id: str) -> HttpResponse:
     """Somebody has looked at it."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
 
     def act() -> str:
-        row = do_acknowledge_alarm(user, public_id, request.POST.get("note", ""))
-        return f"{Alarm(row).name} on {row.gpu.node.name} is acknowledged; the next one is told anew."
+        row = do_acknowledge_alert(user, public_id, request.POST.get("note", ""))
+        return f"{AlertView(row).name} on {row.gpu.node.name} is acknowledged; the next one is told anew."
 
-    return act_and_return(request, act, reverse("alarms"))
+    return run_and_redirect(request, act, reverse("alarms"))
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def acknowledge_invalid_row(request: HttpRequest, public_id: str) -> HttpResponse:
     """Somebody looks after it; it stays on the page until the row is valid."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
 
     def act() -> str:
         do_acknowledge_invalid_row(user, public_id, request.POST.get("note", ""))
         return "Acknowledged. The alarm ends once the row is valid again."
 
-    return act_and_return(request, act, reverse("alarms"))
+    return run_and_redirect(request, act, reverse("alarms"))

@@ -12,31 +12,31 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from portal.access import (
-    Policy,
-    Verb,
+    AccessPolicy,
+    Permission,
     can,
-    namable_projects,
-    policy,
-    signed_in,
+    nameable_projects,
+    access_policy,
+    require_user,
     visible_environments,
     visible_nodes,
     visible_projects,
 )
-from portal.errors import Invalid, NotThere
-from portal.models import Environment, EnvironmentOnNode, Node
-from portal.selectors.environments import nodes_by_pin, offers_for, tag_claims
-from portal.selectors.volumes import named_rows
-from portal.services.bringing import do_bring, do_stop_bringing
-from portal.services.catalogue import EnvironmentWords, do_save_environment, nodes_for
+from portal.errors import InvalidRequest, NotFound
+from portal.models import Environment, ImagePresence, Node
+from portal.selectors.environments import nodes_by_pin, launchable_environments, tag_claims
+from portal.selectors.volumes import get_rows_by_key
+from portal.services.bringing import do_prefetch_image, do_cancel_prefetch
+from portal.services.catalogue import EnvironmentInput, do_save_environment, compatible_nodes
 from portal.services.image_pins import do_check_tag, do_update_image
-from portal.services.rights_changes import ChoiceNeeded
-from portal.web.acts import act_and_return
-from portal.web.admin.job_choice import ask_choice, choice_in
-from portal.web.words import plural, whole_number
-from portal.words.driver import cuda_will_do, driver_will_do
-from portal.words.states import CONTAINERS, RuntimeKind
+from portal.services.rights_changes import ChoiceRequired
+from portal.web.acts import run_and_redirect
+from portal.web.admin.job_choice import render_choice, parse_choice
+from portal.web.words import plural, parse_whole_number
+from portal.words.driver import is_cuda_sufficient, is_driver_sufficient
+from portal.words.states import CONTAINER_RUNTIMES, RuntimeKind
 
-TEXTS = (
+TEXT_FIELDS = (
     "name",
     "title",
     "description",
@@ -52,16 +52,16 @@ TEXTS = (
 )
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_GET
 def environment_list(request: HttpRequest) -> HttpResponse:
     """What can be launched, and on how many nodes each image already is."""
-    user = signed_in(request.user)
-    offers = sorted(offers_for(user), key=lambda offer: offer.environment.name)
+    user = require_user(request.user)
+    offers = sorted(launchable_environments(user), key=lambda offer: offer.environment.name)
     return render(request, "admin/environments.html", {"offers": offers, "may_add": user.is_admin})
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_GET
 def environment_page(request: HttpRequest, public_id: str) -> HttpResponse:
     """One environment; admins change it here. "new" is an empty form; the fragment is where it is by now."""
@@ -69,27 +69,27 @@ def environment_page(request: HttpRequest, public_id: str) -> HttpResponse:
         return _form(request, None, {"runtime": RuntimeKind.PODMAN.value, "enabled": "on"})
     row = _environment(request, public_id)
     if request.headers.get("HX-Request"):
-        return render(request, "admin/environment_nodes.html", _whereabouts(request, row))
-    values = {key: getattr(row, key) or "" for key in TEXTS}
+        return render(request, "admin/environment_nodes.html", _node_images(request, row))
+    values = {key: getattr(row, key) or "" for key in TEXT_FIELDS}
     values |= {"tool_command": shlex.join(row.tool_command), "enabled": "on" if row.enabled else ""}
     values["projects"] = ", ".join(project.name for project in row.projects.order_by("name"))
     return _form(request, row, values)
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def save_environment(request: HttpRequest, public_id: str = "") -> HttpResponse:
     """Adds or changes an environment."""
     row = _environment(request, public_id) if public_id else None
-    values = {key: request.POST.get(key, "").strip() for key in (*TEXTS, "projects")}
+    values = {key: request.POST.get(key, "").strip() for key in (*TEXT_FIELDS, "projects")}
     values["enabled"] = request.POST.get("enabled", "")
     try:
-        words = _words(request, values)
-        saved = do_save_environment(signed_in(request.user), words, row, choice=choice_in(request))
-    except ChoiceNeeded as needed:
+        words = _build_input(request, values)
+        saved = do_save_environment(require_user(request.user), words, row, choice=parse_choice(request))
+    except ChoiceRequired as needed:
         back = reverse("environment", args=[public_id])
-        return ask_choice(request, needed, change=f"Save {values['name']}", back=back)
-    except Invalid as refusal:
+        return render_choice(request, needed, change=f"Save {values['name']}", back=back)
+    except InvalidRequest as refusal:
         return _form(request, row, values, problems=refusal.fields, status=400)
     messages.success(
         request, f"{saved.name} is saved. Nodes that lack its image fetch it before the first start."
@@ -97,33 +97,33 @@ def save_environment(request: HttpRequest, public_id: str = "") -> HttpResponse:
     return HttpResponseRedirect(reverse("environment", args=[saved.public_id]))
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
-def bring(request: HttpRequest, public_id: str) -> HttpResponse:
+def prefetch_image(request: HttpRequest, public_id: str) -> HttpResponse:
     """Has nodes fetch the image now: the one that ``node`` names, else all."""
     row = _environment(request, public_id)
     key = request.POST.get("node", "")
     node = visible_nodes(request.user).filter(public_id=key).first()
     if key and node is None:
-        raise NotThere
+        raise NotFound
 
     def act() -> str:
-        nodes = do_bring(signed_in(request.user), row, node)
+        nodes = do_prefetch_image(require_user(request.user), row, node)
         if not nodes:
             return f"{row.title} is there already."
         return f"{row.title} is brought to {plural(nodes, 'node')}."
 
-    return act_and_return(request, act, reverse("environment", args=[public_id]))
+    return run_and_redirect(request, act, reverse("environment", args=[public_id]))
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def change_image(request: HttpRequest, public_id: str) -> HttpResponse:
     """Look for another image under the tag, or use one that it names on a node."""
     row = _environment(request, public_id)
 
     def act() -> str:
-        user = signed_in(request.user)
+        user = require_user(request.user)
         if request.POST.get("act") == "update":
             pin = do_update_image(user, row, request.POST.get("image", "")).image_digest
             return f"New jobs run {pin}. Jobs that were submitted keep theirs."
@@ -131,38 +131,38 @@ def change_image(request: HttpRequest, public_id: str) -> HttpResponse:
             f"{do_check_tag(user, row).name} pulls {row.image}. This page says when it names another image."
         )
 
-    return act_and_return(request, act, reverse("environment", args=[public_id]))
+    return run_and_redirect(request, act, reverse("environment", args=[public_id]))
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
-def stop_bringing(request: HttpRequest, public_id: str) -> HttpResponse:
+def cancel_prefetch(request: HttpRequest, public_id: str) -> HttpResponse:
     """Takes back what no node has begun."""
     row = _environment(request, public_id)
 
     def act() -> str:
-        nodes = do_stop_bringing(signed_in(request.user), row)
+        nodes = do_cancel_prefetch(require_user(request.user), row)
         return f"{plural(nodes, 'node')} will not fetch it ahead of a job. What has begun goes on."
 
-    return act_and_return(request, act, reverse("environment", args=[public_id]))
+    return run_and_redirect(request, act, reverse("environment", args=[public_id]))
 
 
-def _words(request: HttpRequest, values: dict[str, str]) -> EnvironmentWords:
+def _build_input(request: HttpRequest, values: dict[str, str]) -> EnvironmentInput:
     try:
         command = tuple(shlex.split(values["tool_command"]))
     except ValueError:
-        raise Invalid(fields={"tool_command": "A quotation mark is not closed."}) from None
-    port = whole_number(values["tool_port"])
+        raise InvalidRequest(fields={"tool_command": "A quotation mark is not closed."}) from None
+    port = parse_whole_number(values["tool_port"])
     if values["tool_port"] and port is None:
-        raise Invalid(fields={"tool_port": "Must be between 1 and 65535."})
+        raise InvalidRequest(fields={"tool_port": "Must be between 1 and 65535."})
     if values["runtime"] not in {kind.value for kind in RuntimeKind}:
-        raise Invalid(fields={"runtime": "Choose one."})
-    projects, unknown = named_rows(
+        raise InvalidRequest(fields={"runtime": "Choose one."})
+    projects, unknown = get_rows_by_key(
         visible_projects(request.user), values["projects"].replace(",", " ").split()
     )
     if unknown is not None:
-        raise Invalid(fields={"projects": f"There is no project called {unknown}."})
-    return EnvironmentWords(
+        raise InvalidRequest(fields={"projects": f"There is no project called {unknown}."})
+    return EnvironmentInput(
         name=values["name"],
         title=values["title"],
         description=values["description"],
@@ -183,18 +183,18 @@ def _words(request: HttpRequest, values: dict[str, str]) -> EnvironmentWords:
 def _environment(request: HttpRequest, public_id: str) -> Environment:
     row = visible_environments(request.user).filter(public_id=public_id).first()
     if row is None:
-        raise NotThere
+        raise NotFound
     return row
 
 
-def _too_old(node: Node, environment: Environment) -> str:
+def _driver_problem(node: Node, environment: Environment) -> str:
     """Why jobs with GPUs cannot run on a node; blank when its driver will do, or it has no GPUs."""
-    driver, cuda = node.hello.get("driver"), node.hello.get("cuda_driver")
-    if not node.hello.get("gpus"):
+    driver, cuda = node.agent_info.get("driver"), node.agent_info.get("cuda_driver")
+    if not node.agent_info.get("gpus"):
         return ""
-    if not driver_will_do(driver, environment.min_driver):
+    if not is_driver_sufficient(driver, environment.min_driver):
         return f"Its driver is {driver}." if driver else "It tells no driver."
-    return "" if cuda_will_do(cuda, environment.cuda) else f"Its driver knows CUDA {cuda}."
+    return "" if is_cuda_sufficient(cuda, environment.cuda) else f"Its driver knows CUDA {cuda}."
 
 
 def _form(
@@ -205,9 +205,9 @@ def _form(
     problems: dict[str, str] | None = None,
     status: int = 200,
 ) -> HttpResponse:
-    user = signed_in(request.user)
+    user = require_user(request.user)
     if row is None and not user.is_admin:
-        raise NotThere
+        raise NotFound
     context = {
         "values": values,
         "problems": problems or {},
@@ -215,26 +215,26 @@ def _form(
         "runtimes": list(RuntimeKind),
     }
     if row is not None:
-        context |= _whereabouts(request, row)
-        context["projects"] = namable_projects(user).filter(environments=row).order_by("name")
+        context |= _node_images(request, row)
+        context["projects"] = nameable_projects(user).filter(environments=row).order_by("name")
     return render(request, "admin/environment.html", context, status=status)
 
 
-def _whereabouts(request: HttpRequest, row: Environment) -> dict[str, Any]:
+def _node_images(request: HttpRequest, row: Environment) -> dict[str, Any]:
     """How far it has come on each node, and what may be asked of them."""
-    states = {state.node_id: state for state in EnvironmentOnNode.objects.filter(environment=row)}
-    nodes = [(node, states.get(node.pk), _too_old(node, row)) for node in nodes_for(row)]
+    states = {state.node_id: state for state in ImagePresence.objects.filter(environment=row)}
+    nodes = [(node, states.get(node.pk), _driver_problem(node, row)) for node in compatible_nodes(row)]
     found = [state for _, state, _ in nodes if state is not None]
-    may_edit = can(signed_in(request.user), Verb.CHANGE, row)
+    may_edit = can(require_user(request.user), Permission.CHANGE, row)
     lacking = len(nodes) - sum(state.state == "present" for state in found)
     return {
         "environment": row,
         "nodes": nodes,
         "claims": nodes_by_pin(tag_claims().filter(environment=row)),
         "lacking": lacking,
-        "waiting": any(state.wanted_at and state.state != "loading" for state in found),
-        "moves": any(state.wanted_at or state.state == "loading" for state in found),
+        "waiting": any(state.pull_requested_at and state.state != "loading" for state in found),
+        "moves": any(state.pull_requested_at or state.state == "loading" for state in found),
         "may_edit": may_edit,
-        "may_bring": may_edit and lacking and row.runtime in CONTAINERS,
-        "may_check_tag": may_edit and row.runtime in CONTAINERS and row.image and "@" not in row.image,
+        "may_bring": may_edit and lacking and row.runtime in CONTAINER_RUNTIMES,
+        "may_check_tag": may_edit and row.runtime in CONTAINER_RUNTIMES and row.image and "@" not in row.image,
     }

@@ -6,23 +6,23 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from portal.access import Policy, policy, signed_in
-from portal.errors import NotThere
+from portal.access import AccessPolicy, access_policy, require_user
+from portal.errors import NotFound
 from portal.models import Node, NodePool
-from portal.services.node_network import do_set_interface, do_set_node_network
-from portal.web.acts import act_and_return
-from portal.words.fabric import Fabric
+from portal.services.node_network import do_set_interface, do_set_gang_fabric
+from portal.web.acts import run_and_redirect
+from portal.words.fabric import GangFabric
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def set_pool_network(request: HttpRequest, public_id: str) -> HttpResponse:
     """The switch of a pool, and what it names for gangs: a network, devices of a fabric one a line, adapters."""
     pool = NodePool.objects.filter(public_id=public_id).first()
     if pool is None:
-        raise NotThere("There is no such pool.")
+        raise NotFound("There is no such pool.")
     allowed = "allow_node_network" in request.POST
-    fabric = Fabric(
+    fabric = GangFabric(
         interface=request.POST.get("fabric_interface", "").strip(),
         network=request.POST.get("fabric_network", "").strip(),
         devices=tuple(request.POST.get("fabric_devices", "").split()),
@@ -30,7 +30,7 @@ def set_pool_network(request: HttpRequest, public_id: str) -> HttpResponse:
     )
 
     def change() -> str:
-        do_set_node_network(signed_in(request.user), pool, allowed=allowed, fabric=fabric)
+        do_set_gang_fabric(require_user(request.user), pool, allowed=allowed, fabric=fabric)
         may = "may use" if allowed else "may not use"
         whose = (
             f"the network {fabric.network} in"
@@ -39,20 +39,20 @@ def set_pool_network(request: HttpRequest, public_id: str) -> HttpResponse:
         )
         return f"Gangs {may} {whose} {pool.name}. What runs stays as it is."
 
-    return act_and_return(request, change, f"{reverse('policy')}?pool={pool.name}")
+    return run_and_redirect(request, change, f"{reverse('policy')}?pool={pool.name}")
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def set_interface(request: HttpRequest, public_id: str) -> HttpResponse:
     """The interface by which ranks on other nodes reach this one."""
     node = Node.objects.filter(public_id=public_id).first()
     if node is None:
-        raise NotThere("There is no such node.")
+        raise NotFound("There is no such node.")
     name = request.POST.get("interface", "").strip()
 
     def change() -> str:
-        do_set_interface(signed_in(request.user), node, name)
+        do_set_interface(require_user(request.user), node, name)
         return f"Gangs that start from now on reach {node.name} by {name or 'the interface its agent finds'}."
 
-    return act_and_return(request, change, reverse("node", args=[public_id]))
+    return run_and_redirect(request, change, reverse("node", args=[public_id]))

@@ -8,19 +8,19 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from agents.enrol import ENGINES, RUNTIMES, EngineAccess
-from portal.access import Policy, policy, signed_in
-from portal.errors import FairwayError, Invalid, NotThere
-from portal.models import Gpu, Node, NodeCheck, NodePool
+from agents.enrol import ENGINE_ACCESS_MODES, RUNTIME_KINDS, EngineAccess
+from portal.access import AccessPolicy, access_policy, require_user
+from portal.errors import FairwayError, InvalidRequest, NotFound
+from portal.models import Gpu, Node, NodeOperation, NodePool
 from portal.services import enrolment, node_acts, nodes
-from portal.services.gpus import do_give_back_gpu
-from portal.services.node_return import do_return_node
+from portal.services.gpus import do_return_gpu_to_service
+from portal.services.node_return import do_uncordon_node
 from portal.services.topologies import do_set_labels
-from portal.services.trust import do_trust_node
-from portal.web.acts import act_and_return
+from portal.services.trust import do_clear_node_quarantine
+from portal.web.acts import run_and_redirect
 from portal.web.cluster import node_page
-from portal.web.words import whole_number
-from portal.words.states import LinkKind, NodeState, RuntimeKind
+from portal.web.words import parse_whole_number
+from portal.words.states import NodeTransport, NodeState, RuntimeKind
 
 FIELDS = ("name", "pool", "new_pool", "host", "port", "account", "runtime", "engine")
 ENGINE_TITLES: dict[EngineAccess, str] = {
@@ -31,7 +31,7 @@ ENGINE_TITLES: dict[EngineAccess, str] = {
 DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "auto"}
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_http_methods(["GET", "POST"])
 def add_node(request: HttpRequest) -> HttpResponse:
     """First an address, then the host key to confirm beside the script, then the live test."""
@@ -41,68 +41,68 @@ def add_node(request: HttpRequest) -> HttpResponse:
     try:
         port = _port(values["port"])
         if not values.get("host"):
-            raise Invalid(fields={"host": "Type the machine's name or address."})
+            raise InvalidRequest(fields={"host": "Type the machine's name or address."})
         choices = {name: values[name] for name in ("engine", "runtime", "account")}
         enrolment.check_choices(**choices)
         if "confirmed" not in request.POST:
             key = enrolment.get_host_key(values.get("host", ""), port)
             script = enrolment.get_script(values.get("host", ""), **choices)
             return _form(request, values, host_key=key.line, fingerprint=key.fingerprint, script=script)
-        node = nodes.do_add_node(
-            signed_in(request.user),
+        node = nodes.do_create_node(
+            require_user(request.user),
             name=values.get("name", ""),
             pool=_pool(request, values),
-            link=LinkKind.SSH,
+            link=NodeTransport.SSH,
             host=values.get("host", ""),
             port=port,
-            account=values["account"],
+            ssh_user=values["account"],
             host_key=request.POST.get("host_key", ""),
             runtime=_runtime(values["runtime"]),
         )
-    except Invalid as refusal:
-        return _form(request, values, problems=refusal.fields, sentence=refusal.sentence, status=400)
-    return _start(request, node, engine=values["engine"])
+    except InvalidRequest as refusal:
+        return _form(request, values, problems=refusal.fields, sentence=refusal.message, status=400)
+    return _enroll(request, node, engine=values["engine"])
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
-def give_back_gpu(request: HttpRequest, public_id: str, uuid: str) -> HttpResponse:
+def return_gpu_to_service(request: HttpRequest, public_id: str, uuid: str) -> HttpResponse:
     """A GPU that was lost or in quarantine takes work again."""
     gpu = Gpu.objects.filter(node__public_id=public_id, uuid=uuid).first()
     if gpu is None:
-        raise NotThere
-    do_give_back_gpu(signed_in(request.user), gpu)
+        raise NotFound
+    do_return_gpu_to_service(require_user(request.user), gpu)
     messages.success(
         request, f"GPU {gpu.index} takes work again." if gpu.present else "The GPU is forgotten."
     )
     return HttpResponseRedirect(reverse("node", args=[public_id]))
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def test_node(request: HttpRequest, public_id: str) -> HttpResponse:
     """Tests the connection of a node again."""
-    return _start(request, _node(public_id))
+    return _enroll(request, _node(public_id))
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_GET
 def node_check(request: HttpRequest, public_id: str, check_id: str) -> HttpResponse:
     """The steps of a test as they finish; the fragment asks again until it has."""
     check = (
-        NodeCheck.objects.select_related("node").filter(public_id=check_id, node__public_id=public_id).first()
+        NodeOperation.objects.select_related("node").filter(public_id=check_id, node__public_id=public_id).first()
     )
     if check is None:
-        raise NotThere
+        raise NotFound
     template = "admin/node_check_steps.html" if request.headers.get("HX-Request") else "admin/node_check.html"
     return render(request, template, {"check": check, "node": check.node})
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
     """Cordons, drains, fences, retires a node, takes it back, or trusts it again."""
-    node, user = _node(public_id), signed_in(request.user)
+    node, user = _node(public_id), require_user(request.user)
     act, reason = request.POST.get("act", ""), request.POST.get("reason", "").strip()
     if act in ("ready", "ready-anyway") and reason == node.state_reason:
         reason = ""  # it said why the node was out of service
@@ -113,50 +113,50 @@ def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
     }
 
     if act == "ready":
-        return _return(request, node, reason)
+        return _start_return_check(request, node, reason)
 
     def change() -> str:
         if act == "ready-anyway":
-            do_return_node(user, node, reason=reason, force=True)
+            do_uncordon_node(user, node, reason=reason, force=True)
             return f"{node.name} is now ready."
         if act == "fence":
             ended = nodes.do_fence_node(user, node, reason=reason)
             return f"{node.name} is fenced; {ended} tasks ended and their GPUs are free."
         if act == "trust":
-            do_trust_node(user, node, reason=reason)
+            do_clear_node_quarantine(user, node, reason=reason)
             return f"{node.name} is trusted again."
         if act not in states:
-            raise NotThere
+            raise NotFound
         nodes.do_set_node_state(user, node, states[act], reason=reason)
         return f"{node.name} is now {states[act].value}."
 
     back = reverse("cluster") if act == "retire" else reverse("node", args=[public_id])
-    return act_and_return(request, change, back)
+    return run_and_redirect(request, change, back)
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def set_labels(request: HttpRequest, public_id: str) -> HttpResponse:
     """Gives a node the labels that were typed, one key=value a line, and no others."""
     node, text = _node(public_id), request.POST.get("labels", "")
     try:
-        do_set_labels(signed_in(request.user), node, labels_of(text))
-    except Invalid as refusal:
-        messages.error(request, refusal.sentence)
+        do_set_labels(require_user(request.user), node, parse_labels(text))
+    except InvalidRequest as refusal:
+        messages.error(request, refusal.message)
         return node_page(request, node, typed_labels=text, status=400)
     messages.success(request, f"The labels of {node.name} are saved. The next cycle places by them.")
     return HttpResponseRedirect(reverse("node", args=[public_id]))
 
 
-def labels_of(text: str) -> dict[str, str]:
+def parse_labels(text: str) -> dict[str, str]:
     """Lines of key=value as labels. Raises Invalid for a line that is none, and for a key that stands there twice."""
     found: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         key, sign, value = (part.strip() for part in line.partition("="))
         if not sign:
-            raise Invalid(fields={"labels": f"“{line[:40]}” is not key=value."})
+            raise InvalidRequest(fields={"labels": f"“{line[:40]}” is not key=value."})
         if key in found:
-            raise Invalid(fields={"labels": f"{key[:40]} stands there twice."})
+            raise InvalidRequest(fields={"labels": f"{key[:40]} stands there twice."})
         found[key] = value
     return found
 
@@ -164,58 +164,58 @@ def labels_of(text: str) -> dict[str, str]:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _return(request: HttpRequest, node: Node, reason: str) -> HttpResponse:
+def _start_return_check(request: HttpRequest, node: Node, reason: str) -> HttpResponse:
     """Asks for the check after which a node takes work again, and shows it."""
     there = reverse("node", args=[node.public_id])
     try:
-        check = do_return_node(signed_in(request.user), node, reason=reason)
+        check = do_uncordon_node(require_user(request.user), node, reason=reason)
     except FairwayError as refusal:
-        messages.error(request, refusal.sentence)
+        messages.error(request, refusal.message)
     else:
         if check is not None:
             there = reverse("node-check", args=[node.public_id, check.public_id])
     return HttpResponseRedirect(there)
 
 
-def _start(request: HttpRequest, node: Node, engine: str = DEFAULTS["engine"]) -> HttpResponse:
-    user = signed_in(request.user)
+def _enroll(request: HttpRequest, node: Node, engine: str = DEFAULTS["engine"]) -> HttpResponse:
+    user = require_user(request.user)
     password = request.POST.get("sudo_password", "")
     if password:
         account = request.POST.get("sudo_account", "").strip()
         login = enrolment.SudoLogin(account, password, engine)
         check = enrolment.do_enrol_by_sudo(user, node, login)
     else:
-        check = node_acts.do_start_check(user, node)
+        check = node_acts.do_start_connection_test(user, node)
     return HttpResponseRedirect(reverse("node-check", args=[node.public_id, check.public_id]))
 
 
 def _node(public_id: str) -> Node:
     node = Node.objects.filter(public_id=public_id).first()
     if node is None:
-        raise NotThere
+        raise NotFound
     return node
 
 
 def _port(text: str) -> int:
-    port = whole_number(text)
+    port = parse_whole_number(text)
     if port is None or not 1 <= port <= 65_535:
-        raise Invalid(fields={"port": "Must be between 1 and 65535."})
+        raise InvalidRequest(fields={"port": "Must be between 1 and 65535."})
     return port
 
 
 def _runtime(text: str) -> RuntimeKind:
     if text not in set(RuntimeKind):
-        raise Invalid(fields={"runtime": "Choose one of the offered ones."})
+        raise InvalidRequest(fields={"runtime": "Choose one of the offered ones."})
     return RuntimeKind(text)
 
 
 def _pool(request: HttpRequest, values: dict[str, str]) -> NodePool:
     if values.get("new_pool"):
         existing = NodePool.objects.filter(name=values["new_pool"]).first()
-        return existing or nodes.do_add_pool(signed_in(request.user), values["new_pool"])
+        return existing or nodes.do_create_pool(require_user(request.user), values["new_pool"])
     pool = NodePool.objects.filter(public_id=values.get("pool", "")).first()
     if pool is None:
-        raise Invalid(fields={"pool": "Choose a pool, or name a new one."})
+        raise InvalidRequest(fields={"pool": "Choose a pool, or name a new one."})
     return pool
 
 
@@ -233,8 +233,8 @@ def _form(
     context = {
         "values": values,
         "pools": NodePool.objects.order_by("name"),
-        "runtimes": RUNTIMES,
-        "engines": [(engine, ENGINE_TITLES[engine]) for engine in ENGINES],
+        "runtimes": RUNTIME_KINDS,
+        "engines": [(engine, ENGINE_TITLES[engine]) for engine in ENGINE_ACCESS_MODES],
         "host_key": host_key,
         "fingerprint": fingerprint,
         "script": script,

@@ -12,97 +12,97 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
-from portal.access import Policy, policy, signed_in
-from portal.errors import Invalid, NotThere
+from portal.access import AccessPolicy, access_policy, require_user
+from portal.errors import InvalidRequest, NotFound
 from portal.models import Invitation, Project, User
 from portal.services import people
-from portal.services.rights_changes import ChoiceNeeded
-from portal.web.acts import act_and_return
-from portal.web.admin.job_choice import ask_choice, choice_in
+from portal.services.rights_changes import ChoiceRequired
+from portal.web.acts import run_and_redirect
+from portal.web.admin.job_choice import render_choice, parse_choice
 from portal.words.states import Role
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_GET
-def people_list(request: HttpRequest) -> HttpResponse:
+def user_list(request: HttpRequest) -> HttpResponse:
     """Everybody, with their projects, and the invitations that are still open."""
     return _page(request)
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def invite(request: HttpRequest) -> HttpResponse:
     """Makes an invitation; its link is shown once, on the page that answers."""
     values = {key: request.POST.get(key, "").strip() for key in ("full_name", "email", "project", "role")}
     project = Project.objects.filter(public_id=values["project"]).first() if values["project"] else None
     try:
-        invitation, code = people.do_invite(
-            signed_in(request.user),
+        invitation, code = people.do_create_invitation(
+            require_user(request.user),
             full_name=values["full_name"],
             email=values["email"],
             project=project,
-            role=role_named(values["role"]) if project else None,
+            role=parse_role(values["role"]) if project else None,
             makes_admin="makes_admin" in request.POST,
         )
-    except Invalid as refusal:
+    except InvalidRequest as refusal:
         return _page(request, status=400, problems=refusal.fields, values=values)
-    link = address_with_code("invitation", code)
+    link = code_link("invitation", code)
     return _page(request, link=link, invitation=invitation)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def revoke_invitation(request: HttpRequest, public_id: str) -> HttpResponse:
     """Takes an open invitation back."""
     invitation = Invitation.objects.filter(public_id=public_id).select_related("project").first()
     if invitation is None:
-        raise NotThere
-    people.do_revoke_invitation(signed_in(request.user), invitation)
+        raise NotFound
+    people.do_revoke_invitation(require_user(request.user), invitation)
     messages.success(request, "The invitation does not work any more.")
-    if invitation.project is not None and not signed_in(request.user).is_admin:
+    if invitation.project is not None and not require_user(request.user).is_admin:
         return HttpResponseRedirect(reverse("project", args=[invitation.project.public_id]))
     return HttpResponseRedirect(reverse("people"))
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
-def change_person(request: HttpRequest, public_id: str) -> HttpResponse:
+def change_user(request: HttpRequest, public_id: str) -> HttpResponse:
     """Lets somebody in or out, makes or unmakes an admin, or makes a one-time sign-in link."""
-    admin = signed_in(request.user)
+    admin = require_user(request.user)
     person = User.objects.filter(public_id=public_id).first()
     if person is None:
-        raise NotThere
+        raise NotFound
     act = request.POST.get("act", "")
     if act == "link":
-        link = address_with_code("sign-in-link", people.do_make_sign_in_link(admin, person))
+        link = code_link("sign-in-link", people.do_create_magic_link(admin, person))
         return _page(request, link=link, link_for=person)
 
     def change() -> str:
         is_active = {"close": False, "open": True}.get(act)
         is_admin = {"admin": True, "no-admin": False}.get(act)
         if is_active is None and is_admin is None:
-            raise NotThere
-        people.do_change_person(
-            admin, person, is_active=is_active, is_admin=is_admin, choice=choice_in(request)
+            raise NotFound
+        people.do_change_user(
+            admin, person, is_active=is_active, is_admin=is_admin, choice=parse_choice(request)
         )
         return f"Saved for {person.username}."
 
     try:
-        return act_and_return(request, change, reverse("people"))
-    except ChoiceNeeded as needed:
+        return run_and_redirect(request, change, reverse("people"))
+    except ChoiceRequired as needed:
         name = "Close the account of" if act == "close" else "Take the rights of an administrator from"
-        return ask_choice(request, needed, change=f"{name} {person.username}", back=reverse("people"))
+        return render_choice(request, needed, change=f"{name} {person.username}", back=reverse("people"))
 
 
-def address_with_code(view: str, code: str) -> str:
+def code_link(view: str, code: str) -> str:
     """A link that lets somebody in, at the portal's own address, whatever Host the request named."""
     return f"{settings.PORTAL_URL.rstrip('/')}{reverse(view)}#{code}"
 
 
-def role_named(text: str) -> Role:
+def parse_role(text: str) -> Role:
     """The role that a form names; a member where it names none."""
     if text and text not in set(Role):
-        raise Invalid(fields={"role": "Choose a role."})
+        raise InvalidRequest(fields={"role": "Choose a role."})
     return Role(text or Role.MEMBER)
 
 

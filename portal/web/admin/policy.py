@@ -11,70 +11,70 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, policy, signed_in
-from portal.errors import Invalid, NotThere, Stale
+from portal.access import AccessPolicy, access_policy, require_user
+from portal.errors import InvalidRequest, NotFound, PreconditionFailed
 from portal.models import AuditEntry, NodePool
-from portal.selectors.policy import Turned, policy_sheet
+from portal.selectors.policy import SettingView, settings_sheet
 from portal.services.policy import do_change_policy
-from portal.web.admin.amounts import number_of, seconds_of, shown_seconds
-from portal.web.words import whole_number
-from portal.words.knobs import KnobValue, decides, figure
+from portal.web.admin.amounts import parse_number, parse_duration_s, format_duration_input
+from portal.web.words import parse_whole_number
+from portal.words.knobs import SettingValue, affects_decisions, format_number
 
-CHANGES_SHOWN = 10
+HISTORY_LIMIT = 10
 
 
-LACKING_SHOWN = 30
+INELIGIBLE_NODES_SHOWN = 30
 """Of the nodes that lack what their pool names; a pool that all of lack it is plain from so many."""
 
 
 @dataclass
-class Line:
+class SettingRow:
     """One knob as the page shows it: what its editor typed, and what is wrong with that."""
 
-    knob: Turned
-    typed: str
-    seen: str
+    setting: SettingView
+    entered: str
+    loaded: str
     problem: str = ""
-    theirs: str = ""
+    concurrent_value: str = ""
 
     @property
     def dirty(self) -> bool:
         """The editor changed it."""
-        return self.typed != self.seen
+        return self.entered != self.loaded
 
     @property
-    def inherits(self) -> str:
+    def inherited_text(self) -> str:
         """What holds while the field is blank, in words."""
-        source = "the cluster's" if self.knob.from_cluster else "the default"
-        return f"{shown(self.knob, self.knob.inherited)}, {source}"
+        source = "the cluster's" if self.setting.from_cluster else "the default"
+        return f"{format_value(self.setting, self.setting.inherited_value)}, {source}"
 
     @property
-    def span(self) -> str:
+    def range_text(self) -> str:
         """Least and most."""
-        if self.knob.bounds is None:
-            return " or ".join(self.knob.options)
-        low, high = self.knob.bounds
-        unit = "" if self.knob.unit == "s" else f" {self.knob.unit}"
-        return f"{shown(self.knob, low)} to {shown(self.knob, high)}{unit}"
+        if self.setting.bounds is None:
+            return " or ".join(self.setting.options)
+        low, high = self.setting.bounds
+        unit = "" if self.setting.unit == "s" else f" {self.setting.unit}"
+        return f"{format_value(self.setting, low)} to {format_value(self.setting, high)}{unit}"
 
     @property
-    def default(self) -> str:
+    def default_text(self) -> str:
         """What holds where nobody said otherwise."""
-        return shown(self.knob, self.knob.default)
+        return format_value(self.setting, self.setting.default)
 
     @property
-    def now(self) -> str:
+    def current_text(self) -> str:
         """What holds."""
-        return shown(self.knob, self.knob.value)
+        return format_value(self.setting, self.setting.value)
 
 
 @dataclass
-class Page:
+class SettingsPage:
     """The knobs of the cluster or of one pool, and the version their editor saw."""
 
     pool: NodePool | None
     version: int
-    lines: list[Line] = field(default_factory=list)
+    rows: list[SettingRow] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -82,58 +82,58 @@ class Page:
         return f"pool {self.pool.name}" if self.pool else "the cluster"
 
     @property
-    def parts(self) -> list[tuple[str, list[Line]]]:
+    def groups(self) -> list[tuple[str, list[SettingRow]]]:
         """The knobs by what they are about, with a heading each."""
-        deciding = [line for line in self.lines if decides(line.knob.name)]
-        rest = [line for line in self.lines if not decides(line.knob.name)]
+        deciding = [line for line in self.rows if affects_decisions(line.setting.name)]
+        rest = [line for line in self.rows if not affects_decisions(line.setting.name)]
         return [("Who starts where and when", deciding), ("Time limits and idle workspaces", rest)]
 
     @property
-    def dirty(self) -> int:
+    def dirty_count(self) -> int:
         """How many knobs wait to be saved."""
-        return sum(line.dirty for line in self.lines)
+        return sum(line.dirty for line in self.rows)
 
     @property
-    def turned(self) -> int:
+    def overridden_count(self) -> int:
         """How many have a value of their own."""
-        return sum(line.knob.own is not None for line in self.lines)
+        return sum(line.setting.own_value is not None for line in self.rows)
 
 
-def shown(knob: Turned, value: KnobValue | None) -> str:
+def format_value(knob: SettingView, value: SettingValue | None) -> str:
     """A value as people read and type it: "7 d", "200,000", "pack"; empty for None."""
     if value is None or isinstance(value, str):
         return value or ""
     if knob.unit == "s":
-        return shown_seconds(value)
-    return figure(value)
+        return format_duration_input(value)
+    return format_number(value)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def policy_page(request: HttpRequest) -> HttpResponse:
     """The knobs as they stand; everybody may know by what rules the cluster is shared, admins turn them."""
     return _render(request, _page(_pool(request.GET.get("pool", ""))))
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def save_policy(request: HttpRequest) -> HttpResponse:
     """Saves what was turned, all or nothing. The button beside a knob blanks that knob too."""
     pool = _pool(request.POST.get("pool", ""))
     page = _page(pool)
-    version = whole_number(request.POST.get("version", ""))
+    version = parse_whole_number(request.POST.get("version", ""))
     if version is None:
-        raise Invalid("This form is not one of ours; load the page again.")
-    take(page.lines, request.POST)
+        raise InvalidRequest("This form is not one of ours; load the page again.")
+    apply_posted(page.rows, request.POST)
     reason = request.POST.get("reason", "").strip()
     try:
-        changes = turned(page.lines)
-        do_change_policy(signed_in(request.user), pool, changes, version=version, reason=reason)
-    except Invalid as refusal:
-        for line in page.lines:
-            line.problem = refusal.fields.get(line.knob.name, "")
+        changes = posted_changes(page.rows)
+        do_change_policy(require_user(request.user), pool, changes, version=version, reason=reason)
+    except InvalidRequest as refusal:
+        for line in page.rows:
+            line.problem = refusal.fields.get(line.setting.name, "")
         return _render(request, page, status=400, reason=reason)
-    except Stale:
+    except PreconditionFailed:
         return _render(request, page, status=409, reason=reason)
     if changes:
         messages.success(
@@ -153,7 +153,7 @@ def _pool(name: str) -> NodePool | None:
         return None
     pool = NodePool.objects.filter(name=name).first()
     if pool is None:
-        raise NotThere("There is no such pool.")
+        raise NotFound("There is no such pool.")
     return pool
 
 
@@ -161,85 +161,85 @@ def _address(pool: NodePool | None) -> str:
     return reverse("policy") + (f"?pool={pool.name}" if pool else "")
 
 
-def _page(pool: NodePool | None) -> Page:
-    sheet = policy_sheet(pool)
-    lines = [Line(knob, shown(knob, knob.own), shown(knob, knob.own)) for knob in sheet.knobs]
-    return Page(pool, sheet.version, lines)
+def _page(pool: NodePool | None) -> SettingsPage:
+    sheet = settings_sheet(pool)
+    lines = [SettingRow(knob, format_value(knob, knob.own_value), format_value(knob, knob.own_value)) for knob in sheet.settings]
+    return SettingsPage(pool, sheet.version, lines)
 
 
-def take(lines: Iterable[Line], posted: Mapping[str, str]) -> None:
+def apply_posted(lines: Iterable[SettingRow], posted: Mapping[str, str]) -> None:
     """Puts what was typed into the lines, and beside it what somebody else put there meanwhile."""
     for line in lines:
-        seen = posted.get(f"seen-{line.knob.name}", line.seen)
-        line.typed = posted.get(f"knob-{line.knob.name}", seen).strip()
-        if posted.get("blank") == line.knob.name:
-            line.typed = ""
-        if seen != line.seen:
-            line.theirs = line.seen or "blank"
-            line.seen = seen
+        seen = posted.get(f"seen-{line.setting.name}", line.loaded)
+        line.entered = posted.get(f"knob-{line.setting.name}", seen).strip()
+        if posted.get("blank") == line.setting.name:
+            line.entered = ""
+        if seen != line.loaded:
+            line.concurrent_value = line.loaded or "blank"
+            line.loaded = seen
 
 
-def turned(lines: Iterable[Line]) -> dict[str, KnobValue | None]:
+def posted_changes(lines: Iterable[SettingRow]) -> dict[str, SettingValue | None]:
     """The knobs that were turned; Invalid names those whose text is no value."""
-    values: dict[str, KnobValue | None] = {}
+    values: dict[str, SettingValue | None] = {}
     wrong: dict[str, str] = {}
     for line in lines:
         if not line.dirty:
             continue
         try:
-            values[line.knob.name] = _value(line)
-        except Invalid as refusal:
+            values[line.setting.name] = _value(line)
+        except InvalidRequest as refusal:
             wrong |= refusal.fields
     if wrong:
-        raise Invalid(fields=wrong)
+        raise InvalidRequest(fields=wrong)
     return values
 
 
-def _value(line: Line) -> KnobValue | None:
-    if not line.typed:
+def _value(line: SettingRow) -> SettingValue | None:
+    if not line.entered:
         return None
-    if line.knob.options:
-        return line.typed
-    read = seconds_of if line.knob.unit == "s" else number_of
-    return read(_without_thousands(line.typed), line.knob.name)
+    if line.setting.options:
+        return line.entered
+    read = parse_duration_s if line.setting.unit == "s" else parse_number
+    return read(_without_thousands(line.entered), line.setting.name)
 
 
 def _without_thousands(text: str) -> str:
     """The page shows 200,000, so it takes that back; any other comma is refused where numbers are read."""
     digits = text.replace(",", "")
-    number = whole_number(digits)
+    number = parse_whole_number(digits)
     return digits if number is not None and text == f"{number:,}" else text
 
 
-def _render(request: HttpRequest, page: Page, *, status: int = 200, reason: str = "") -> HttpResponse:
+def _render(request: HttpRequest, page: SettingsPage, *, status: int = 200, reason: str = "") -> HttpResponse:
     kind = "nodepool" if page.pool else "clustersettings"
-    may_edit = signed_in(request.user).is_admin
-    changes = AuditEntry.objects.filter(act="policy.change", object_kind=kind)
+    may_edit = require_user(request.user).is_admin
+    changes = AuditEntry.objects.filter(action="policy.change", object_kind=kind)
     if page.pool:
         changes = changes.filter(object_id=page.pool.public_id)
-    newest = changes.order_by("-id")[:CHANGES_SHOWN] if may_edit else ()
-    named = {line.knob.name: line.knob for line in page.lines}
+    newest = changes.order_by("-id")[:HISTORY_LIMIT] if may_edit else ()
+    named = {line.setting.name: line.setting for line in page.rows}
     context = {
         "page": page,
-        "lacking": page.pool.nodes.exclude(lacks="").order_by("name")[:LACKING_SHOWN] if page.pool else (),
+        "lacking": page.pool.nodes.exclude(missing_requirements="").order_by("name")[:INELIGIBLE_NODES_SHOWN] if page.pool else (),
         "pools": NodePool.objects.order_by("name"),
         "may_edit": may_edit,
         "refused": status == 400,
         "stale": status == 409,
         "reason": reason,
         "to": _address(page.pool),
-        "history": [(row, _moved(row, named)) for row in newest],
+        "history": [(row, _change_texts(row, named)) for row in newest],
         "blank": "inherits the cluster's value" if page.pool else "holds the default",
     }
     return render(request, "admin/policy.html", context, status=status)
 
 
-def _moved(row: AuditEntry, named: Mapping[str, Turned]) -> list[tuple[str, str, str]]:
+def _change_texts(row: AuditEntry, named: Mapping[str, SettingView]) -> list[tuple[str, str, str]]:
     """Knob, old and new value in words, for each that a change turned."""
     before, after = row.before or {}, row.after or {}
 
-    def word(name: str, value: KnobValue | None) -> str:
+    def word(name: str, value: SettingValue | None) -> str:
         knob = named.get(name)
-        return (shown(knob, value) if knob else str(value or "")) or "blank"
+        return (format_value(knob, value) if knob else str(value or "")) or "blank"
 
     return [(name, word(name, before.get(name)), word(name, after.get(name))) for name in after]

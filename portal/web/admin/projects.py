@@ -10,66 +10,66 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
 from portal.access import (
-    Policy,
-    Verb,
+    AccessPolicy,
+    Permission,
     can,
-    policy,
-    require,
-    signed_in,
-    visible_people,
+    access_policy,
+    require_permission,
+    require_user,
+    visible_users,
     visible_projects,
     visible_secrets,
 )
-from portal.errors import Invalid, NotThere, Stale
+from portal.errors import InvalidRequest, NotFound, PreconditionFailed
 from portal.models import Invitation, Project, Quota, User
-from portal.selectors.egress import allowed_for
-from portal.selectors.projects import in_tree_order, live_jobs_of, people_of
+from portal.selectors.egress import egress_allow_list
+from portal.selectors.projects import in_tree_order, live_job_counts, members_and_managers
 from portal.services import people, projects
-from portal.services.rights_changes import ChoiceNeeded
-from portal.web.acts import act_and_return
-from portal.web.admin.job_choice import ask_choice, choice_in
-from portal.web.admin.people import address_with_code, role_named
-from portal.web.admin.project_idle import IdlePanel
-from portal.web.admin.tree_pages import SEARCH_FROM, page_of
+from portal.services.rights_changes import ChoiceRequired
+from portal.web.acts import run_and_redirect
+from portal.web.admin.job_choice import render_choice, parse_choice
+from portal.web.admin.people import code_link, parse_role
+from portal.web.admin.project_idle import ProjectPolicyPanel
+from portal.web.admin.tree_pages import MIN_ROWS_FOR_SEARCH, paginate_tree
 from portal.words.states import Role
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_GET
 def project_list(request: HttpRequest) -> HttpResponse:
     """The projects a person may see, as a tree."""
     return _list(request)
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def add_project(request: HttpRequest) -> HttpResponse:
     """Makes a project."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     values = {key: request.POST.get(key, "").strip() for key in ("name", "title", "parent")}
     parent = Project.objects.filter(public_id=values["parent"]).first() if values["parent"] else None
     try:
         project = projects.do_create_project(user, name=values["name"], title=values["title"], parent=parent)
-    except Invalid as refusal:
+    except InvalidRequest as refusal:
         return _list(request, status=400, values=values, problems=refusal.fields)
     messages.success(request, f"{project.name} is ready. Now give it people and a quota.")
     return HttpResponseRedirect(reverse("project", args=[project.public_id]))
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_GET
 def project_page(request: HttpRequest, public_id: str) -> HttpResponse:
     """One project: members, quotas, open invitations."""
     return _page(request, _project(request, public_id))
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def set_member(request: HttpRequest, public_id: str) -> HttpResponse:
     """Gives a person a role, or takes them out (role "none")."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     project = _project(request, public_id)
-    require(user, Verb.MANAGE, project)
+    require_permission(user, Permission.MANAGE, project)
     name = request.POST.get("username", "").strip()[:63]
     role = request.POST.get("role", "")
     everybody = User.objects.filter(username=name)
@@ -81,12 +81,12 @@ def set_member(request: HttpRequest, public_id: str) -> HttpResponse:
     out = role == "none"
     try:
         if out:
-            projects.do_remove_member(user, project, who, choice=choice_in(request))
+            projects.do_remove_member(user, project, who, choice=parse_choice(request))
         else:
-            projects.do_set_member(user, project, who, Role(role), choice=choice_in(request))
-    except ChoiceNeeded as needed:
+            projects.do_set_member(user, project, who, Role(role), choice=parse_choice(request))
+    except ChoiceRequired as needed:
         change = f"Take {who.username} out of" if out else f"Make {who.username} {role} of"
-        return ask_choice(request, needed, change=f"{change} {project.name}", back=back)
+        return render_choice(request, needed, change=f"{change} {project.name}", back=back)
     if out:
         messages.success(
             request, f"{who.username} is out of {project.name}. Their open workspaces there close now."
@@ -96,31 +96,31 @@ def set_member(request: HttpRequest, public_id: str) -> HttpResponse:
     return HttpResponseRedirect(back)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def invite_into(request: HttpRequest, public_id: str) -> HttpResponse:
     """Makes an invitation into this project; the link is shown once, on the page that answers."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     project = _project(request, public_id)
     try:
-        invitation, code = people.do_invite(
+        invitation, code = people.do_create_invitation(
             user,
             full_name=request.POST.get("full_name", "").strip(),
             email=request.POST.get("email", "").strip(),
             project=project,
-            role=role_named(request.POST.get("role", "")),
+            role=parse_role(request.POST.get("role", "")),
         )
-    except Invalid as refusal:
+    except InvalidRequest as refusal:
         return _page(request, project, status=400, problems=refusal.fields)
-    link = address_with_code("invitation", code)
+    link = code_link("invitation", code)
     return _page(request, project, link=link, invitation=invitation)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def change_project(request: HttpRequest, public_id: str) -> HttpResponse:
     """Retitles or archives a project."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     project = _project(request, public_id)
 
     def change() -> str:
@@ -137,20 +137,20 @@ def change_project(request: HttpRequest, public_id: str) -> HttpResponse:
         projects.do_change_project(user, project, title=request.POST.get("title", "").strip()[:200])
         return "Saved."
 
-    return act_and_return(request, change, reverse("project", args=[public_id]))
+    return run_and_redirect(request, change, reverse("project", args=[public_id]))
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def save_idle(request: HttpRequest, public_id: str) -> HttpResponse:
     """Turns what the project holds of idle workspaces otherwise than its pools, all or nothing."""
     project = _project(request, public_id)
-    idle = IdlePanel(project)
+    idle = ProjectPolicyPanel(project)
     try:
-        changed = idle.save(signed_in(request.user), request.POST)
-    except (Invalid, Stale) as refusal:
-        idle.refused = refusal.sentence
-        return _page(request, project, status=409 if isinstance(refusal, Stale) else 400, idle=idle)
+        changed = idle.save(require_user(request.user), request.POST)
+    except (InvalidRequest, PreconditionFailed) as refusal:
+        idle.error = refusal.message
+        return _page(request, project, status=409 if isinstance(refusal, PreconditionFailed) else 400, idle=idle)
     if changed:
         messages.success(request, "Saved. The next look at workspaces follows it.")
     return HttpResponseRedirect(reverse("project", args=[public_id]))
@@ -167,10 +167,10 @@ def _list(
     problems: dict[str, str] | None = None,
 ) -> HttpResponse:
     all_rows = in_tree_order(list(visible_projects(request.user).order_by("name")))
-    page, search = page_of(all_rows, request.GET)
+    page, search = paginate_tree(all_rows, request.GET)
     shown = [row.project for row in page]
-    live = live_jobs_of(shown)
-    count, managers = people_of(shown)
+    live = live_job_counts(shown)
+    count, managers = members_and_managers(shown)
     context = {
         "rows": [
             (row, live.get(row.project.pk, 0), count[row.project.pk], managers.get(row.project.pk, []))
@@ -180,9 +180,9 @@ def _list(
         "to": reverse("projects"),
         "search": search,
         "total": len(all_rows),
-        "searchable": len(all_rows) > SEARCH_FROM,
+        "searchable": len(all_rows) > MIN_ROWS_FOR_SEARCH,
         "parents": [row.project for row in all_rows if row.project.archived_at is None],
-        "may_add": signed_in(request.user).is_admin,
+        "may_add": require_user(request.user).is_admin,
         "values": values or {},
         "problems": problems or {},
     }
@@ -192,7 +192,7 @@ def _list(
 def _project(request: HttpRequest, public_id: str) -> Project:
     project = visible_projects(request.user).select_related("parent").filter(public_id=public_id).first()
     if project is None:
-        raise NotThere
+        raise NotFound
     return project
 
 
@@ -205,10 +205,10 @@ def _page(
     values: dict[str, str] | None = None,
     link: str = "",
     invitation: Invitation | None = None,
-    idle: IdlePanel | None = None,
+    idle: ProjectPolicyPanel | None = None,
 ) -> HttpResponse:
-    user = signed_in(request.user)
-    manages = can(user, Verb.MANAGE, project)
+    user = require_user(request.user)
+    manages = can(user, Permission.MANAGE, project)
     members = project.memberships.select_related("user").order_by("user__username")
     waiting = Invitation.objects.filter(
         project=project, used_at__isnull=True, revoked_at__isnull=True, expires_at__gt=timezone.now()
@@ -219,16 +219,16 @@ def _page(
         {
             "project": project,
             "members": members,
-            "idle": idle or IdlePanel(project),
+            "idle": idle or ProjectPolicyPanel(project),
             "quotas": Quota.objects.filter(project=project).select_related("pool").order_by("pool__name"),
             "invitations": waiting.select_related("created_by").order_by("-id") if manages else [],
             "manages": manages,
-            "allowed": allowed_for(project),
+            "allowed": egress_allow_list(project),
             "may_list": user.is_admin,
             "listed": "\n".join(project.egress_allow),
-            "may_submit": can(user, Verb.SUBMIT, project),
+            "may_submit": can(user, Permission.SUBMIT, project),
             "secrets": visible_secrets(user).filter(project=project).order_by("name"),
-            "known": visible_people(user).filter(is_active=True).order_by("username")[:500]
+            "known": visible_users(user).filter(is_active=True).order_by("username")[:500]
             if manages
             else [],
             "roles": list(Role),

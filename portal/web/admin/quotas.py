@@ -19,14 +19,14 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from portal.access import Policy, policy, signed_in, visible_projects
-from portal.errors import Conflict, Invalid, NotThere, Stale
+from portal.access import AccessPolicy, access_policy, require_user, visible_projects
+from portal.errors import Conflict, InvalidRequest, NotFound, PreconditionFailed
 from portal.models import NodePool, Quota, QuotaChange, User
-from portal.selectors.quota_grid import Grid, GridRow, pools_with_gpus, quota_grid
-from portal.services.projects import NO_QUOTA, QuotaNumbers, do_change_quota, do_undo_quota_change
-from portal.web.acts import act_and_return
-from portal.web.admin.amounts import limit_of, milli_of, shown_gpus, weight_of, whole_number_of
-from portal.web.admin.tree_pages import LONGEST_SEARCH, SEARCH_FROM, name_those_above, page_of
+from portal.selectors.quota_grid import QuotaGrid, QuotaGridRow, pools_with_gpus, quota_grid
+from portal.services.projects import DEFAULT_QUOTA_VALUES, QuotaValues, do_change_quota, do_undo_quota_change
+from portal.web.acts import run_and_redirect
+from portal.web.admin.amounts import parse_gpu_limit, parse_gpu_milli, format_gpu_input, parse_weight, parse_integer
+from portal.web.admin.tree_pages import MAX_SEARCH_LENGTH, MIN_ROWS_FOR_SEARCH, name_hidden_parents, paginate_tree
 
 SEPARATOR = ";"
 FIELDS = ("guaranteed", "limit", "user_limit", "weight", "priority")
@@ -34,14 +34,14 @@ TITLES = {"user_limit": "Per person"}
 
 
 @dataclass
-class Cell:
+class QuotaCell:
     """One editable number: what stands, what its editor typed, and what somebody else put there meanwhile."""
 
     name: str
     value: str
-    seen: str
+    loaded: str
     problem: str = ""
-    theirs: str = ""
+    concurrent_value: str = ""
 
     @property
     def title(self) -> str:
@@ -51,37 +51,37 @@ class Cell:
     @property
     def dirty(self) -> bool:
         """The editor changed it."""
-        return self.value != self.seen
+        return self.value != self.loaded
 
 
 @dataclass
-class Line:
+class QuotaLine:
     """A row of the grid together with its cells."""
 
-    row: GridRow
-    cells: dict[str, Cell]
+    row: QuotaGridRow
+    cells: dict[str, QuotaCell]
     version: int
     problem: str = ""
 
     @property
-    def seen(self) -> str:
+    def loaded(self) -> str:
         """What the editor saw, as it travels with the line: the version and the values."""
-        return SEPARATOR.join([str(self.version), *(cell.seen for cell in self.cells.values())])
+        return SEPARATOR.join([str(self.version), *(cell.loaded for cell in self.cells.values())])
 
 
 @dataclass
-class Sheet:
+class QuotaSheet:
     """The grid as the page shows it: the lines of one page, the sums of all."""
 
-    grid: Grid
-    lines: list[Line] = field(default_factory=list)
-    page: Page[GridRow] | None = None
+    grid: QuotaGrid
+    lines: list[QuotaLine] = field(default_factory=list)
+    page: Page[QuotaGridRow] | None = None
     search: str = ""
 
     @property
     def scale_milli(self) -> int:
         """Length of the bars: the pool, or what is promised or used where that is more."""
-        return max(1, self.grid.total_milli, self.grid.promised_milli, self.grid.used_milli)
+        return max(1, self.grid.total_milli, self.grid.total_guaranteed_milli, self.grid.used_milli)
 
     @property
     def dirty(self) -> int:
@@ -89,46 +89,46 @@ class Sheet:
         return sum(cell.dirty for line in self.lines for cell in line.cells.values())
 
 
-def sheet_of(grid: Grid, query: QueryDict) -> Sheet:
+def build_sheet(grid: QuotaGrid, query: QueryDict) -> QuotaSheet:
     """One page of a sheet, without edits."""
-    page, search = page_of(grid.rows, query)
-    return Sheet(grid, [_line(row) for row in page], page, search)
+    page, search = paginate_tree(grid.rows, query)
+    return QuotaSheet(grid, [_line(row) for row in page], page, search)
 
 
-def posted_sheet(grid: Grid, posted: QueryDict) -> Sheet:
+def build_posted_sheet(grid: QuotaGrid, posted: QueryDict) -> QuotaSheet:
     """The lines that their editor had before them, whatever page they would stand on now."""
     rows = [row for row in grid.rows if f"seen-{row.project.public_id}" in posted]
-    name_those_above(grid.rows, rows)
-    return Sheet(grid, [_line(row) for row in rows], search=posted.get("q", "")[:LONGEST_SEARCH])
+    name_hidden_parents(grid.rows, rows)
+    return QuotaSheet(grid, [_line(row) for row in rows], search=posted.get("q", "")[:MAX_SEARCH_LENGTH])
 
 
-def _line(row: GridRow) -> Line:
-    shown = _shown(row)
-    return Line(row, {name: Cell(name, shown[name], shown[name]) for name in FIELDS}, row.version)
+def _line(row: QuotaGridRow) -> QuotaLine:
+    shown = _row_values(row)
+    return QuotaLine(row, {name: QuotaCell(name, shown[name], shown[name]) for name in FIELDS}, row.version)
 
 
-@policy(Policy.SIGNED_IN)
+@access_policy(AccessPolicy.SIGNED_IN)
 @require_GET
 def quotas(request: HttpRequest) -> HttpResponse:
     """The quotas of one pool; everybody sees those of their projects, admins edit them all."""
     pools = pools_with_gpus()
     pool = _pool(request.GET.get("pool", ""), pools)
-    sheet = sheet_of(quota_grid(request.user, pool), request.GET) if pool else None
+    sheet = build_sheet(quota_grid(request.user, pool), request.GET) if pool else None
     return _page(request, sheet, pools)
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def save_quotas(request: HttpRequest) -> HttpResponse:
     """Saves the edited cells of one pool, all or none."""
-    user = signed_in(request.user)
+    user = require_user(request.user)
     pools = pools_with_gpus()
     pool = _pool(request.POST.get("pool", ""), pools)
     if pool is None:
-        raise NotThere("There is no such pool.")
+        raise NotFound("There is no such pool.")
     reason = request.POST.get("reason", "").strip()
-    sheet = posted_sheet(quota_grid(user, pool), request.POST)
-    edited = _read(request, sheet)
+    sheet = build_posted_sheet(quota_grid(user, pool), request.POST)
+    edited = _apply_posted(request, sheet)
     failed = False
     try:
         with transaction.atomic():
@@ -141,23 +141,23 @@ def save_quotas(request: HttpRequest) -> HttpResponse:
     if edited:
         word = "1 project" if len(edited) == 1 else f"{len(edited)} projects"
         messages.success(request, f"Saved the quota of {word}. It counts from the next cycle on.")
-    return HttpResponseRedirect(f"{reverse('quotas')}?{_place(request.POST, pool)}")
+    return HttpResponseRedirect(f"{reverse('quotas')}?{_page_query(request.POST, pool)}")
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def undo_quota_change(request: HttpRequest, change_id: int) -> HttpResponse:
     """Puts back what stood before the newest change of a quota."""
     change = QuotaChange.objects.select_related("quota__pool", "quota__project").filter(pk=change_id).first()
     if change is None:
-        raise NotThere
+        raise NotFound
     quota = change.quota
 
     def undo() -> str:
-        do_undo_quota_change(signed_in(request.user), change)
+        do_undo_quota_change(require_user(request.user), change)
         return f"Put back what {quota.project.name} had before."
 
-    return act_and_return(request, undo, f"{reverse('quotas')}?pool={quota.pool.name}")
+    return run_and_redirect(request, undo, f"{reverse('quotas')}?pool={quota.pool.name}")
 
 
 # -- inside ----------------------------------------------------------------------------------------
@@ -167,36 +167,36 @@ def _pool(name: str, pools: list[NodePool]) -> NodePool | None:
     return next((pool for pool in pools if pool.name == name), pools[0] if pools and not name else None)
 
 
-def _shown(row: GridRow) -> dict[str, str]:
+def _row_values(row: QuotaGridRow) -> dict[str, str]:
     return {
-        "guaranteed": shown_gpus(row.guaranteed_milli),
-        "limit": shown_gpus(row.limit_milli),
-        "user_limit": shown_gpus(row.user_limit_milli),
+        "guaranteed": format_gpu_input(row.guaranteed_milli),
+        "limit": format_gpu_input(row.limit_milli),
+        "user_limit": format_gpu_input(row.user_limit_milli),
         "weight": f"{row.weight:g}",
         "priority": str(row.priority),
     }
 
 
-def _place(query: QueryDict, pool: NodePool) -> str:
+def _page_query(query: QueryDict, pool: NodePool) -> str:
     """The query that leads back to the same pool, search and page."""
     words = {"pool": pool.name, "q": query.get("q", ""), "page": query.get("page", "")}
     return urlencode({key: value for key, value in words.items() if value})
 
 
-def _read(request: HttpRequest, sheet: Sheet) -> list[Line]:
+def _apply_posted(request: HttpRequest, sheet: QuotaSheet) -> list[QuotaLine]:
     """Puts what was posted into the sheet; gives the lines that were edited."""
     edited = []
     for line in sheet.lines:
         key = line.row.project.public_id
         version, *values = request.POST[f"seen-{key}"].split(SEPARATOR)
         if len(values) != len(FIELDS) or not version.isascii() or not version.isdigit():
-            raise Invalid("This form is not one of ours; load the page again.")
+            raise InvalidRequest("This form is not one of ours; load the page again.")
         changed = False
         for (name, cell), seen in zip(line.cells.items(), values, strict=True):
             posted = request.POST.get(f"{name}-{key}", seen).strip()
             if posted != seen:
                 changed = True
-                cell.theirs = cell.seen if cell.seen != seen else ""
+                cell.concurrent_value = cell.loaded if cell.loaded != seen else ""
                 cell.value = posted
         if changed:
             line.version = int(version)
@@ -204,15 +204,15 @@ def _read(request: HttpRequest, sheet: Sheet) -> list[Line]:
     return edited
 
 
-def _change(user: User, pool: NodePool, line: Line, reason: str, numbers: QuotaNumbers) -> Quota:
+def _change(user: User, pool: NodePool, line: QuotaLine, reason: str, numbers: QuotaValues) -> Quota:
     return do_change_quota(user, line.row.project, pool, numbers, version=line.version, reason=reason)
 
 
-def _save(line: Line, save: Callable[[QuotaNumbers], Quota]) -> bool:
+def _save(line: QuotaLine, save: Callable[[QuotaValues], Quota]) -> bool:
     """Saves one line; where it is refused, leaves the sentence at the cell or the line and gives False."""
     try:
-        save(_numbers(line))
-    except Invalid as refusal:
+        save(_parse_numbers(line))
+    except InvalidRequest as refusal:
         for name, sentence in refusal.fields.items():
             cell = line.cells.get(name.removesuffix("_milli"))
             if cell is not None:
@@ -220,33 +220,33 @@ def _save(line: Line, save: Callable[[QuotaNumbers], Quota]) -> bool:
             else:
                 line.problem = sentence
         return False
-    except Stale as refusal:
+    except PreconditionFailed as refusal:
         line.problem = (
             "Somebody else changed this line while you were editing it. Save again to put yours in place."
         )
-        line.version = int(refusal.facts["version"])
+        line.version = int(refusal.details["version"])
         return False
     return True
 
 
-def _numbers(line: Line) -> QuotaNumbers:
+def _parse_numbers(line: QuotaLine) -> QuotaValues:
     cells = line.cells
     wrong: dict[str, str] = {}
     values: dict[str, object] = {}
     for name, read in (
-        ("guaranteed", milli_of),
-        ("limit", limit_of),
-        ("user_limit", limit_of),
-        ("weight", weight_of),
-        ("priority", whole_number_of),
+        ("guaranteed", parse_gpu_milli),
+        ("limit", parse_gpu_limit),
+        ("user_limit", parse_gpu_limit),
+        ("weight", parse_weight),
+        ("priority", parse_integer),
     ):
         try:
             values[name] = read(cells[name].value, name)
-        except Invalid as refusal:
+        except InvalidRequest as refusal:
             wrong |= refusal.fields
     if wrong:
-        raise Invalid(fields=wrong)
-    return QuotaNumbers(
+        raise InvalidRequest(fields=wrong)
+    return QuotaValues(
         guaranteed_milli=values["guaranteed"],  # type: ignore[arg-type]
         limit_milli=values["limit"],  # type: ignore[arg-type]
         weight=values["weight"],  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ def _numbers(line: Line) -> QuotaNumbers:
 
 
 def _page(
-    request: HttpRequest, sheet: Sheet | None, pools: list[NodePool], *, status: int = 200, reason: str = ""
+    request: HttpRequest, sheet: QuotaSheet | None, pools: list[NodePool], *, status: int = 200, reason: str = ""
 ) -> HttpResponse:
     asked = request.POST or request.GET
     history: list[QuotaChange] = []
@@ -268,7 +268,7 @@ def _page(
         history = list(rows.select_related("quota__project", "actor").order_by("-id")[:20])
         for change in history:
             change.can_undo = change.quota_id not in seen  # type: ignore[attr-defined]
-            change.words = _change_words(change)  # type: ignore[attr-defined]
+            change.words = _change_texts(change)  # type: ignore[attr-defined]
             seen.add(change.quota_id)
     return render(
         request,
@@ -279,11 +279,11 @@ def _page(
             "history": history,
             "page": sheet.page if sheet else None,
             "search": sheet.search if sheet else "",
-            "searchable": sheet is not None and len(sheet.grid.rows) > SEARCH_FROM,
+            "searchable": sheet is not None and len(sheet.grid.rows) > MIN_ROWS_FOR_SEARCH,
             "number": asked.get("page", ""),
-            "place": _place(asked, sheet.grid.pool) if sheet else "",
+            "place": _page_query(asked, sheet.grid.pool) if sheet else "",
             "to": reverse("quotas"),
-            "may_edit": signed_in(request.user).is_admin,
+            "may_edit": require_user(request.user).is_admin,
             "reason": reason,
             "here": "quotas",
             "refused": status == 409,
@@ -292,13 +292,13 @@ def _page(
     )
 
 
-def _change_words(change: QuotaChange) -> list[tuple[str, str, str]]:
+def _change_texts(change: QuotaChange) -> list[tuple[str, str, str]]:
     """Field, old and new, for each number that a change moved."""
     words = []
-    before, after = NO_QUOTA | change.before, NO_QUOTA | change.after
-    for name in NO_QUOTA:
+    before, after = DEFAULT_QUOTA_VALUES | change.before, DEFAULT_QUOTA_VALUES | change.after
+    for name in DEFAULT_QUOTA_VALUES:
         if before[name] != after[name]:
-            show = shown_gpus if name.endswith("_milli") else (lambda value: f"{value:g}")
+            show = format_gpu_input if name.endswith("_milli") else (lambda value: f"{value:g}")
             field = name.removesuffix("_milli")
             words.append((TITLES.get(field, field).lower(), show(before[name]), show(after[name])))
     return words

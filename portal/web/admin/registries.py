@@ -9,21 +9,21 @@ from django.urls import reverse
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST, require_safe
 
-from portal.access import Policy, policy, signed_in
-from portal.errors import Invalid
+from portal.access import AccessPolicy, access_policy, require_user
+from portal.errors import InvalidRequest
 from portal.models import RegistryLogin
-from portal.services.registries import do_remove_login, do_save_login, login_of
-from portal.web.acts import act_and_return
+from portal.services.registries import do_delete_login, do_save_login, get_login
+from portal.web.acts import run_and_redirect
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_safe
 def registries_page(request: HttpRequest) -> HttpResponse:
     """All logins that are kept."""
-    return _render(request, {})
+    return _render_page(request, {})
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @sensitive_post_parameters("password")
 @require_POST
 def save_registry(request: HttpRequest) -> HttpResponse:
@@ -31,28 +31,28 @@ def save_registry(request: HttpRequest) -> HttpResponse:
     values = {key: request.POST.get(key, "").strip() for key in ("host", "username")}
     password = request.POST.get("password", "")
     try:
-        row = do_save_login(signed_in(request.user), values["host"], values["username"], password)
-    except Invalid as refusal:
-        return _render(request, values, problems=refusal.fields, status=400)
+        row = do_save_login(require_user(request.user), values["host"], values["username"], password)
+    except InvalidRequest as refusal:
+        return _render_page(request, values, problems=refusal.fields, status=400)
     messages.success(request, f"Nodes say from now on to {row.host} that they are {row.username}.")
     return HttpResponseRedirect(reverse("registries"))
 
 
-@policy(Policy.ADMIN)
+@access_policy(AccessPolicy.ADMIN)
 @require_POST
 def remove_registry(request: HttpRequest, public_id: str) -> HttpResponse:
     """Forgets a login."""
-    row = login_of(public_id)
+    row = get_login(public_id)
 
     def remove() -> str:
         host = row.host
-        do_remove_login(signed_in(request.user), row)
+        do_delete_login(require_user(request.user), row)
         return f"The login of {host} is forgotten."
 
-    return act_and_return(request, remove, reverse("registries"))
+    return run_and_redirect(request, remove, reverse("registries"))
 
 
-def _render(
+def _render_page(
     request: HttpRequest, values: dict[str, str], *, problems: dict[str, str] | None = None, status: int = 200
 ) -> HttpResponse:
     context = {

@@ -7,33 +7,33 @@ from typing import TypeVar
 
 from django.core.paginator import Page, Paginator
 
-from portal.lineage import lineage
+from portal.lineage import path_to_root
 from portal.models import Project
 from portal.selectors.projects import ProjectRow
 
 ROWS = 50
-SEARCH_FROM = 12
+MIN_ROWS_FOR_SEARCH = 12
 """With more projects than this a page offers to search; fewer are seen at once."""
-LONGEST_SEARCH = 100
+MAX_SEARCH_LENGTH = 100
 
 Row = TypeVar("Row", bound=ProjectRow)
 
 
-def page_of(rows: Sequence[Row], query: Mapping[str, str]) -> tuple[Page[Row], str]:
+def paginate_tree(rows: Sequence[Row], query: Mapping[str, str]) -> tuple[Page[Row], str]:
     """The rows of one page in tree order, and the search that they answer (``q`` and ``page`` of the query)."""
-    search = query.get("q", "").strip()[:LONGEST_SEARCH]
+    search = query.get("q", "").strip()[:MAX_SEARCH_LENGTH]
     words = search.lower()
     found = [row for row in rows if words in row.project.name or words in row.project.title.lower()]
     page = Paginator(found, ROWS).get_page(query.get("page"))
-    name_those_above(rows, list(page))
+    name_hidden_parents(rows, list(page))
     return page, search
 
 
-def name_those_above(rows: Sequence[Row], shown: Sequence[Row]) -> None:
+def name_hidden_parents(rows: Sequence[Row], shown: Sequence[Row]) -> None:
     """Fills ``above`` of each shown row whose parent is not shown."""
     projects: dict[int | None, Project] = {row.project.pk: row.project for row in rows}
     here = {row.project.pk for row in shown}
     for row in shown:
-        line = lineage(row.project, lambda below: projects.get(below.parent_id))
+        line = path_to_root(row.project, lambda below: projects.get(below.parent_id))
         over = [] if row.project.parent_id in here else line[1:]
-        row.above = " / ".join(project.name for project in reversed(over))
+        row.ancestor_names = " / ".join(project.name for project in reversed(over))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from scheduler.core.policy import Policy
 from scheduler.replay.conformance import fair_share, predicates, scheduling
-from scheduler.replay.conformance.declared import DECLARED
+from scheduler.replay.conformance.declared import KNOWN_DIFFERENCES
 from scheduler.replay.conformance.format import Case, Cases, read_cases
-from scheduler.replay.conformance.verdicts import Outcome
+from scheduler.replay.conformance.verdicts import CaseResult
 
 POLICIES: dict[str, Callable[[], Policy]] = {"kai": Policy.kai, "default": Policy}
 KINDS = ("scheduling", "fair_share", "predicate")
@@ -34,12 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     cases = read_cases(arguments.file)
     policy = POLICIES[arguments.policy]()
     answered = [
-        (case, answer_of(kind, case, policy))
-        for kind, case in chosen(cases, arguments.kind, arguments.only or "")
+        (case, run_case(kind, case, policy))
+        for kind, case in select_cases(cases, arguments.kind, arguments.only or "")
     ]
     outcomes = [outcome for _, outcome in answered]
     sys.stdout.write("".join(_failure(each) for each in outcomes if not each.passed and not each.skipped))
-    sys.stderr.write("".join(f"{line}\n" for line in counts(answered)))
+    sys.stderr.write("".join(f"{line}\n" for line in summarize(answered)))
     passed = sum(outcome.passed for outcome in outcomes)
     skipped = sum(bool(outcome.skipped) for outcome in outcomes)
     failed = len(outcomes) - passed - skipped
@@ -47,12 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _failure(outcome: Outcome) -> str:
-    why = f" (declared: {DECLARED[outcome.id]})" if outcome.id in DECLARED else ""
+def _failure(outcome: CaseResult) -> str:
+    why = f" (declared: {KNOWN_DIFFERENCES[outcome.id]})" if outcome.id in KNOWN_DIFFERENCES else ""
     return f"{outcome.id}{why}\n    expected: {outcome.expected}\n    got:      {outcome.got}\n"
 
 
-def chosen(cases: Cases, kind: str | None, prefix: str) -> Iterator[tuple[str, Case]]:
+def select_cases(cases: Cases, kind: str | None, prefix: str) -> Iterator[tuple[str, Case]]:
     """The cases to run, with their kind."""
     for name, family in zip(KINDS, (cases.scheduling, cases.fair_share, cases.predicates), strict=True):
         for case in family:
@@ -60,18 +60,18 @@ def chosen(cases: Cases, kind: str | None, prefix: str) -> Iterator[tuple[str, C
                 yield name, case
 
 
-def answer_of(kind: str, case: Case, policy: Policy) -> Outcome:
+def run_case(kind: str, case: Case, policy: Policy) -> CaseResult:
     """Answer one case by the part of the core that it is about."""
     if kind == "fair_share":
-        return fair_share.answer(case, policy)
+        return fair_share.run_case(case, policy)
     if kind == "predicate":
-        return predicates.answer(case, policy)
-    if missing := scheduling.why_not(case):
-        return Outcome(case["id"], False, "", "", skipped=missing)
-    return scheduling.answer(case, policy)
+        return predicates.run_case(case, policy)
+    if missing := scheduling.unsupported_reason(case):
+        return CaseResult(case["id"], False, "", "", skipped=missing)
+    return scheduling.run_case(case, policy)
 
 
-def counts(answered: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
+def summarize(answered: Sequence[tuple[Case, CaseResult]]) -> Iterator[str]:
     """Lines that say how many passed of each family, suite and tag; of ``core`` and portable cases also the part."""
     right: Counter[str] = Counter()
     of: Counter[str] = Counter()
@@ -96,4 +96,4 @@ def counts(answered: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
     for why, number in sorted(skipped.items()):
         yield f"skipped for {why}: {number}"
     failed = [outcome.id for _, outcome in answered if not outcome.passed and not outcome.skipped]
-    yield f"declared differences: {', '.join(each for each in failed if each in DECLARED) or 'none'}"
+    yield f"declared differences: {', '.join(each for each in failed if each in KNOWN_DIFFERENCES) or 'none'}"

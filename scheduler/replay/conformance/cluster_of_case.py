@@ -13,14 +13,14 @@ from typing import Any
 from scheduler.core.cluster import (
     UNLIMITED_MILLI,
     WHOLE_MILLI,
-    Ask,
-    Bounds,
+    TaskRequest,
+    ResourceQuota,
     GpuRow,
     GpuShare,
     GpuUuid,
     GroupRow,
     JobId,
-    Near,
+    TopologyConstraint,
     NodeId,
     NodeRow,
     PendingRow,
@@ -44,15 +44,15 @@ RAN_S = MINUTE_S
 
 POOL = PoolId("pool")
 USER = UserId("somebody")
-USUAL_GPU_MIB = 100
-USUAL_CORES = 20_000
-USUAL_BYTES = 20_000_000_000
-JOB_BYTES = 1_000_000_000
-USUAL_STALE_GRACE_S = 60.0
+DEFAULT_GPU_MIB = 100
+DEFAULT_CORES = 20_000
+DEFAULT_MEMORY_BYTES = 20_000_000_000
+DEFAULT_TASK_MEMORY_BYTES = 1_000_000_000
+DEFAULT_STALE_GRACE_S = 60.0
 """The grace of single actions; whole cycles of the origin's harness run without any."""
 
-WAITING = ("Pending", "Gated", "Pipelined")
-HOLDING = ("Running", "Allocated", "Binding", "Bound", "Releasing", "StuckInReleasing")
+PENDING_STATES = ("Pending", "Gated", "Pipelined")
+ALLOCATED_STATES = ("Running", "Allocated", "Binding", "Bound", "Releasing", "StuckInReleasing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class CaseCluster:
         self._unit_bytes = _memory_unit(case)
         self._jobs = {job["name"]: job for job in case["jobs"]}
         self._submitted_s = _submitted(case["jobs"])
-        self._stale_grace_s = 0.0 if case["suite"] == "integration" else USUAL_STALE_GRACE_S
+        self._stale_grace_s = 0.0 if case["suite"] == "integration" else DEFAULT_STALE_GRACE_S
         self._nodes = case["nodes"]
         self._gpus = {
             name: tuple(GpuUuid(f"{name}/gpu{i}") for i in range(node["gpus"])) for name, node in self._nodes.items()
@@ -84,7 +84,7 @@ class CaseCluster:
 
     # -- the first state ------------------------------------------------------------------------------
 
-    def first_states(self) -> States:
+    def initial_states(self) -> States:
         """The tasks as the case gives them, with GPUs for those that stand somewhere."""
         groups: dict[tuple[str, str], GpuUuid] = {}
         free = {name: list(gpus) for name, gpus in self._gpus.items()}
@@ -93,11 +93,11 @@ class CaseCluster:
             (job, task)
             for job in self.jobs
             for task in job["tasks"]
-            if task["state"] in (*HOLDING, "Pipelined") and task.get("node") is not None
+            if task["state"] in (*ALLOCATED_STATES, "Pipelined") and task.get("node") is not None
         ]
         # named groups first, so that each keeps one GPU; whole GPUs take what is left
         for job, task in sorted(placed, key=lambda each: not each[1].get("gpu_groups")):
-            ask = self.ask(job, task)
+            ask = self.request(job, task)
             milli = self._milli_on(ask, task["node"])
             names = task.get("gpu_groups") or [f"{task['id']}/{i}" for i in range(ask.gpus)]
             shares = []
@@ -117,7 +117,7 @@ class CaseCluster:
 
     # -- the photograph -------------------------------------------------------------------------------
 
-    def photograph(self, states: Mapping[str, TaskState]) -> Snapshot:
+    def snapshot(self, states: Mapping[str, TaskState]) -> Snapshot:
         """The cluster with its tasks in ``states``."""
         running = [row for job in self.jobs if (row := self._running(job, states))]
         pending = [waits for job in self.jobs if (waits := self._pending(job, states))]
@@ -169,8 +169,8 @@ class CaseCluster:
         cpu = memory = 0
         for job, task in self._tasks():
             state = states[task["id"]]
-            if state.node == name and state.state in HOLDING:
-                ask = self.ask(job, task)
+            if state.node == name and state.state in ALLOCATED_STATES:
+                ask = self.request(job, task)
                 cpu += ask.cpu_milli
                 memory += ask.memory_mib
                 for gpu in state.gpus:
@@ -181,16 +181,16 @@ class CaseCluster:
             POOL,
             True,
             True,
-            round(node.get("cpu_cores", USUAL_CORES) * 1000),
+            round(node.get("cpu_cores", DEFAULT_CORES) * 1000),
             cpu,
-            round(node.get("memory_bytes", USUAL_BYTES) / self._unit_bytes),
+            round(node.get("memory_bytes", DEFAULT_MEMORY_BYTES) / self._unit_bytes),
             memory,
             tuple(
                 GpuRow(
                     uuid,
                     index,
                     node.get("gpu_name", ""),
-                    node.get("gpu_memory_mib", USUAL_GPU_MIB),
+                    node.get("gpu_memory_mib", DEFAULT_GPU_MIB),
                     used[uuid],
                     used[uuid] == WHOLE_MILLI and self._is_whole(uuid, states),
                 )
@@ -204,7 +204,7 @@ class CaseCluster:
         return any(
             gpu == GpuShare(uuid, WHOLE_MILLI)
             for state in states.values()
-            if state.state in HOLDING
+            if state.state in ALLOCATED_STATES
             for gpu in state.gpus
         )
 
@@ -214,9 +214,9 @@ class CaseCluster:
         tasks = []
         for rank, task in enumerate(job["tasks"]):
             state = states[task["id"]]
-            if state.state not in HOLDING or state.state == "StuckInReleasing" or state.node is None:
+            if state.state not in ALLOCATED_STATES or state.state == "StuckInReleasing" or state.node is None:
                 continue
-            ask = self.ask(job, task)
+            ask = self.request(job, task)
             tasks.append(
                 RunningTask(
                     NodeId(state.node),
@@ -244,9 +244,9 @@ class CaseCluster:
             tuple(tasks),
             stopping=all(task.stopping for task in tasks),
             name=job["name"],
-            min_tasks=self._least(job),
+            min_tasks=self._min_tasks(job),
             groups=groups,
-            near=_near((job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")),
+            topology_constraint=_near((job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")),
             submitted_s=self._submitted_s[job["name"]],
             stale_since_s=NOW_S - job.get("stale_seconds", 0) if stale else None,
             stale_grace_s=job.get("staleness_grace_seconds", self._stale_grace_s),
@@ -254,12 +254,12 @@ class CaseCluster:
 
     def _pending(self, job: Mapping[str, Any], states: Mapping[str, TaskState]) -> PendingRow | None:
         waiting = [
-            (rank, task) for rank, task in enumerate(job["tasks"]) if states[task["id"]].state in WAITING
+            (rank, task) for rank, task in enumerate(job["tasks"]) if states[task["id"]].state in PENDING_STATES
         ]
         if not waiting or job.get("job_not_ready"):
             return None
         waiting.sort(key=lambda each: (-each[1].get("task_priority", 0), each[0]))
-        asks = tuple(self.ask(job, task) for _, task in waiting)
+        asks = tuple(self.request(job, task) for _, task in waiting)
         first, groups = asks[0], self._groups(job)
         return PendingRow(
             JobId(job["name"]),
@@ -278,23 +278,23 @@ class CaseCluster:
             first.cpu_milli,
             first.memory_mib,
             None,
-            min_tasks=self._least(job),
+            min_tasks=self._min_tasks(job),
             ranks=tuple(rank for rank, _ in waiting),
-            asks=asks if any(ask != first for ask in asks) else (),
+            task_requests=asks if any(ask != first for ask in asks) else (),
             groups=groups,
-            group_of=tuple(self._group_of(job, task) for _, task in waiting) if groups else (),
-            near=_near((job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")),
+            group_of_rank=tuple(self._group_of(job, task) for _, task in waiting) if groups else (),
+            topology_constraint=_near((job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")),
             share_mib=first.share_mib,
-            preempt_after_s=job.get("preemption_delay_seconds"),
-            kept=tuple(self._kept(job, states)),
+            preemption_delay_s=job.get("preemption_delay_seconds"),
+            nominated_tasks=tuple(self._nominated_tasks(job, states)),
         )  # fmt: skip
 
-    def _kept(self, job: Mapping[str, Any], states: Mapping[str, TaskState]) -> Iterator[RunningTask]:
+    def _nominated_tasks(self, job: Mapping[str, Any], states: Mapping[str, TaskState]) -> Iterator[RunningTask]:
         """The places that are kept for a job's tasks since an earlier cycle."""
         for rank, task in enumerate(job["tasks"]):
             state = states[task["id"]]
             if state.state == "Pipelined" and state.node is not None:
-                ask = self.ask(job, task)
+                ask = self.request(job, task)
                 yield RunningTask(NodeId(state.node), state.gpus, ask.cpu_milli, ask.memory_mib, rank)
 
     # -- tasks and groups -----------------------------------------------------------------------------
@@ -304,10 +304,10 @@ class CaseCluster:
             for task in job["tasks"]:
                 yield job, task
 
-    def ask(self, job: Mapping[str, Any], task: Mapping[str, Any]) -> Ask:
+    def request(self, job: Mapping[str, Any], task: Mapping[str, Any]) -> TaskRequest:
         """What a task asks for. A fraction is a share of one GPU, or of each of several."""
         if job.get("best_effort"):
-            return Ask(0, WHOLE_MILLI, 0, 0)
+            return TaskRequest(0, WHOLE_MILLI, 0, 0)
         gpus = task.get("gpus_override", job["gpus_per_task"])
         count, milli, share_mib = int(gpus), WHOLE_MILLI, None
         if gpus != int(gpus):
@@ -315,22 +315,22 @@ class CaseCluster:
         if job.get("gpu_memory_mib_per_task") and not gpus:
             count = job.get("fraction_devices_per_task", 1)
             share_mib = job["gpu_memory_mib_per_task"]
-        return Ask(
+        return TaskRequest(
             count,
             milli,
             round(job.get("cpu_cores_per_task", 1) * 1000),
-            round(job.get("memory_bytes_per_task", JOB_BYTES) / self._unit_bytes),
+            round(job.get("memory_bytes_per_task", DEFAULT_TASK_MEMORY_BYTES) / self._unit_bytes),
             share_mib=share_mib,
         )
 
-    def _milli_on(self, ask: Ask, node: str) -> int:
+    def _milli_on(self, ask: TaskRequest, node: str) -> int:
         """How much of each GPU a task holds on a node."""
         if ask.share_mib is None:
             return ask.milli
-        gpu_mib = int(self._nodes[node].get("gpu_memory_mib", USUAL_GPU_MIB))
+        gpu_mib = int(self._nodes[node].get("gpu_memory_mib", DEFAULT_GPU_MIB))
         return -(-ask.share_mib * WHOLE_MILLI // gpu_mib)
 
-    def _least(self, job: Mapping[str, Any]) -> int | None:
+    def _min_tasks(self, job: Mapping[str, Any]) -> int | None:
         """The fewest tasks that are enough, of all that the job ever had; None where groups say it."""
         return None if job["min_available"] is None else int(job["min_available"])
 
@@ -340,8 +340,8 @@ class CaseCluster:
             return ()
         if "min_subgroups" in tree:
             root = GroupRow(tree["name"], None, tree["min_subgroups"])
-            return (root, *_below(tree, tree["name"]))
-        return tuple(_below(tree, None))
+            return (root, *_subgroups(tree, tree["name"]))
+        return tuple(_subgroups(tree, None))
 
     def _group_of(self, job: Mapping[str, Any], task: Mapping[str, Any]) -> str:
         return str(task.get("subgroup", "default"))
@@ -350,7 +350,7 @@ class CaseCluster:
         """True when some of a job's tasks live, but fewer than it needs, and none of them ended well."""
         if any(states[task["id"]].state == "Succeeded" for task in job["tasks"]):
             return False
-        alive = [task for task in job["tasks"] if states[task["id"]].state in HOLDING]
+        alive = [task for task in job["tasks"] if states[task["id"]].state in ALLOCATED_STATES]
         tree = job.get("subgroup_tree") or {}
         leaves = [group for group in _leaves(tree) if "min_available" in group]
         if leaves:
@@ -388,14 +388,14 @@ def _submitted(jobs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 def _memory_unit(case: Case) -> int:
     """Bytes that stand for one MiB of the photograph: a megabyte, or less where amounts are finer."""
-    amounts = [node.get("memory_bytes", USUAL_BYTES) for node in case["nodes"].values()]
-    amounts += [job.get("memory_bytes_per_task", JOB_BYTES) for job in case["jobs"]]
+    amounts = [node.get("memory_bytes", DEFAULT_MEMORY_BYTES) for node in case["nodes"].values()]
+    amounts += [job.get("memory_bytes_per_task", DEFAULT_TASK_MEMORY_BYTES) for job in case["jobs"]]
     return next(unit for unit in (1_000_000, 1_000, 1) if unit == 1 or all(a % unit == 0 for a in amounts))
 
 
-def _bounds(guaranteed: float | None, limit: float | None, scale: float) -> Bounds:
+def _bounds(guaranteed: float | None, limit: float | None, scale: float) -> ResourceQuota:
     """Numbers of a quota; absent and -1 are no bound."""
-    return Bounds(
+    return ResourceQuota(
         None if guaranteed is None or guaranteed < 0 else round(guaranteed * scale),
         None if limit is None or limit < 0 else round(limit * scale),
     )
@@ -405,18 +405,18 @@ def _milli(gpus: float) -> int:
     return round(gpus * WHOLE_MILLI)
 
 
-def _near(constraint: Mapping[str, Any] | None) -> Near | None:
+def _near(constraint: Mapping[str, Any] | None) -> TopologyConstraint | None:
     if not constraint or not (constraint.get("required") or constraint.get("preferred")):
         return None
-    return Near(constraint.get("topology", ""), constraint.get("required"), constraint.get("preferred"))
+    return TopologyConstraint(constraint.get("topology", ""), constraint.get("required"), constraint.get("preferred"))
 
 
-def _below(group: Mapping[str, Any], parent: str | None) -> Iterator[GroupRow]:
+def _subgroups(group: Mapping[str, Any], parent: str | None) -> Iterator[GroupRow]:
     """The groups inside a group, each before what is inside it."""
     for inner in (*group.get("subgroups", ()), *group.get("podsets", ())):
         least = inner.get("min_available", inner.get("min_subgroups"))
         yield GroupRow(inner["name"], parent, least, _near(inner.get("topology_constraint")))
-        yield from _below(inner, inner["name"])
+        yield from _subgroups(inner, inner["name"])
 
 
 def _leaves(group: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-DECLARED: dict[str, str] = {
+KNOWN_DIFFERENCES: dict[str, str] = {
     "integration_tests.reclaim.reclaim#007": (
         "we give back to a project below its guarantee; the case pins that KAI-Scheduler does not"
     ),

@@ -23,9 +23,9 @@ from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
 from scheduler.replay.conformance.cluster_of_case import CaseCluster, States, TaskState, next_states
 from scheduler.replay.conformance.format import Case
-from scheduler.replay.conformance.verdicts import Outcome
+from scheduler.replay.conformance.verdicts import CaseResult
 
-OUR_ACTIONS = {
+ACTION_NAMES = {
     "allocate": "allocate",
     "consolidation": "consolidate",
     "reclaim": "reclaim",
@@ -33,7 +33,7 @@ OUR_ACTIONS = {
     "stalegangeviction": "stale_gangs",
 }
 
-STATE_OF = {
+STATE_OF_OUTCOME = {
     "start_now": "Binding",
     "start_when_victims_release": "Pipelined",
     "evicted": "Releasing",
@@ -57,24 +57,24 @@ UNSUPPORTED = {
 }
 
 
-def answer(case: Case, policy: Policy) -> Outcome:
+def run_case(case: Case, policy: Policy) -> CaseResult:
     """Run the case and compare; the expectations are read only once the states are there."""
-    policy = replace(policy, actions=tuple(OUR_ACTIONS[action] for action in case["actions"]))
+    policy = replace(policy, actions=tuple(ACTION_NAMES[action] for action in case["actions"]))
     try:
         cluster = CaseCluster(case)
-        states = cluster.first_states()
+        states = cluster.initial_states()
         if case["suite"] == "action":
-            snapshot = cluster.photograph(states)
+            snapshot = cluster.snapshot(states)
             plan = decide(snapshot, policy)
             states = apply(states, plan)
-            wrong = [*_wrong(case, states), *_wrong_nodes(case, snapshot, plan)]
+            wrong = [*_state_mismatches(case, states), *_node_mismatches(case, snapshot, plan)]
         else:
-            wrong = _in_rounds(case, cluster, states, policy)
+            wrong = _run_rounds(case, cluster, states, policy)
     except SnapshotError as problem:
-        return Outcome(case["id"], False, "a decision", f"the photograph is refused: {problem}")
+        return CaseResult(case["id"], False, "a decision", f"the photograph is refused: {problem}")
     except Exception as problem:  # a fault of the core fails this case, and hides no other
-        return Outcome(case["id"], False, "a decision", f"{type(problem).__name__}: {problem}")
-    return Outcome(
+        return CaseResult(case["id"], False, "a decision", f"{type(problem).__name__}: {problem}")
+    return CaseResult(
         case["id"],
         not wrong,
         "; ".join(f"{name} {expected}" for name, expected, _ in wrong),
@@ -82,7 +82,7 @@ def answer(case: Case, policy: Policy) -> Outcome:
     )
 
 
-def why_not(case: Case) -> str:
+def unsupported_reason(case: Case) -> str:
     """What a case needs that we do not have; "" when it is to be tried. Portable cases always are."""
     if case["portable"]:
         return ""
@@ -90,14 +90,14 @@ def why_not(case: Case) -> str:
     return ", ".join(missing) or "marked as not portable"
 
 
-def _in_rounds(case: Case, cluster: CaseCluster, states: States, policy: Policy) -> list[Mismatch]:
+def _run_rounds(case: Case, cluster: CaseCluster, states: States, policy: Policy) -> list[Mismatch]:
     """Go through the cycles; the first cycle whose end is not as expected tells what is wrong."""
     deleted = [task["id"] for job in cluster.jobs if job.get("delete_in_test") for task in job["tasks"]]
     rounds = case["rounds"]
     for cycle in range(1, rounds["until_match"] + rounds["after_match"] + 1):
-        plan = decide(cluster.photograph(states), policy)
+        plan = decide(cluster.snapshot(states), policy)
         states = next_states(states, apply(states, plan), deleted)
-        if cycle >= rounds["until_match"] and (wrong := list(_wrong(case, states))):
+        if cycle >= rounds["until_match"] and (wrong := list(_state_mismatches(case, states))):
             return [(f"[cycle {cycle}] {name}", expected, got) for name, expected, got in wrong]
     return []
 
@@ -111,7 +111,7 @@ def apply(states: Mapping[str, TaskState], plan: Plan) -> States:
             told = job == eviction.job and (not eviction.ranks or int(rank) in eviction.ranks)
             if told and state.state == "Running":
                 after[task] = replace(state, state="Releasing")
-    for word, starts in (("Binding", plan.starts), ("Pipelined", plan.keeps)):
+    for word, starts in (("Binding", plan.starts), ("Pipelined", plan.nominations)):
         for start in starts:
             for place in start.tasks:
                 after[f"{start.job}-{place.rank}"] = TaskState(word, place.node, place.gpus)
@@ -124,14 +124,14 @@ Mismatch = tuple[str, str, str]
 """What is wrong: a name, what is expected of it, what it is."""
 
 
-def _wrong(case: Case, states: Mapping[str, TaskState]) -> Iterator[Mismatch]:
+def _state_mismatches(case: Case, states: Mapping[str, TaskState]) -> Iterator[Mismatch]:
     """Every job or task that did not end as expected, then every GPU group that is torn apart."""
     groups: dict[tuple[str, str], list[GpuShare]] = {}
     for name, expected, tasks in _expectations(case):
-        off = [task for task in tasks if not _as_expected(states[task], expected)]
+        off = [task for task in tasks if not _matches(states[task], expected)]
         if off:
             got = states[off[0]]
-            yield name, _said(expected), f"{got.state}{f' on {got.node}' if got.node else ''}"
+            yield name, _expected_text(expected), f"{got.state}{f' on {got.node}' if got.node else ''}"
             continue
         if not expected.get("ignore_gpu_group"):
             for task in tasks:
@@ -160,37 +160,37 @@ def _expectations(case: Case) -> Iterator[tuple[str, Mapping[str, Any], list[str
         yield task, expected, [task]
 
 
-def _as_expected(state: TaskState, expected: Mapping[str, Any]) -> bool:
+def _matches(state: TaskState, expected: Mapping[str, Any]) -> bool:
     outcome = expected["outcome"]
     if outcome == "terminating":
         right = state.state in ("Releasing", "StuckInReleasing")
     else:
-        right = state.state == STATE_OF[outcome]
+        right = state.state == STATE_OF_OUTCOME[outcome]
     node = expected.get("node")
     return right and (not node or state.state not in PLACED or state.node == node)
 
 
-def _said(expected: Mapping[str, Any]) -> str:
+def _expected_text(expected: Mapping[str, Any]) -> str:
     node = expected.get("node")
     return f"{expected['status']}{f' on {node}' if node else ''}"
 
 
-def _wrong_nodes(case: Case, snapshot: Snapshot, plan: Plan) -> Iterator[Mismatch]:
+def _node_mismatches(case: Case, snapshot: Snapshot, plan: Plan) -> Iterator[Mismatch]:
     """Nodes whose free or leaving GPUs are not as expected right after the plan."""
-    leaving = _leaving(snapshot, plan)
+    leaving = _releasing_milli(snapshot, plan)
     for name, expected in case["expected"].get("nodes", {}).items():
         node = next(node for node in snapshot.nodes if node.id == name)
-        used = sum(gpu.used_milli for gpu in node.gpus) + _taken(plan.starts, name)
+        used = sum(gpu.used_milli for gpu in node.gpus) + _started_milli(plan.starts, name)
         got = {
             "idle_gpus": len(node.gpus) - used / WHOLE_MILLI,
-            "releasing_gpus": (leaving.get(name, 0) - _taken(plan.keeps, name)) / WHOLE_MILLI,
+            "releasing_gpus": (leaving.get(name, 0) - _started_milli(plan.nominations, name)) / WHOLE_MILLI,
         }
         for key, amount in got.items():
             if key in expected and expected[key] != amount:
                 yield name, f"{key} {expected[key]}", f"{amount:g}"
 
 
-def _leaving(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
+def _releasing_milli(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
     """Thousandths of GPUs on each node whose holders are leaving, or were told to."""
     told = {eviction.job: eviction.ranks for eviction in plan.evictions}
     leaving: dict[str, int] = {}
@@ -203,7 +203,7 @@ def _leaving(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
     return leaving
 
 
-def _taken(starts: Iterable[Any], node: str) -> int:
+def _started_milli(starts: Iterable[Any], node: str) -> int:
     return sum(
         gpu.milli for start in starts for task in start.tasks if task.node == node for gpu in task.gpus
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseResult:
     """One case as it was answered. ``skipped`` says why it was not tried; only such cases are neither."""
 
     id: str

@@ -21,7 +21,7 @@ NOW_S = 1_800_000_000.0
 
 
 def made(folder: Path) -> Path:
-    word_files.make(word_files.CHECKPOINT, str(folder), None, None)
+    word_files.create_report_file(word_files.CHECKPOINT_FILE, str(folder), None, None)
     return folder / "checkpoint"
 
 
@@ -105,7 +105,7 @@ def test_only_a_plain_file_counts(tmp_path: Path, odd: str) -> None:
 
 def told(link: Link, job: str) -> float | None:
     """What the node says of a job's last save."""
-    (row,) = [row for row in link.ask("list", timeout_s=20)["containers"] if row["job"] == job]
+    (row,) = [row for row in link.request("list", timeout_s=20)["containers"] if row["job"] == job]
     ago_s: float | None = row["saved_ago_s"]
     return ago_s
 
@@ -161,7 +161,7 @@ def test_a_process_cannot_put_another_thing_in_its_place(node: LoneNode) -> None
 def test_a_container_says_it_by_the_one_file_it_sees(podman_node: LoneNode) -> None:
     link = podman_node.open()
     spec = touches("jsays", podman_node, runtime="podman", image=podman_node.image)  # type: ignore[attr-defined]
-    link.ask("start", timeout_s=30, epoch=1, spec=spec)
+    link.request("start", timeout_s=30, epoch=1, spec=spec)
     check_it_is_told(podman_node, link, "jsays")
 
 
@@ -170,9 +170,9 @@ def test_the_next_attempt_begins_with_nothing_said(node: LoneNode) -> None:
     link = node.open()
     start(link, node.spec("jagain", "sh", "-c", 'touch "$FAIRWAY_CHECKPOINT_FILE"; sleep 600'))
     eventually(lambda: told(link, "jagain") is not None)
-    link.ask("stop", timeout_s=20, epoch=1, job="jagain", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=20, epoch=1, job="jagain", attempt=1, grace_s=0)
     assert told(link, "jagain") is None  # it has ended: what it saved says nothing any more
-    link.ask("remove", timeout_s=20, epoch=1, job="jagain", attempt=1)
+    link.request("remove", timeout_s=20, epoch=1, job="jagain", attempt=1)
     start(link, node.spec("jagain", "sh", "-c", "echo here; sleep 600", attempt=2))
     log_of_second = node.folder / f"state/tasks/fw-{CLUSTER}-jagain-2-0/log"
     eventually(lambda: "here" in log_of_second.read_text())

@@ -12,19 +12,19 @@ from hypothesis import strategies as drawn
 
 from agents.node.gpus import GpuProvider, NoGpus
 from agents.node.gpus import nvml as by_nvml
-from agents.node.gpus.file import FileGpus
-from agents.node.gpus.links import GpuLink, islands
+from agents.node.gpus.file import SimulatedGpus
+from agents.node.gpus.links import GpuLink, nvlink_islands
 from tests.standins import nvml
 
-needs_compiler = pytest.mark.skipif(nvml.why_not() is not None, reason=str(nvml.why_not()))
+needs_compiler = pytest.mark.skipif(nvml.missing_compiler() is not None, reason=str(nvml.missing_compiler()))
 
 
 @pytest.fixture
 def gpus_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The provider of a machine with these GPUs, and its driver."""
 
-    def make(*gpus: nvml.Lines) -> tuple[GpuProvider, nvml.Driver]:
-        driver = nvml.Driver(tmp_path, gpus)
+    def make(*gpus: nvml.Lines) -> tuple[GpuProvider, nvml.FakeDriver]:
+        driver = nvml.FakeDriver(tmp_path, gpus)
         driver.take(monkeypatch)
         return by_nvml.open_nvml(), driver
 
@@ -56,13 +56,13 @@ def pairs(*joined: tuple[int, int]) -> list[GpuLink]:
     ],
 )
 def test_islands_are_what_nvlink_joins(why, joined, expected) -> None:
-    found = islands([str(number) for number in range(5)], pairs(*joined))
+    found = nvlink_islands([str(number) for number in range(5)], pairs(*joined))
     assert [found.get(str(number)) for number in range(5)] == expected, why
 
 
 @given(drawn.lists(drawn.tuples(drawn.integers(0, 7), drawn.integers(0, 7)), max_size=12))
 def test_two_gpus_are_on_one_island_just_when_a_way_of_nvlinks_joins_them(joined) -> None:
-    found = islands([str(number) for number in range(8)], pairs(*joined))
+    found = nvlink_islands([str(number) for number in range(8)], pairs(*joined))
     reach = {number: {number} for number in range(8)}
     for _ in range(8):
         for a, b in joined:
@@ -186,7 +186,7 @@ def test_pretend_gpus_say_what_their_file_says(tmp_path) -> None:
     rows = [{"uuid": "a"}, {"uuid": "b", "island": 1, "compute_capability": 9.0}]
     rows += [{"uuid": "c", "mig_profile": "1g.10gb"}]
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": rows}))
-    told = FileGpus(str(tmp_path / "gpus.json")).gpus()
+    told = SimulatedGpus(str(tmp_path / "gpus.json")).gpus()
     assert [(g.island, g.compute_capability, g.mig_profile) for g in told] == [
         (0, None, None),
         (1, 9.0, None),

@@ -40,7 +40,7 @@ from agents.node import versions
     ],
 )
 def test_what_is_below_its_floor_has_a_sentence(told, containers, says) -> None:
-    found = versions.floor_sentences(told, containers=containers)
+    found = versions.version_warnings(told, containers=containers)
     assert found == [] if says is None else (len(found) == 1 and says in found[0]), found
 
 
@@ -68,7 +68,7 @@ def test_the_agent_tells_of_the_sshd_that_runs_and_how_it_is_set(tmp_path: Path,
 
 
 def test_an_sshd_that_cannot_be_asked_is_not_known() -> None:
-    assert set(versions.parse_sshd("sshd: no hostkeys available -- exiting.\n").values()) == {None}
+    assert set(versions.parse_sshd_config("sshd: no hostkeys available -- exiting.\n").values()) == {None}
 
 
 def _program(path: Path, says: str) -> None:

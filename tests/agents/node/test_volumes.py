@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from agents.link import Link, Refused
-from agents.node.volumes import is_mounted, mounted_at
+from agents.link import Link, AgentError
+from agents.node.volumes import is_mounted, find_mount
 from tests.agents.node.conftest import LoneNode, log_with
 
 GID = 2_100_000_007
@@ -41,7 +41,7 @@ def start(link: Link, node: LoneNode, job: str, script: str, *mounts: dict[str, 
         uid=uid,
         gid=uid,
     )
-    return link.ask("start", timeout_s=30, epoch=1, spec=spec)
+    return link.request("start", timeout_s=30, epoch=1, spec=spec)
 
 
 @pytest.mark.rig
@@ -69,7 +69,7 @@ def test_members_share_a_project_and_nobody_changes_a_data_set(podman_node: Lone
     outside = {"kind": "path", "source": str(lent / "teams/vision22"), "target": "/volumes/team"}
     start(link, podman_node, "jthird", stranger, outside, uid=2003)
     assert "ermission denied" in log_with(link, "jthird", "looked")
-    link.ask("stop", timeout_s=30, epoch=1, job="jfirst", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=30, epoch=1, job="jfirst", attempt=1, grace_s=0)
     deadline_s = time.monotonic() + 5
     while any(scratches.iterdir()) and time.monotonic() < deadline_s:
         time.sleep(0.05)
@@ -98,7 +98,7 @@ def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, lent: P
         (mount | {"source": str(lent / "sets"), "target": "/run/fairway/x"}, "Nothing can be mounted at"),
         (mount | {"source": str(lent / "sets"), "target": "/x/../etc"}, "not a plain absolute path"),
     ):
-        with pytest.raises(Refused, match=said):
+        with pytest.raises(AgentError, match=said):
             start(link, podman_node, "jwrong", "true", wrong)
     assert os.stat("/etc").st_gid == 0 and not any((podman_node.folder / "state/scratch").iterdir())
 
@@ -122,7 +122,7 @@ def test_a_share_is_shown_only_while_it_is_mounted(podman_node: LoneNode, memory
     assert "shared" in log_with(link, "jshare", "shared")
     below = mount | {"source": str(memory_disk / "below")}
     (memory_disk / "below").mkdir()
-    with pytest.raises(Refused, match="No tmpfs file system is mounted at"):
+    with pytest.raises(AgentError, match="No tmpfs file system is mounted at"):
         start(link, podman_node, "jbelow", "true", below)
 
 
@@ -135,5 +135,5 @@ def test_the_mount_on_top_counts() -> None:
     )
     assert is_mounted(table, "/net/lab data", "nfs")
     assert not is_mounted(table, "/net/lab data/below", "nfs") and not is_mounted(table, "/net/old", "nfs")
-    assert mounted_at(table, "/net/lab data/below") == ("/net/lab data", "nfs4")
-    assert mounted_at(table, "/network") == ("/", "ext4")
+    assert find_mount(table, "/net/lab data/below") == ("/net/lab data", "nfs4")
+    assert find_mount(table, "/network") == ("/", "ext4")

@@ -20,10 +20,10 @@ from portal.config.celery import app
 from portal.errors import FairwayError
 from portal.models import Job, Node
 from portal.services.jobs import do_cancel_job
-from portal.services.trust import do_trust_node
-from portal.words.states import JOB_ENDS
+from portal.services.trust import do_clear_node_quarantine
+from portal.words.states import TERMINAL_JOB_STATES
 from tests import record
-from tests.engine_room import EngineRoom, containers_alive, wait_for
+from tests.engine_room import EngineHarness, containers_alive, wait_for
 from tests.faults.campaign.checker import (
     Ledgers,
     lines,
@@ -45,7 +45,7 @@ from tests.faults.campaign.stand import (
     settings_of,
     small_disks,
 )
-from tests.rig.proxy import Weather
+from tests.rig.proxy import LinkConditions
 
 LASTS_S = 6.0
 QUIET_WITHIN_S = 180.0
@@ -63,15 +63,15 @@ class Field:
         self.boots = 0
 
     def __enter__(self) -> Field:
-        self.room = EngineRoom(self.root / "data")
+        self.room = EngineHarness(self.root / "data")
         self.ending.callback(self.room.close)
-        self.people = [record.person(name) for name in ("ada", "ben")]
-        self.admin = record.person("root", admin=True)
+        self.people = [record.user(name) for name in ("ada", "ben")]
+        self.admin = record.user("root", admin=True)
         self.project = record.project(member=self.people[0], manager=self.people[1])
         self.environment = record.environment(runtime="process", tool=False)
         pool = record.pool()
         self.nodes = [
-            self.room.known(self.room.node(pool=pool, gpus=GPUS, name=name), gpus=GPUS) for name in NODES
+            self.room.mark_enrolled(self.room.create_node(pool=pool, gpus=GPUS, name=name), gpus=GPUS) for name in NODES
         ]
         self.disks = self.ending.enter_context(
             small_disks([self.room.folder / name / "state" for name in NODES])
@@ -207,7 +207,7 @@ class Field:
     def _forgive(self) -> None:
         """Nodes that an episode before put aside are trusted: each episode stands for a day of its own."""
         for node in Node.objects.all():
-            do_trust_node(self.admin, node)
+            do_clear_node_quarantine(self.admin, node)
 
     def _come_to_rest(self, watched: Ledgers) -> list[str]:
         """Waits until all jobs have ended and nothing is left on the nodes; gives what is, when it is too late."""
@@ -219,7 +219,7 @@ class Field:
             time.sleep(0.2)
             self._keep_workers()
             with unheard():
-                live = Job.objects.exclude(state__in=[state.value for state in JOB_ENDS])
+                live = Job.objects.exclude(state__in=[state.value for state in TERMINAL_JOB_STATES])
                 left = [f"{job.public_id} {job.state} {job.reason}" for job in live]
                 left += [f"{name} lives" for name in containers_alive(self.room.folder)]
                 left += [f"{name} in a ledger" for name in watched.holding()]
@@ -327,7 +327,7 @@ def _slow_wire(field: Field, node: Node, worker: Worker) -> Pair:
 
 def _weather(field: Field, **changes: Any) -> None:
     """Weather from now on, also for connections that stand."""
-    for name, value in vars(Weather(**changes)).items():
+    for name, value in vars(LinkConditions(**changes)).items():
         setattr(field.wire.weather, name, value)
 
 

@@ -13,19 +13,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.keys import PURPOSES, make_keys, public_line
+from agents.keys import PURPOSES, make_keys, read_public_key
 from portal.config import places
 from portal.standalone.account import service_account
-from portal.standalone.folder import DataFolder
-from portal.standalone.launching import launched
+from portal.standalone.folder import DataDir
+from portal.standalone.launching import exec_command
 from portal.standalone.postgres import prepare_postgres
 from portal.standalone.valkey import prepare_valkey
 from tests.rig.loopback import loopback_sshd
-from tests.rig.proxy import WeatherProxy
+from tests.rig.proxy import FaultyLinkProxy
 
 if TYPE_CHECKING:  # models can be imported once the servers stand
     from portal.models import Node
-    from tests.engine_room import EngineRoom
+    from tests.engine_room import EngineHarness
 
 GPUS = 2
 NODES = ("north", "south", "west")
@@ -35,21 +35,21 @@ STATE_MIB = 24
 
 
 @contextlib.contextmanager
-def over_ssh(node: Node, room: EngineRoom) -> Iterator[WeatherProxy]:
+def over_ssh(node: Node, room: EngineHarness) -> Iterator[FaultyLinkProxy]:
     """Lets a node of this machine be reached by a real sshd, through a wire that can be bad."""
     from portal.models import Node as Row
 
     folder = room.folder
     pairs = make_keys(folder / "keys", node.settings["cluster"])
     room.environment["FAIRWAY_CONTROL_KEY"] = str(pairs["control"])
-    publics = {purpose: public_line(pairs[purpose]) for purpose in PURPOSES}
+    publics = {purpose: read_public_key(pairs[purpose]) for purpose in PURPOSES}
     here = folder / node.public_id
     here.mkdir()
     with loopback_sshd(here, (folder / "agent" / "agent.pyz").read_bytes(), publics) as sshd:
         (here / "node.json").write_text(json.dumps(node.settings))
-        with WeatherProxy(sshd.host, sshd.port) as wire:
+        with FaultyLinkProxy(sshd.host, sshd.port) as wire:
             Row.objects.filter(pk=node.pk).update(
-                link="ssh", host=wire.host, port=wire.port, account=sshd.account, host_key=sshd.host_key
+                transport="ssh", host=wire.host, port=wire.port, ssh_user=sshd.account, host_key=sshd.host_key
             )
             yield wire
 
@@ -62,7 +62,7 @@ def settings_of(node: Node) -> str:
 class Server:
     """PostgreSQL or Valkey as a child of ours, which may die and come again."""
 
-    def __init__(self, folder: DataFolder, which: str) -> None:
+    def __init__(self, folder: DataDir, which: str) -> None:
         self._folder, self._which = folder, which
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -73,7 +73,7 @@ class Server:
         prepared = (
             prepare_postgres(self._folder) if self._which == "postgres" else prepare_valkey(self._folder)
         )
-        words = launched(prepared.command, account=self._folder.account, death_signal=signal.SIGTERM)
+        words = exec_command(prepared.command, account=self._folder.account, death_signal=signal.SIGTERM)
         with (self._folder.root / "servers.log").open("ab") as log:
             self._process = subprocess.Popen(
                 words, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -91,7 +91,7 @@ class Server:
 @contextlib.contextmanager
 def servers(root: Path) -> Iterator[tuple[Server, Server]]:
     """A PostgreSQL that keeps what it promised and a Valkey, in a folder of their own; sets their addresses."""
-    folder = DataFolder(root, service_account())
+    folder = DataDir(root, service_account())
     folder.prepare()
     postgres, valkey = Server(folder, "postgres"), Server(folder, "valkey")
     os.environ |= {
@@ -111,7 +111,7 @@ def servers(root: Path) -> Iterator[tuple[Server, Server]]:
 class Worker:
     """A worker of all queues that is started again whenever it is gone."""
 
-    def __init__(self, room: EngineRoom) -> None:
+    def __init__(self, room: EngineHarness) -> None:
         self._room = room
         self._process: subprocess.Popen[bytes] | None = None
         self.stopped = False
@@ -119,7 +119,7 @@ class Worker:
     def keep(self) -> None:
         """Starts it where it does not live."""
         if self._process is None or self._process.poll() is not None:
-            self._process = self._room.worker()
+            self._process = self._room.start_worker()
             self.stopped = False
 
     def send(self, how: signal.Signals) -> None:
