@@ -40,7 +40,7 @@ class StepOutcome(enum.StrEnum):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step of the test: its name for programs, a title and a sentence for people."""
+    """One step of the test: its name for programs, a title and a message for people."""
 
     name: str
     title: str
@@ -50,7 +50,7 @@ class StepResult:
 
 
 class _StepFailedError(Exception):
-    """A step found what it looks for to be missing; the message is the sentence."""
+    """A step found what it looks for to be missing; the message is the message."""
 
 
 _STEP_TITLES = {
@@ -88,12 +88,12 @@ def test_connection(
             continue
         began_s = time.monotonic()
         try:
-            outcome, sentence = getattr(test, f"step_{name}")()
+            outcome, message = getattr(test, f"step_{name}")()
         except (SshError, _StepFailedError, OutcomeUnknownError) as failure:
-            outcome, sentence = StepOutcome.FAILED, str(failure)
+            outcome, message = StepOutcome.FAILED, str(failure)
         except AgentError as refused:
-            outcome, sentence = StepOutcome.FAILED, refused.message
-        yield StepResult(name, title, outcome, sentence, time.monotonic() - began_s)
+            outcome, message = StepOutcome.FAILED, refused.message
+        yield StepResult(name, title, outcome, message, time.monotonic() - began_s)
         if outcome is StepOutcome.FAILED and blocked_by is None:
             blocked_by = name
 
@@ -168,15 +168,15 @@ class _ConnectionTest:
         role: Role = "control" if purpose == "control" else "watch"
         self._request_sent_s = self._now()
         link = open_ssh(
-            self._target, self._keys[purpose], role, cluster=self._cluster, hello_within_s=HELLO_TIMEOUT_S
+            self._target, self._keys[purpose], role, cluster=self._cluster, hello_timeout_s=HELLO_TIMEOUT_S
         )
         self._reply_received_s = self._now()
         link.close()
         self._hello = hello = link.hello
-        sentence = f"Agent {hello.agent_version} answers on {hello.hostname} (Python {hello.python})."
-        if hello.below_floor:
-            return StepOutcome.WARNING, f"{sentence} {' '.join(hello.below_floor)}"
-        return StepOutcome.OK, sentence
+        message = f"Agent {hello.agent_version} answers on {hello.hostname} (Python {hello.python})."
+        if hello.version_warnings:
+            return StepOutcome.WARNING, f"{message} {' '.join(hello.version_warnings)}"
+        return StepOutcome.OK, message
 
     def step_runtime(self) -> OutcomeMessage:
         runtimes = self._require_hello().runtimes
@@ -192,26 +192,26 @@ class _ConnectionTest:
 
     def step_gpus(self) -> OutcomeMessage:
         gpus = self._require_hello().gpus
-        silent = self._require_hello().gpus_silent
+        silent = self._require_hello().gpu_driver_error
         if silent is not None:
             return StepOutcome.WARNING, f"{silent} Until it does, no new work is placed on its GPUs."
         if not gpus:
             return StepOutcome.WARNING, "It reports no GPU: jobs that ask for one will not be placed here."
         models = ", ".join(sorted({gpu.model for gpu in gpus}))
         simulated = " (simulated)" if any(gpu.simulated for gpu in gpus) else ""
-        sentence = f"{len(gpus)} x {models}{simulated}, driver {self._require_hello().driver or 'unknown'}."
+        message = f"{len(gpus)} x {models}{simulated}, driver {self._require_hello().driver or 'unknown'}."
         ill = [gpu.uuid for gpu in gpus if gpu.health != "ok"]
         if ill:
-            sentence = f"{sentence} Not healthy: {', '.join(ill)}."
-        told = sorted({gpu.health_sentence for gpu in gpus if gpu.health_sentence})
-        return (StepOutcome.WARNING if ill or told else StepOutcome.OK), " ".join([sentence, *told])
+            message = f"{message} Not healthy: {', '.join(ill)}."
+        told = sorted({gpu.health_message for gpu in gpus if gpu.health_message})
+        return (StepOutcome.WARNING if ill or told else StepOutcome.OK), " ".join([message, *told])
 
     def step_disk(self) -> OutcomeMessage:
         free_mib = self._require_hello().disk_free_mib
         if free_mib is None:
             return StepOutcome.WARNING, "It could not say how much disk is free."
-        sentence = f"{free_mib / 1024:.1f} GiB are free where the agent keeps its state."
-        return (StepOutcome.WARNING if free_mib < DISK_WARNING_MIB else StepOutcome.OK), sentence
+        message = f"{free_mib / 1024:.1f} GiB are free where the agent keeps its state."
+        return (StepOutcome.WARNING if free_mib < DISK_WARNING_MIB else StepOutcome.OK), message
 
     def step_clock(self) -> OutcomeMessage:
         clock_s = self._require_hello().clock_s

@@ -44,7 +44,7 @@ class EnrolmentError(ValueError):
 
 
 class EnrolmentScriptError(Exception):
-    """The script ran on the node and stopped; the message is its own last sentence, `output` all it said."""
+    """The script ran on the node and stopped; the message is its own last message, `output` all it said."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
@@ -165,9 +165,9 @@ def node_settings(cluster: str, choices: EnrolmentOptions) -> dict[str, object]:
         "state_dir": STATE_DIR,
         "home_root": choices.home_root,
         "runtimes": [{"kind": choices.runtime}],
-        "upgrade_signers": ALLOWED_SIGNERS_PATH,
-        "program_path": AGENT_PATH,
-        "egress_deny": list(choices.denied_networks),
+        "allowed_signers_path": ALLOWED_SIGNERS_PATH,
+        "agent_path": AGENT_PATH,
+        "denied_networks": list(choices.denied_networks),
         **choices.settings,
     }
 
@@ -177,7 +177,7 @@ def enrol_with_sudo(target: SshTarget, password: str, script: str) -> str:
 
     The host key must be confirmed by then: `target.host_key` is the pinned one, and the password is sent to
     no other. The password is used twice at most (login, sudo) and kept nowhere.
-    Raises SshError when there is no login, EnrolmentFailed when sudo or the script refuses.
+    Raises SshError when there is no login, EnrolmentScriptError when sudo or the script refuses.
     """
     with login_with_password(target, password) as login:
         try:
@@ -186,8 +186,8 @@ def enrol_with_sudo(target: SshTarget, password: str, script: str) -> str:
             raise EnrolmentScriptError(str(refused)) from refused
     if done.exit_status != 0:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        sentence = said[-1] if said else f"The script ended with status {done.exit_status} and said nothing."
-        raise EnrolmentScriptError(sentence.removeprefix("fairway: stopped: "), done.stdout + done.stderr)
+        message = said[-1] if said else f"The script ended with status {done.exit_status} and said nothing."
+        raise EnrolmentScriptError(message.removeprefix("fairway: stopped: "), done.stdout + done.stderr)
     return done.stdout
 
 

@@ -1,7 +1,7 @@
 """A conversation with one node over a pair of byte streams: questions with deadlines, answers, and events.
 
 What a question leads to is one of three: the answer, :class:`Refused` (the node said no, with a code), or
-:class:`LinkUnknown` (nobody can tell if it was done: a time-out, a broken link). Unknown is never failed.
+:class:`OutcomeUnknownError` (nobody can tell if it was done: a time-out, a broken link). Unknown is never failed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JsonObject = dict[str, Any]
 
 
 class AgentError(Exception):
-    """The node refuses, with a stable code and a sentence; asking again unchanged gives the same."""
+    """The node refuses, with a stable code and a message; asking again unchanged gives the same."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -113,7 +113,7 @@ class Link:
         cluster: str,
         close_streams: Callable[[], None],
         on_event: Callable[[JsonObject], None] | None = None,
-        hello_within_s: float = HELLO_TIMEOUT_S,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
         diagnostics: Callable[[], str] | None = None,
     ) -> None:
         self.role = role
@@ -140,7 +140,7 @@ class Link:
         self._reader_thread.start()
         try:
             self._write({"role": role, "protocol": PROTOCOL, "cluster": cluster})
-            self.hello = self._receive_hello(hello_within_s)
+            self.hello = self._receive_hello(hello_timeout_s)
         except BaseException:
             self.close()
             raise
@@ -151,7 +151,7 @@ class Link:
         return self._closed_reason is None
 
     def request(self, verb: str, *, timeout_s: float, **fields: Any) -> JsonObject:
-        """The node's answer within ``timeout_s``; raises :class:`Refused` or :class:`LinkUnknown`."""
+        """The node's answer within ``timeout_s``; raises :class:`Refused` or :class:`OutcomeUnknownError`."""
         deadline_s = time.monotonic() + timeout_s
         answers: queue.SimpleQueue[JsonObject | OutcomeUnknownError] = queue.SimpleQueue()
         with self._lock:

@@ -26,7 +26,7 @@ def open_local(
     *,
     cluster: str,
     on_event: Callable[[dict[str, Any]], None] | None = None,
-    hello_within_s: float = HELLO_TIMEOUT_S,
+    hello_timeout_s: float = HELLO_TIMEOUT_S,
     python: str = sys.executable,
     environment: dict[str, str] | None = None,
 ) -> Link:
@@ -60,7 +60,7 @@ def open_local(
         cluster=cluster,
         close_streams=close_streams,
         on_event=on_event,
-        hello_within_s=hello_within_s,
+        hello_timeout_s=hello_timeout_s,
         diagnostics=last_words.text,
     )
     link.process_id = child.pid

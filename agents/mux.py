@@ -90,7 +90,7 @@ class StreamRequest(asyncio.Protocol):
 
 
 async def request_stream(control_socket: str, host: str, port: int) -> tuple[StreamRequest, Pipes]:
-    """Asks for a stream; the request's answer tells when it is there. Raises ProcessGone."""
+    """Asks for a stream; the request's answer tells when it is there. Raises ProcessExitedError."""
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     theirs_to_read, write = os.pipe()
     read, theirs_to_write = os.pipe()

@@ -44,15 +44,15 @@ def parse_network_info(row: JsonObject) -> dict[str, Any]:
     if "interfaces" in read:
         told = read.list_of("interfaces", NetworkInterface.from_wire, 512)
         found["interfaces"] = [vars(each) | {"addresses": list(each.addresses)} for each in told]
-    if "fabric" in read:
-        found["fabric"] = list(read.names("fabric", 4096))
+    if "fabric_devices" in read:
+        found["fabric_devices"] = list(read.names("fabric_devices", 4096))
     if "networks" in read:
         found["networks"] = read.mapping_of("networks", parse_networks, 16)
     return found
 
 
 def parse_address(text: str) -> str:
-    """The address of a machine, as it was sent. Malformed for anything else."""
+    """The address of a machine, as it was sent. InvalidMessageError for anything else."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -77,7 +77,7 @@ class ForwardingProhibitedError(StreamRefusedError):
 
 
 def check_ssh_installed() -> None:
-    """Raises NoProgram, with a sentence for the admin, when this machine has no OpenSSH client."""
+    """Raises SshNotInstalledError, with a message for the admin, when this machine has no OpenSSH client."""
     if shutil.which(SSH_PROGRAM) is None:
         raise SshNotInstalledError(
             "The portal's machine has no program ssh, which carries the streams to jobs: install OpenSSH's client "
@@ -87,12 +87,12 @@ def check_ssh_installed() -> None:
 
 
 def check_key_file(path: Path) -> None:
-    """Raises KeyUnusable when ssh would refuse the key's file."""
+    """Raises KeyFileError when ssh would refuse the key's file."""
     try:
         found = path.stat()
     except OSError as problem:
-        sentence = f"The portal cannot read its tunnel key: {problem.strerror}."
-        raise KeyFileError(sentence, SshStep.LOGIN) from problem
+        message = f"The portal cannot read its tunnel key: {problem.strerror}."
+        raise KeyFileError(message, SshStep.LOGIN) from problem
     if found.st_uid != os.geteuid():
         raise KeyFileError(
             f"The tunnel key belongs to account {found.st_uid}, but this process is account {os.geteuid()}.",
@@ -212,7 +212,7 @@ class SshProcess:
     async def open(
         self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], timeout_s: float
     ) -> TunnelStream:
-        """Opens a stream to an address as the node sees it. Raises NotOpened, ProcessGone or NoWord."""
+        """Opens a stream to an address as the node sees it. Raises StreamRefusedError, ProcessExitedError or NoReplyError."""
         try:
             return await self._open(host, port, protocol, timeout_s / 2)
         except TimeoutError:  # is it the port that does not answer, or the node?
@@ -352,7 +352,7 @@ _HOST_KEY = re.compile(r"\b(SHA256:[A-Za-z0-9+/]+)")
 
 
 def parse_ssh_error(target: SshTarget, stderr_lines: list[str]) -> SshError:
-    """Turns the last words of a client that did not get in into a sentence of ours."""
+    """Turns the last words of a client that did not get in into a message of ours."""
     text = "\n".join(stderr_lines)
     place = target.address
     log.info("ssh to %s ended: %s", place, " | ".join(stderr_lines)[-1000:])
@@ -367,26 +367,26 @@ def parse_ssh_error(target: SshTarget, stderr_lines: list[str]) -> SshError:
     if "UNPROTECTED PRIVATE KEY" in text or "Load key" in text:
         return KeyFileError("The portal's ssh cannot use its tunnel key.", SshStep.LOGIN)
     if "Permission denied (" in text or "Too many authentication failures" in text:
-        sentence = f"{place} does not take our key for the account {target.user}."
-        return AuthenticationError(sentence, SshStep.LOGIN)
+        message = f"{place} does not take our key for the account {target.user}."
+        return AuthenticationError(message, SshStep.LOGIN)
     if "Could not resolve hostname" in text:
         return NodeUnreachableError(f"No address is known for {target.host}.", SshStep.RESOLVE)
     if "No user exists for uid" in text:
-        sentence = f"The gateway's account {os.geteuid()} has no name in /etc/passwd, and ssh wants one."
-        return SshNotInstalledError(sentence, SshStep.CONNECT)
+        message = f"The gateway's account {os.geteuid()} has no name in /etc/passwd, and ssh wants one."
+        return SshNotInstalledError(message, SshStep.CONNECT)
     if "Connection refused" in text:
         return NodeUnreachableError(f"{place} is up, but no sshd listens there.", SshStep.CONNECT)
     if "banner exchange" in text or "kex_exchange" in text:
         reason = "it hung up"
         if "timed out" in text:
             reason = f"it did not finish greeting us within {STEP_TIMEOUT_S:.0f} s"
-        sentence = f"{place} answers, but not as an SSH server should: {reason}."
-        return NodeUnreachableError(sentence, SshStep.CONNECT)
+        message = f"{place} answers, but not as an SSH server should: {reason}."
+        return NodeUnreachableError(message, SshStep.CONNECT)
     if "timed out" in text:
-        sentence = (
+        message = (
             f"{place} does not answer within {STEP_TIMEOUT_S:.0f} s: it is down, or a firewall is between."
         )
-        return NodeUnreachableError(sentence, SshStep.CONNECT)
+        return NodeUnreachableError(message, SshStep.CONNECT)
     if refusal := re.search(r"connect to .* port \d+: (.+)", text):
         return NodeUnreachableError(f"{place} cannot be reached: {refusal[1].strip('.')}.", SshStep.CONNECT)
     if "cannot be run" in text:

@@ -1,6 +1,6 @@
 """The words on the wire as types: what a node says of itself, its GPUs, its containers. Unknown is None.
 
-Each ``from_wire`` is the one declaration of what an object may hold, and raises Malformed for anything else.
+Each ``from_wire`` is the one declaration of what an object may hold, and raises InvalidMessageError for anything else.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class GpuInfo:
     memory_mib: int | None
     simulated: bool
     health: str
-    health_sentence: str | None = None
-    island: int | None = None
+    health_message: str | None = None
+    nvlink_island: int | None = None
     compute_capability: float | None = None
     mig_profile: str | None = None
-    reserved_mib: int | None = None
+    driver_reserved_mib: int | None = None
     bus_id: str | None = None
-    numa: int | None = None
+    numa_node: int | None = None
     fatal: bool = False
     ecc_uncorrected: int | None = None
 
@@ -58,13 +58,13 @@ class GpuInfo:
             memory_mib=read.integer_or_none("memory_mib"),
             simulated=read.boolean("simulated"),
             health=read.choice("health", GPU_HEALTH_STATES),
-            health_sentence=read.text_or_none("health_sentence", 500),
-            island=read.integer_or_none("island", maximum=32_767),
+            health_message=read.text_or_none("health_message", 500),
+            nvlink_island=read.integer_or_none("nvlink_island", maximum=32_767),
             compute_capability=read.number_or_none("compute_capability", 0, 1000),
             mig_profile=read.name_or_none("mig_profile", 32),
-            reserved_mib=read.integer_or_none("reserved_mib"),
+            driver_reserved_mib=read.integer_or_none("driver_reserved_mib"),
             bus_id=read.name_or_none("bus_id", 32),
-            numa=read.integer_or_none("numa", maximum=32_767),
+            numa_node=read.integer_or_none("numa_node", maximum=32_767),
             fatal=read.boolean("fatal"),
             ecc_uncorrected=read.integer_or_none("ecc_uncorrected", maximum=MAX_SAFE_INTEGER),
         )
@@ -117,7 +117,7 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class GpuSharing:
-    """Whether a node holds tasks to their shares of a GPU, and a sentence of how, or why not."""
+    """Whether a node holds tasks to their shares of a GPU, and a message of how, or why not."""
 
     enforced: bool
     message: str
@@ -125,7 +125,7 @@ class GpuSharing:
     @classmethod
     def from_wire(cls, row: JsonObject) -> GpuSharing:
         read = FieldReader(row)
-        return cls(read.boolean("enforced"), read.text("sentence", 500))
+        return cls(read.boolean("enforced"), read.text("message", 500))
 
 
 @dataclass(frozen=True)
@@ -146,21 +146,21 @@ class Hello:
     runtimes: tuple[tuple[str, str | None], ...]
     gpus: tuple[GpuInfo, ...]
     driver: str | None
-    below_floor: tuple[str, ...]
+    version_warnings: tuple[str, ...]
     images: tuple[ImageInfo, ...]
     highest_epoch: int
-    separates_people: bool  # whether the runtime ``process`` gives each task an account of its own
+    per_user_isolation: bool  # whether the runtime ``process`` gives each task an account of its own
     capabilities: tuple[str, ...]  # keys of a spec beyond those of the first agents
     links: tuple[GpuLink, ...] | None = None  # None: its agent does not look at them
-    gpus_silent: str | None = None  # why it cannot say which GPUs it has; then ``gpus`` says nothing
+    gpu_driver_error: str | None = None  # why it cannot say which GPUs it has; then ``gpus`` says nothing
     versions: Mapping[str, str | None] = field(
         default_factory=dict
     )  # by tool; None: not there, or it does not say
     interfaces: tuple[NetworkInterface, ...] = ()  # empty: its agent does not look at them
-    gang_ports: tuple[int, int] | None = None  # first and last port at which ranks of gangs may meet
+    rendezvous_ports: tuple[int, int] | None = None  # first and last port at which ranks of gangs may meet
     storage: tuple[Mapping[str, Any], ...] = ()  # disks behind volumes: use, path, filesystem, MiB, quotas
     agent_digest: str | None = None  # SHA-256 of the archive that runs: whether it is the newest
-    cuda_driver: str | None = None  # the newest CUDA that its driver knows; None: no driver, or not told
+    max_cuda_version: str | None = None  # the newest CUDA that its driver knows; None: no driver, or not told
     loader_version: int | None = None  # the version of what starts the agent, 0 of one that says none; None: not told
     gpu_sharing: GpuSharing | None = None  # None: without GPUs, or its agent does not enforce any
     fabric_devices: tuple[str, ...] | None = None  # the devices of a fabric that it lends; None: it does not say
@@ -185,22 +185,22 @@ class Hello:
             runtimes=read.list_of("runtimes", _parse_runtime, 16),
             gpus=read.list_of("gpus", GpuInfo.from_wire, MAX_GPUS),
             driver=read.name_or_none("driver", 64),
-            below_floor=read.list_of("below_floor", _parse_version_warning, 64),
+            version_warnings=read.list_of("version_warnings", _parse_version_warning, 64),
             images=parse_images(row),
             highest_epoch=read.integer("highest_epoch", maximum=MAX_SAFE_INTEGER),
-            separates_people=read.boolean("separates_people", default=True),
-            takes=read.names("takes", 256, 64),
+            per_user_isolation=read.boolean("per_user_isolation", default=True),
+            capabilities=read.names("capabilities", 256, 64),
             links=read.list_of("links", GpuLink.from_wire, 20_000) if "links" in read else None,
-            gpus_silent=read.text_or_none("gpus_silent", 500),
+            gpu_driver_error=read.text_or_none("gpu_driver_error", 500),
             versions=read.mapping_of("versions", _parse_version, 64),
             interfaces=read.list_of("interfaces", NetworkInterface.from_wire, 512),
-            gang_ports=_parse_port_range(read),
+            rendezvous_ports=_parse_port_range(read),
             storage=read.list_of("storage", _parse_storage, 64),
-            program=read.name_or_none("program", 64),
-            cuda_driver=read.name_or_none("cuda_driver", 16, CUDA_VERSION),
-            loader=read.integer_or_none("loader", maximum=1_000_000),
-            shares=GpuSharing.from_wire(row["shares"]) if "shares" in read else None,
-            fabric=read.names("fabric", 4096) if "fabric" in read else None,
+            agent_digest=read.name_or_none("agent_digest", 64),
+            max_cuda_version=read.name_or_none("max_cuda_version", 16, CUDA_VERSION),
+            loader_version=read.integer_or_none("loader_version", maximum=1_000_000),
+            gpu_sharing=GpuSharing.from_wire(row["gpu_sharing"]) if "gpu_sharing" in read else None,
+            fabric_devices=read.names("fabric_devices", 4096) if "fabric_devices" in read else None,
             networks=read.mapping_of("networks", parse_networks, 16) if "networks" in read else None,
             egress=read.mapping_of("egress", _parse_boolean, 16),
         )
@@ -237,11 +237,11 @@ def _parse_storage(row: Any) -> dict[str, Any]:
 
 
 def _parse_port_range(read: FieldReader) -> tuple[int, int] | None:
-    ports = read.list_of("gang_ports", _parse_port, 2)
-    if "gang_ports" not in read:
+    ports = read.list_of("rendezvous_ports", _parse_port, 2)
+    if "rendezvous_ports" not in read:
         return None
     if len(ports) != 2 or ports[0] > ports[1]:
-        raise InvalidMessageError("gang_ports is not a first and a last port")
+        raise InvalidMessageError("rendezvous_ports is not a first and a last port")
     return ports[0], ports[1]
 
 
@@ -277,10 +277,10 @@ class ContainerStatus:
     rebooted: bool
     owner: str
     project: str
-    saved_ago_s: float | None  # before the answer; None: it never said so, or its agent does not know
+    checkpoint_age_s: float | None  # before the answer; None: it never said so, or its agent does not know
     progress: float | None  # units it has done so far; None likewise
-    progress_ago_s: float | None  # it wrote that so long before the answer
-    fault: str | None = None  # what ended it: mps_lost, disk_limit_exceeded
+    progress_age_s: float | None  # it wrote that so long before the answer
+    fault: str | None = None  # what ended it: mps_daemon_lost, disk_limit_exceeded
     disk_mib: int | None = None  # what it might write outside its volumes; None: not limited, or not told
     disk_used_mib: int | None = (
         None  # what it had written when it was ended for that; None: more than is counted
@@ -308,9 +308,9 @@ class ContainerStatus:
             rebooted=read.boolean("rebooted"),
             owner=read.name_or_none("owner", MAX_PUBLIC_ID_LENGTH) or "",
             project=read.name_or_none("project", MAX_PUBLIC_ID_LENGTH) or "",
-            saved_ago_s=read.number_or_none("saved_ago_s"),
+            checkpoint_age_s=read.number_or_none("checkpoint_age_s"),
             progress=read.number_or_none("progress"),
-            progress_ago_s=read.number_or_none("progress_ago_s"),
+            progress_age_s=read.number_or_none("progress_age_s"),
             fault=read.name_or_none("fault", 32),
             disk_mib=read.integer_or_none("disk_mib", maximum=MAX_MIB),
             disk_used_mib=read.integer_or_none("disk_used_mib", maximum=MAX_MIB),

@@ -57,7 +57,7 @@ class SshStep(enum.StrEnum):
 
 
 class SshError(Exception):
-    """A connection that could not be made; the message is a sentence for people. No command was sent."""
+    """A connection that could not be made; the message is a message for people. No command was sent."""
 
     code = "ssh_error"
 
@@ -89,7 +89,7 @@ class AuthenticationError(SshError):
 
 
 class AgentMissingError(SshError):
-    """The login works, but the agent behind it does not answer; the sentence repeats the loader's words."""
+    """The login works, but the agent behind it does not answer; the message repeats the loader's words."""
 
     code = "agent_missing"
 
@@ -166,8 +166,8 @@ class SshConnection:
         return bool(self.transport.is_active())
 
     def inactive_s(self) -> float:
-        heard_s: float = self.transport.packetizer.heard_s
-        return time.monotonic() - heard_s
+        last_packet_s: float = self.transport.packetizer.last_packet_s
+        return time.monotonic() - last_packet_s
 
     def abort(self, reason: str) -> None:
         """Ends the connection at once; whoever waits on it wakes with an end of file."""
@@ -200,7 +200,7 @@ class SshConnection:
 def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> HostKey:
     """Gives the host key that a machine shows, without logging in; somebody must compare it before it is pinned.
 
-    With a key type, gives the key of that type. Raises NodeUnreachable or HostKeyMismatch.
+    With a key type, gives the key of that type. Raises NodeUnreachableError or HostKeyMismatchError.
     """
     wanted = _SCANNED_KEY_TYPES if key_type is None else _SIGNATURE_ALGORITHMS.get(key_type, (key_type,))
     sock = _connect_tcp(host, port)
@@ -227,7 +227,7 @@ def open_ssh(
     *,
     cluster: str,
     on_event: Callable[[dict[str, Any]], None] | None = None,
-    hello_within_s: float = HELLO_TIMEOUT_S,
+    hello_timeout_s: float = HELLO_TIMEOUT_S,
 ) -> Link:
     """Opens a link to a node's agent in a role, over a connection of its own.
 
@@ -242,7 +242,7 @@ def open_ssh(
             cluster=cluster,
             close_streams=stream.close,
             on_event=on_event,
-            hello_within_s=hello_within_s,
+            hello_timeout_s=hello_timeout_s,
             diagnostics=stream.end_reason,
         )
     except OutcomeUnknownError as unknown:
@@ -331,14 +331,14 @@ def agent_missing_error(stream: SshStream) -> AgentMissingError:
     status = stream.exit_status()
     said = stream.stderr_text()
     if status in _COMMAND_NOT_FOUND_STATUSES:
-        sentence = f"{place} has no agent: run the enrolment script there."
+        message = f"{place} has no agent: run the enrolment script there."
     elif said:
-        sentence = (
+        message = (
             f"The agent on {place} did not start: {said.splitlines()[-1].removeprefix('fairway-node: ')}"
         )
     else:
-        sentence = f"The agent on {place} ended without a word: {stream.end_reason()}."
-    return AgentMissingError(sentence, SshStep.CHANNEL)
+        message = f"The agent on {place} ended without a word: {stream.end_reason()}."
+    return AgentMissingError(message, SshStep.CHANNEL)
 
 
 # ---- the one-time login ------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def _run_with_input(channel: paramiko.Channel, script: bytes) -> RootCommandResu
 
 
 def connect_tcp(target: SshTarget) -> socket.socket:
-    """Opens the TCP connection to a node's sshd. Raises NodeUnreachable."""
+    """Opens the TCP connection to a node's sshd. Raises NodeUnreachableError."""
     return _connect_tcp(target.host, target.port)
 
 
@@ -457,10 +457,10 @@ def _connect_tcp(host: str, port: int) -> socket.socket:
     except socket.gaierror as error:
         raise NodeUnreachableError(f"No address is known for {host}.", SshStep.RESOLVE) from error
     except TimeoutError as error:
-        sentence = (
+        message = (
             f"{place} does not answer within {STEP_TIMEOUT_S:.0f} s: it is down, or a firewall is between."
         )
-        raise NodeUnreachableError(sentence, SshStep.CONNECT) from error
+        raise NodeUnreachableError(message, SshStep.CONNECT) from error
     except ConnectionRefusedError as error:
         raise NodeUnreachableError(f"{place} is up, but no sshd listens there.", SshStep.CONNECT) from error
     except OSError as error:
@@ -475,7 +475,7 @@ def _connect_tcp(host: str, port: int) -> socket.socket:
 def _start_transport(sock: socket.socket, key_types: tuple[str, ...], host: str, port: int) -> SshTransport:
     """Exchanges keys; the host key is known afterwards and not yet judged."""
     transport = SshTransport(sock, packetizer_class=ActivityPacketizer)
-    transport.packetizer.heard_s = time.monotonic()
+    transport.packetizer.last_packet_s = time.monotonic()
     transport.banner_timeout = STEP_TIMEOUT_S
     transport.handshake_timeout = STEP_TIMEOUT_S
     transport.auth_timeout = STEP_TIMEOUT_S
@@ -489,14 +489,14 @@ def _start_transport(sock: socket.socket, key_types: tuple[str, ...], host: str,
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
         if "host key" not in str(error):
-            sentence = f"{host}:{port} and we have no way to encrypt in common ({error})."
-            raise NodeUnreachableError(sentence, SshStep.CONNECT) from error
-        sentence = f"{host}:{port} has no host key of a type that we take ({', '.join(key_types)})."
-        raise HostKeyMismatchError(sentence) from error
+            message = f"{host}:{port} and we have no way to encrypt in common ({error})."
+            raise NodeUnreachableError(message, SshStep.CONNECT) from error
+        message = f"{host}:{port} has no host key of a type that we take ({', '.join(key_types)})."
+        raise HostKeyMismatchError(message) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         transport.close()
-        sentence = f"{host}:{port} answers, but not as an SSH server should: {error or 'it hung up'}."
-        raise NodeUnreachableError(sentence, SshStep.CONNECT) from error
+        message = f"{host}:{port} answers, but not as an SSH server should: {error or 'it hung up'}."
+        raise NodeUnreachableError(message, SshStep.CONNECT) from error
     return transport
 
 
@@ -527,8 +527,8 @@ def _authenticate(connection: SshConnection, authenticate: Callable[[], object],
         raise NodeUnreachableError(f"{target.address} hung up during the login: {error}.", SshStep.LOGIN) from error
     if missing:
         connection.close()
-        sentence = f"{target.address} wants more than one proof for the account {target.user}."
-        raise AuthenticationError(sentence, SshStep.LOGIN)
+        message = f"{target.address} wants more than one proof for the account {target.user}."
+        raise AuthenticationError(message, SshStep.LOGIN)
     connection.start_keepalive()
 
 

@@ -38,7 +38,7 @@ TunnelTarget = LocalTarget | SshTarget
 
 
 class TunnelError(ConnectionError):
-    """The way to the node is down; the message is a sentence for people."""
+    """The way to the node is down; the message is a message for people."""
 
 
 class PortRefusedError(ConnectionRefusedError):
@@ -70,7 +70,7 @@ class TunnelPool:
     ) -> tuple[asyncio.Transport, _Protocol]:
         """Connects a protocol to a job's port, as the loop's own `create_connection` does.
 
-        Raises PortRefused when nothing listens there, TunnelError when the node cannot be reached.
+        Raises PortRefusedError when nothing listens there, TunnelError when the node cannot be reached.
         """
         loop = asyncio.get_running_loop()
         if isinstance(target, LocalTarget):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-T = TypeVar("Read")
+T = TypeVar("T")
 
 MAX_QUANTITY = 1e15
 """No quantity that a node measures is larger."""
@@ -26,7 +26,7 @@ class InvalidMessageError(ValueError):
 
 
 def check_number(value: Any, minimum: float = -MAX_QUANTITY, maximum: float = MAX_QUANTITY) -> Any:
-    """A number within bounds, or None for an unknown one. Malformed for anything else, NaN and infinity included."""
+    """A number within bounds, or None for an unknown one. InvalidMessageError for anything else, NaN and infinity included."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
@@ -45,7 +45,7 @@ def clean_text(value: Any, max_length: int = MAX_TEXT_LENGTH) -> str:
 
 
 class FieldReader:
-    """The fields of one object. A missing field is null. Each reader raises Malformed for what does not fit."""
+    """The fields of one object. A missing field is null. Each reader raises InvalidMessageError for what does not fit."""
 
     __slots__ = ("_row",)
 

@@ -3,7 +3,7 @@
     python -m bench agent [--seconds S] [--python PYTHON]
 
 The agent as it is shipped, over pipes, with its two standing sessions: control (worker-nodes) and watch (the
-collector). The GPUs are those of the stand-in for NVML (``tests/standins/nvml.c``), which answers through NVIDIA's
+collector). The GPUs are those of the stand-in for NVML (``tests/fakes/nvml.c``), which answers through NVIDIA's
 own module, so all but the driver's part of each question is real. Tasks run under the runtime ``process``, each on
 a GPU, and each is named by the driver as the process on it. Processor time is counted over the whole time, so other
 load makes it hardly worse.
@@ -108,7 +108,7 @@ def _node() -> Iterator[tuple[Path, nvml.FakeDriver]]:
             "home_root": str(folder / "homes"),
             "gpus": "nvml",
             "runtimes": [{"kind": "process"}],
-            "disk_floor_mib": 16,
+            "min_free_disk_mib": 16,
         }
         (folder / "node.json").write_text(json.dumps(settings))
         yield folder, nvml.FakeDriver(folder, [nvml.h200(number) for number in range(GPUS)])

@@ -1,6 +1,6 @@
 """What a question to worker-ask costs: "would this start now, and who would leave for it" on a busy cluster.
 
-    DATABASE_URL=... python -m bench ask [--nodes N] [--pending N] [--rounds N]
+    DATABASE_URL=... python -m bench what_if [--nodes N] [--pending N] [--rounds N]
 
 Makes a database of its own beside the one that DATABASE_URL names, and drops it. Each question is answered as the
 worker does: once with a fresh photograph of the record, and once with the one that questions within a second share.
@@ -26,7 +26,7 @@ ENDED = 5_000
 
 def main(arguments: list[str]) -> int:
     """Prints a line for each way of asking."""
-    parser = argparse.ArgumentParser(prog="bench ask")
+    parser = argparse.ArgumentParser(prog="bench what_if")
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--pending", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=40)

@@ -1,6 +1,6 @@
 """Dispatch on healthy nodes while one node takes everything and answers nothing, beside the same without it.
 
-    python -m bench black_hole [--jobs N] [--turns N]
+    python -m bench unresponsive_node [--jobs N] [--rounds N]
 
 One worker, four nodes of this machine and a fifth whose agents are stopped (SIGSTOP) in every second turn: connections
 to it open, commands are taken, and no answer ever comes. Jobs come one after another; a dispatch is the time from the
@@ -26,15 +26,15 @@ SETTLED_WITHIN_S = 60.0
 
 def main(arguments: list[str]) -> int:
     """Prints the p95 of both kinds of turn and their ratio."""
-    parser = argparse.ArgumentParser(prog="bench black_hole")
+    parser = argparse.ArgumentParser(prog="bench unresponsive_node")
     parser.add_argument("--jobs", type=int, default=40, help="in each turn")
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=6)
     wanted = parser.parse_args(arguments)
     with scratch_database():
         from tests.engine_room import engine_harness
 
-        with engine_harness() as room:
-            times = _measure(room, wanted.jobs, wanted.turns)
+        with engine_harness() as harness:
+            times = _measure(harness, wanted.jobs, wanted.rounds)
     plain, beside = times[False], times[True]
     p95, reference = percentile(beside, 0.95), percentile(plain, 0.95)
     print_figure(
@@ -82,7 +82,7 @@ def _run_round(scene: dict[str, Any], hole: Any, healthy: list[Any], jobs: int, 
     from portal.models import Node, Task
     from tests.faults.counted import submit
 
-    Node.objects.update(breaker_state="trusted", breaker_cause="", probe_at=None)
+    Node.objects.update(breaker_state="healthy", breaker_cause="", probe_at=None)
     _wait_until_all_answer(len(healthy) + 1)
     ended = threading.Event()
     silencer = threading.Thread(target=_silence, args=(hole.public_id, ended), daemon=True)

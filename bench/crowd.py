@@ -29,7 +29,7 @@ role, settings = sys.argv[1], json.load(open(sys.argv[3]))
 address = os.environ.get("SSH_CONNECTION", "").split()
 node = settings.get("node") or f"far-{address[2]}"
 crowd = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-crowd.connect(settings["crowd"])
+crowd.connect(settings["simulated_nodes"])
 streams = array.array("i", [0, 1])
 crowd.sendmsg([f"{role} {node}".encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
 os.dup2(crowd.fileno(), 0)
@@ -69,11 +69,11 @@ class _Node:
             "runtimes": [{"kind": "process", "version": None}],
             "gpus": [facts._asdict() for facts in self.gpus.gpus()],
             "driver": "simulated",
-            "below_floor": [],
+            "version_warnings": [],
             "images": [],
             "highest_epoch": self.epoch,
-            "separates_people": True,
-            "takes": [],
+            "per_user_isolation": True,
+            "capabilities": [],
             "links": [],
         }
 
@@ -121,7 +121,7 @@ class _Node:
                 "tombstones": [],
                 "boot_id": f"boot-{self.name}",
                 "highest_epoch": self.epoch,
-                "full_disk": None,
+                "disk_full_message": None,
                 "clock_s": time.time(),
             }
         if verb == "start":
@@ -263,7 +263,7 @@ class SimulatedNodes:
 
 
 def main() -> int:
-    """``python -m bench.crowd SOCKET FOLDER``."""
+    """``python -m bench.simulated_nodes SOCKET FOLDER``."""
     SimulatedNodes(sys.argv[1], sys.argv[2]).run()
     return 0
 

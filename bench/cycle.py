@@ -24,7 +24,7 @@ from typing import Any
 from bench import decide as mix
 from bench.line import print_figure
 from bench.own_database import scratch_database
-from scheduler.core import cluster as c
+from scheduler.core.model import snapshot as c
 from scheduler.core.decide import decide
 from scheduler.core.policy import Policy
 
@@ -49,24 +49,24 @@ def main(arguments: list[str]) -> int:
     with scratch_database():
         from scheduler.remembered import CycleState
 
-        record, remembered = BenchCluster(), CycleState()
+        record, state = BenchCluster(), CycleState()
         if options.fill:
             record.add_jobs(record.snapshot.pending[:PENDING], "PENDING")
             record.analyse()
-            _print_cycle("full cycle, all GPUs free, 10,000 pending", *_cycle(remembered), target_s=None)
+            _print_cycle("full cycle, all GPUs free, 10,000 pending", *_cycle(state), target_s=None)
             record.empty()
         record.add_running_and_pending()
         met = _print_cycle(
-            "full cycle, cluster full, 10,000 pending", *_cycle(remembered), target_s=FIRST_TARGET_S
+            "full cycle, cluster full, 10,000 pending", *_cycle(state), target_s=FIRST_TARGET_S
         )
         kinds = [STEADY, STEADY_EXPLAINED] * options.rounds + [BACK_TO_BACK] * options.rounds
         took: dict[str, list[tuple[float, Any]]] = {STEADY: [], STEADY_EXPLAINED: [], BACK_TO_BACK: []}
         for n, kind in enumerate(kinds):
             if kind != BACK_TO_BACK:
-                record.settle(remembered)
+                record.settle(state)
             record.end_one(n)
             record.submit_one(n)
-            took[kind].append(_cycle(remembered, next_cycle_requested=kind != STEADY_EXPLAINED))
+            took[kind].append(_cycle(state, next_cycle_requested=kind != STEADY_EXPLAINED))
         for kind, cycles in took.items():
             seconds, row = sorted(cycles, key=lambda each: each[0])[len(cycles) // 2]
             met &= _print_cycle(
@@ -83,14 +83,14 @@ def main(arguments: list[str]) -> int:
     return 0 if met and mib < MEMORY_TARGET_MIB else 1
 
 
-def _cycle(remembered: Any, *, next_cycle_requested: bool = False) -> tuple[float, Any]:
+def _cycle(state: Any, *, next_cycle_requested: bool = False) -> tuple[float, Any]:
     """Seconds of one cycle with all that it tells, and its row; ``hurried``: another is asked for already."""
     from portal.models import Cycle
     from scheduler.cycle import run_cycle
 
     gc.collect()
     began_s = time.perf_counter()
-    outcome = run_cycle("bench", "bench", remembered, next_cycle_requested=lambda: next_cycle_requested)
+    outcome = run_cycle("bench", "bench", state, next_cycle_requested=lambda: next_cycle_requested)
     seconds = time.perf_counter() - began_s
     if outcome is None or outcome.refused:
         raise AssertionError(f"the cycle did not do its work: {outcome}")
@@ -171,7 +171,7 @@ class BenchCluster:
         from django.db import connection
 
         with connection.cursor() as cursor:
-            cursor.execute("TRUNCATE portal_job, portal_outbox CASCADE")
+            cursor.execute("TRUNCATE portal_job, portal_outboxmessage CASCADE")
             cursor.execute("UPDATE portal_gpu SET used_milli = 0")
 
     def add_running_and_pending(self) -> None:
@@ -246,7 +246,7 @@ class BenchCluster:
         self.add_jobs([rows[verdict.job] for verdict in plan.verdicts][:PENDING], "PENDING")
         self.analyse()
 
-    def settle(self, remembered: Any) -> None:
+    def settle(self, state: Any) -> None:
         """Runs what got places, lets go whoever was asked to leave, and runs cycles until nothing moves."""
         from portal.models import Attempt, Task
         from portal.services import lifecycle
@@ -258,7 +258,7 @@ class BenchCluster:
             begun.update(state="RUNNING", start_sent_at=self.now, running_at=self.now)
             for task in Task.objects.filter(attempt__stop_requested_at__isnull=False, container_removed=False):
                 lifecycle.record_task_ended(task.pk, exit_code=143, reason=EndReason.COMPLETED)
-            row = _cycle(remembered)[1]
+            row = _cycle(state)[1]
             if not row.started_jobs and not row.evicted_jobs:
                 return
 

@@ -8,7 +8,7 @@ import resource
 import time
 
 from bench.calibration import calibration_ms
-from scheduler.core import cluster as c
+from scheduler.core.model import snapshot as c
 from scheduler.core.carry import apply_plan
 from scheduler.core.decide import decide
 from scheduler.core.plan import Plan
@@ -63,10 +63,10 @@ def _job(draw: random.Random, i: int, project: c.ProjectRow, pool: c.PoolId) -> 
 
 def main(arguments: list[str]) -> None:
     """Print the figures."""
-    photo = build_snapshot()
+    snapshot = build_snapshot()
     calibration = calibration_ms()
-    plan = _measure("decide, empty cluster, 10,000 pending", photo, calibration)
-    _measure("decide, full cluster, the rest pending", apply_plan(photo, plan), calibration)
+    plan = _measure("decide, empty cluster, 10,000 pending", snapshot, calibration)
+    _measure("decide, full cluster, the rest pending", apply_plan(snapshot, plan), calibration)
 
 
 def _measure(name: str, snapshot: c.Snapshot, calibration: float) -> Plan:

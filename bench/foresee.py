@@ -1,6 +1,6 @@
 """How long it takes to foresee every start: one pass over the record, 1,000 nodes of 8 GPUs, 10,000 jobs waiting.
 
-    DATABASE_URL=... REDIS_URL=... python -m bench foresee [--rounds 3]
+    DATABASE_URL=... REDIS_URL=... python -m bench forecast [--rounds 3]
 
 Each row is ``scheduler.foresee.foresee`` as worker-replay runs it, from the photograph to the intervals written: first
 where nobody was foreseen before, then where a job ended, one came and cycles ran since. Makes a database of its own
@@ -26,24 +26,24 @@ TARGET_S = 20.0
 
 def main(arguments: list[str]) -> int:
     """Prints the rows; 1 when a pass takes longer than the time to the next."""
-    parser = argparse.ArgumentParser(prog="bench foresee")
+    parser = argparse.ArgumentParser(prog="bench forecast")
     parser.add_argument("--rounds", type=int, default=3, help="passes where little changed")
     rounds = parser.parse_args(arguments).rounds
     with scratch_database():
         from scheduler.foresee import ForecastState
         from scheduler.remembered import CycleState
 
-        record, remembered, kept = BenchCluster(), CycleState(), ForecastState()
+        record, state, forecast_state = BenchCluster(), CycleState(), ForecastState()
         _add_ended(record)
         record.add_running_and_pending()
         _spread_starts()
-        record.settle(remembered)
-        met = _measure_pass("foresee, nobody foreseen before", kept)
+        record.settle(state)
+        met = _measure_pass("foresee, nobody foreseen before", forecast_state)
         for n in range(rounds):
             record.end_one(n)
             record.submit_one(n)
-            record.settle(remembered)
-            met &= _measure_pass("foresee, one job ended and one came", kept)
+            record.settle(state)
+            met &= _measure_pass("foresee, one job ended and one came", forecast_state)
     return 0 if met else 1
 
 

@@ -12,7 +12,7 @@ COLUMNS = ("ours", "reference", "ratio", "unit", "target", "met")
 
 
 def print_figure(name: str, **values: Any) -> None:
-    """Prints a row of DESIGN section 9; ``skipped=`` says why it could not be measured here."""
+    """Prints a row of docs/benchmarks.md; ``skipped=`` says why it could not be measured here."""
     if "skipped" in values:
         line: dict[str, Any] = {"row": name, **values}
     else:

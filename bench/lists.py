@@ -1,6 +1,6 @@
 """REST lists with 100,000 jobs: time from request to answer through the whole Django stack, and query counts.
 
-    DATABASE_URL=... REDIS_URL=... python -m bench lists [--jobs N] [--rounds N] [--only PART]
+    DATABASE_URL=... REDIS_URL=... python -m bench rest_lists [--jobs N] [--rounds N] [--only PART]
 
 Makes a database of its own beside the one that DATABASE_URL names, and drops it. The queries are counted with
 2,000 jobs first: the number must not grow with the rows.
@@ -241,7 +241,7 @@ class BenchDataset:
         rows = Job.objects.bulk_create(rows, batch_size=5000)
         JobVerdict.objects.bulk_create(
             (
-                JobVerdict(job=job, code="share_used_up", message="It waits.", decided_at=now, code_since=now)
+                JobVerdict(job=job, code="over_fair_share", message="It waits.", decided_at=now, code_since=now)
                 for job in rows
                 if job.state == "PENDING"
             ),

@@ -3,7 +3,7 @@
     python -m bench nodes [--nodes N] [--over-ssh N] [--seconds S]
 
 A whole Fairway (``manage.py up``); its links are those of life, pipes to a child process for most nodes and a real
-sshd for the rest. Behind them one process speaks for all machines (``bench.crowd``). Each node runs a job of 8 GPUs
+sshd for the rest. Behind them one process speaks for all machines (``bench.simulated_nodes``). Each node runs a job of 8 GPUs
 that the scheduler has placed and started there. The age is that of each node's sample in the frames of topic
 ``cluster`` when a browser has them, through the gateway.
 """
@@ -127,7 +127,7 @@ def _simulated_nodes() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="fairway-crowd-") as folder:
         Path(folder).chmod(0o755)
         address = f"{folder}/crowd.sock"
-        process = subprocess.Popen([sys.executable, "-m", "bench.crowd", address, folder])
+        process = subprocess.Popen([sys.executable, "-m", "bench.simulated_nodes", address, folder])
         try:
             while not Path(address).exists():
                 time.sleep(0.05)
@@ -157,7 +157,7 @@ def _sshd(data: Path, crowd: str) -> Iterator[tuple[int, str]]:
             Path(folder), _program(), keys, options="MaxStartups 500\n", listens_at="0.0.0.0"
         ) as sshd,
     ):
-        (Path(folder) / "node.json").write_text(json.dumps({"crowd": crowd}))
+        (Path(folder) / "node.json").write_text(json.dumps({"simulated_nodes": crowd}))
         yield sshd.port, sshd.host_key
 
 
@@ -176,7 +176,7 @@ def _add_nodes(admin: Any, near: int, crowd: str, far: list[str], port: int, hos
             pool=pool,
             link=NodeTransport.LOCAL,
             runtime=RuntimeKind.PROCESS,
-            settings={"crowd": crowd, "node": name},
+            settings={"simulated_nodes": crowd, "node": name},
         )
     for number, address in enumerate(far):
         do_create_node(

@@ -1,6 +1,6 @@
 """Pages with 100,000 jobs: home, jobs, one job, cluster and quotas, as an admin and as a member.
 
-    DATABASE_URL=... REDIS_URL=... python -m bench pages [--jobs N] [--rounds N] [--only PART] [--lists]
+    DATABASE_URL=... REDIS_URL=... python -m bench html_pages [--jobs N] [--rounds N] [--only PART] [--lists]
 
 Whole pages as a browser asks for them, through the whole Django stack; ``--lists`` adds the lists of the API
 on the same record.

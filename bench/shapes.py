@@ -1,6 +1,6 @@
 """Three shapes of KAI-Scheduler's own benchmarks, each one decision: many small reclaims, a large gang, a hopeless one.
 
-    python -m bench shapes [--rounds 3]
+    python -m bench kai_scenarios [--rounds 3]
 
 Nodes have 8 GPUs. The reference is KAI-Scheduler's published figure (Go, 4 processors) less the 103 ms of
 set-up that each of them includes; ours has no set-up. Each decision has a photograph of its own, made before the
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from bench.line import print_figure
-from scheduler.core import cluster as c
+from scheduler.core.model import snapshot as c
 from scheduler.core.check import check_plan
 from scheduler.core.plan import Plan
 from scheduler.core.policy import Policy
@@ -43,7 +43,7 @@ class KaiScenario(NamedTuple):
 
 def main(arguments: list[str]) -> int:
     """Prints a row for each shape; 1 when a target is missed. A wrong plan raises."""
-    parser = argparse.ArgumentParser(prog="bench shapes")
+    parser = argparse.ArgumentParser(prog="bench kai_scenarios")
     parser.add_argument("--rounds", type=int, default=3, help="decisions for each; the median counts")
     rounds = parser.parse_args(arguments).rounds
     met = [_measure(row, rounds) for row in scenarios()]
@@ -56,7 +56,7 @@ def scenarios() -> list[KaiScenario]:
         KaiScenario(
             "reclaim of 4,000 one-GPU jobs on 500 nodes",
             lambda: full_cluster(500, {OWNER: 4_000, BORROWER: 0}, [_pending(i, 1, 1) for i in range(4_000)]),
-            lambda plan: len(plan.evictions) == len(plan.keeps) == 4_000,
+            lambda plan: len(plan.evictions) == len(plan.nominations) == 4_000,
             59.0,
             1.0,
             "ManySingleGPUJobs, 59 to 197 s told",
@@ -64,7 +64,7 @@ def scenarios() -> list[KaiScenario]:
         KaiScenario(
             "reclaim for one gang of 800 GPUs on 1,000 nodes",
             lambda: full_cluster(1_000, {OWNER: 800, BORROWER: 0}, [_pending(0, 100, 8)]),
-            lambda plan: len(plan.evictions) == 800 and [len(s.tasks) for s in plan.keeps] == [100],
+            lambda plan: len(plan.evictions) == 800 and [len(s.tasks) for s in plan.nominations] == [100],
             6.066 - SETUP_S,
             0.5,
             "ReclaimLargeJobs_1000Node, less 0.103 s of set-up",
@@ -72,7 +72,7 @@ def scenarios() -> list[KaiScenario]:
         KaiScenario(
             "gang one GPU larger than its project may get, on 100 nodes",
             lambda: full_cluster(100, {OWNER: 400, BORROWER: 400}, [_pending(0, 401, 1)]),
-            lambda plan: not plan.evictions and not plan.keeps and len(plan.verdicts) == 1,
+            lambda plan: not plan.evictions and not plan.nominations and len(plan.verdicts) == 1,
             50.052 - SETUP_S,
             0.5,
             "ReclaimUnschedulableDistributedJob_100Node, less 0.103 s of set-up",

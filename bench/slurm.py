@@ -50,7 +50,7 @@ PartitionName=bench Nodes=ALL Default=YES State=UP MaxTime=INFINITE
 
 
 def missing_slurm() -> str | None:
-    """Why it cannot run here, as a sentence; None when it can."""
+    """Why it cannot run here, as a message; None when it can."""
     lacking = [program for program in PROGRAMS if shutil.which(program) is None]
     if lacking:
         return f"{', '.join(lacking)} missing: apt-get install slurmctld slurmd slurm-client munge"

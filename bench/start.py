@@ -108,7 +108,7 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
         "command": ["sleep", "600"],
         "gpus_per_task": 1,
         "memory_mib": 256,
-        "stop_grace_s": 1,
+        "termination_grace_s": 1,
     }
     began_at, began = time.time(), time.perf_counter()
     answer = client.post("/jobs/", json=request)

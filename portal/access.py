@@ -66,7 +66,7 @@ class AccessPolicy(StrEnum):
     WORKSPACE = "workspace"  # the gateway: a workspace session of that origin
 
 
-_View = TypeVar("_Route", bound=Callable[..., Any] | type)
+_View = TypeVar("_View", bound=Callable[..., Any] | type)
 
 
 def access_policy(required: AccessPolicy) -> Callable[[_View], _View]:

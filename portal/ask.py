@@ -16,7 +16,7 @@ from portal.models import EngineQuery
 log = logging.getLogger(__name__)
 
 ANSWER_TTL_S = 30
-HEARTBEAT_KEY = "fairway:ask:alive"
+HEARTBEAT_KEY = "fairway:engine-query:heartbeat"
 """Set by every worker-ask that lives; without it nobody waits for an answer that cannot come."""
 HEARTBEAT_TTL_S = 15
 
@@ -41,7 +41,7 @@ def query_engine(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[s
                 return None
             question = EngineQuery.objects.create(kind=kind, body=body)
             app.send_task(
-                "scheduler.answer",
+                "scheduler.answer_query",
                 args=[question.public_id],
                 queue="ask",
                 retry=False,

@@ -118,7 +118,7 @@ async def _send_unavailable(scope: Any, send: Any) -> None:
         "referrer-policy": "same-origin",
         "x-frame-options": "DENY",
     }
-    if settings.SECURE:
+    if settings.HTTPS_ENABLED:
         headers["strict-transport-security"] = "max-age=31536000; includeSubDomains; preload"
     told = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 503, "headers": told})

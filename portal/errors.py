@@ -1,6 +1,6 @@
-"""Refusals: each with a stable code, a sentence for people and, where it helps, the nearest thing that works.
+"""Refusals: each with a stable code, a message for people and, where it helps, the nearest thing that works.
 
-Services raise these; pages show the sentence, the API answers problem+json with the code.
+Services raise these; pages show the message, the API answers problem+json with the code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FairwayError(Exception):
 
 
 class InvalidRequest(FairwayError):
-    """Input that cannot be carried out: 400 on pages, 422 in REST, with a sentence for each field."""
+    """Input that cannot be carried out: 400 on pages, 422 in REST, with a message for each field."""
 
     status = 400
     code = "invalid"
@@ -45,14 +45,14 @@ class Unauthenticated(FairwayError):
     """Nobody is signed in: 401."""
 
     status = 401
-    code = "sign_in_needed"
+    code = "unauthenticated"
 
 
 class Forbidden(FairwayError):
     """Known, but not permitted: 403."""
 
     status = 403
-    code = "not_allowed"
+    code = "forbidden"
 
 
 class NotFound(FairwayError):
@@ -76,28 +76,28 @@ class PreconditionFailed(FairwayError):
     """Somebody changed it since it was read: 412. ``facts['current']`` holds what stands now."""
 
     status = 412
-    code = "stale"
+    code = "precondition_failed"
 
 
 class Unsatisfiable(FairwayError):
     """A request that this cluster could never serve: 422, with the nearest one that it could."""
 
     status = 422
-    code = "impossible"
+    code = "unsatisfiable"
 
 
 class PreconditionRequired(FairwayError):
     """A change that must name the version it is based on: 428."""
 
     status = 428
-    code = "precondition_needed"
+    code = "precondition_required"
 
 
 class TooManyRequests(FairwayError):
     """As much of this is under way as may be at once: 429, to be tried again after ``retry_after_s``."""
 
     status = 429
-    code = "too_busy"
+    code = "too_many_requests"
     retry_after_s = 1
 
 

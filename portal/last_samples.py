@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 TTL_S = 30
 VALKEY_TIMEOUT_S = 2.0
-_PREFIX = "fairway:last:"
+_PREFIX = "fairway:latest:"
 CLUSTER_KEY = "cluster"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-TreeNode = TypeVar("Step")
+TreeNode = TypeVar("TreeNode")
 
 
 def path_to_root(start: TreeNode | None, parent_of: Callable[[TreeNode], TreeNode | None]) -> list[TreeNode]:

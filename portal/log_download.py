@@ -26,7 +26,7 @@ def log_download_response(request: HttpRequest, log: LogFile, *, job: str, times
     """
     if not log.path.is_file():
         if log.is_expired:
-            raise NotFound("This log is older than logs are kept here.", code="log_removed")
+            raise NotFound("This log is older than logs are kept here.", code="log_expired")
         raise NotFound("This rank has written no log yet.", code="no_log_yet")
     upto = log.size_bytes
     tag = f'"{job}-{log.attempt}-{log.rank}-{upto}-{"s" if timestamps else "p"}"' if log.complete else ""

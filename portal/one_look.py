@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-CachedValue = TypeVar("Answer")
+CachedValue = TypeVar("CachedValue")
 
 _cache: ContextVar[dict[Hashable, Any] | None] = ContextVar("known in this look", default=None)
 

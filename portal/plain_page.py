@@ -56,7 +56,7 @@ _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{title} · Fairway</title><style>{style}</style></head>
 <body><main><p class="brand">{mark}Fairway</p>
-<section{wait}>{sign}<div><h1>{title}</h1><p>{sentence}</p>{link}</div></section></main></body></html>
+<section{wait}>{sign}<div><h1>{title}</h1><p>{message}</p>{link}</div></section></main></body></html>
 """
 _LOGO_SVG = (
     '<svg viewBox="0 0 22 22" aria-hidden="true"><rect width="22" height="22" rx="5" fill="var(--accent)"/>'
@@ -73,7 +73,7 @@ def static_error_page(title: str, message: str, *, link: tuple[str, str] | None 
     button = f'<a href="{escape(link[0])}">{escape(link[1])}</a>' if link else ""
     return _PAGE.format(
         title=escape(title),
-        sentence=escape(message),
+        message=escape(message),
         link=button,
         wait=' class="wait"' if is_temporary else "",
         style=_STYLE,

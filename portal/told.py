@@ -59,4 +59,4 @@ def announced_since(since_ms: Mapping[str, int]) -> set[str]:
 
 
 def _key(topic: str) -> str:
-    return f"fw.told.{topic}"
+    return f"fw.announced.{topic}"

@@ -39,7 +39,7 @@ def notify_node(node: str, verb: str, subject: str = "") -> None:
 def notify_nodes(messages: Mapping[str, tuple[str, str]]) -> None:
     """The same for several nodes at once: verb and what for each."""
     rows = [
-        OutboxMessage(name="scheduler.node_hint", arguments=[node, *hint], queue="nodes")
+        OutboxMessage(name="scheduler.notify_node", arguments=[node, *hint], queue="nodes")
         for node, hint in messages.items()
     ]
     _enqueue(rows)

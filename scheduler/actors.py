@@ -28,7 +28,7 @@ from agents.engines.contract import (
     AgentError,
     TaskExited,
     TaskKey,
-    Unknown,
+    OutcomeUnknownError,
     InvalidReplyError,
 )
 from agents.link import TokenBucket
@@ -68,7 +68,7 @@ RETRY_S = 5.0
 MAX_WAIT_S = 1.0
 MAX_UNRECORDED_INCIDENTS = 8
 """Of what befell the link while the database was away."""
-PERMANENT_ERRORS = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "not_allowed"})
+PERMANENT_ERRORS = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "forbidden"})
 """Refusals to connect that will not pass by themselves: the page says so at once."""
 
 IMAGES = "images"
@@ -102,7 +102,7 @@ class NodeActor:
         self._reconnecting: NodeEngine | None = None
         self._errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self._images = ImagePuller(lambda: self.notify(PULL_IMAGE))
-        self._pool = KeyedPool(f"hand-{node.name}", self._errors.put, lambda: self.notify("done"))
+        self._pool = KeyedPool(f"worker-{node.name}", self._errors.put, lambda: self.notify("done"))
         self._queue = NodeQueue(self._pool, self._images, self._reconcile_soon)
         self._backoff_s = FIRST_BACKOFF_S
         self._connect_at_s = 0.0
@@ -146,21 +146,21 @@ class NodeActor:
             while not self._stopping.is_set():
                 try:
                     self._run_once()
-                except LeaseLostError as moved:
-                    log.info("%s: %s", self.node_name, moved)
+                except LeaseLostError as error:
+                    log.info("%s: %s", self.node_name, error)
                     return
                 except InvalidReplyError as answer:
                     self._drop_connection(f"{answer}", IncidentKind.MALFORMED)
-                except Unknown as silence:
+                except OutcomeUnknownError as error:
                     open_still = self._connection is not None and self._connection.engine.is_open
-                    self._drop_connection(f"{silence}", IncidentKind.COMMAND_TIMEOUTS if open_still else IncidentKind.LINK_LOST)
+                    self._drop_connection(f"{error}", IncidentKind.COMMAND_TIMEOUTS if open_still else IncidentKind.LINK_LOST)
                 except AgentError as refusal:
                     log.warning("%s refused: %s", self.node_name, refusal)
                     self._next_poll_s = self._reconcile_at_s = time.monotonic() + RETRY_S
                     if refusal.code == "stale_epoch":
                         self._drop_connection("The node has heard a higher epoch.")
-                except DatabaseError as trouble:
-                    log.warning("%s: the database does not answer: %s", self.node_name, trouble)
+                except DatabaseError as error:
+                    log.warning("%s: the database does not answer: %s", self.node_name, error)
                     connection.close()
                     self._stopping.wait(random.uniform(0.5, 2.0))  # noqa: S311 - not for secrets
                 except Exception:
@@ -183,7 +183,7 @@ class NodeActor:
             self._drop_connection("The node closed the link.", IncidentKind.LINK_LOST)
         if self._connection is None:
             self._connect()
-        looked = self._process_inbox()
+        due = self._process_inbox()
         if self._connection is None:
             return
         now_s = time.monotonic()
@@ -192,7 +192,7 @@ class NodeActor:
             reconcile(self._connection)
             self._last_contact_s = self._reconciled_s = time.monotonic()
             self._reconcile_at_s = self._last_contact_s + RECONCILE_EVERY_S * random.uniform(0.9, 1.1)  # noqa: S311
-            looked = True
+            due = True
         if self._images_requested:
             self._images_requested = False
             record_images(self._connection.node, self._connection.engine.images(), self._images.in_progress())
@@ -202,20 +202,20 @@ class NodeActor:
         if self._operations_requested:
             self._operations_requested = False
             self._pool.submit("orders", partial(run_due_operations, self._connection, partial(self._reconnect, self._connection)))
-        if looked or now_s >= self._next_poll_s:
+        if due or now_s >= self._next_poll_s:
             self._next_poll_s = time.monotonic() + self._queue.run_due(self._connection)
 
     def _process_inbox(self) -> bool:
         """Waits until something comes or something is due; handles events; True when there was a hint."""
         due_s = self._connect_at_s if self._connection is None else min(self._next_poll_s, self._reconcile_at_s)
         wait_s = min(MAX_WAIT_S, max(0.0, due_s - time.monotonic()))
-        looked = False
+        due = False
         try:
             release_connection()
             item = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
             while True:
                 if isinstance(item, str):
-                    looked = True
+                    due = True
                     self._images_requested |= item == IMAGES
                     self._operations_requested |= item == OPERATIONS
                     self._prefetch_requested |= item == PULL_IMAGE
@@ -225,7 +225,7 @@ class NodeActor:
                     self._on_event(item)
                 item = self._inbox.get_nowait()
         except queue.Empty:
-            return looked
+            return due
 
     def _reconcile_soon(self) -> None:
         self._reconcile_at_s = 0.0
@@ -238,16 +238,16 @@ class NodeActor:
         node = Node.objects.select_related("pool").get(pk=self.node_id)
         release_connection()
         try:
-            with _CONNECT_LIMIT.acquire(doubtful=self._backoff_s > FIRST_BACKOFF_S):
+            with _CONNECT_LIMIT.acquire(last_attempt_failed=self._backoff_s > FIRST_BACKOFF_S):
                 engine = self._open_engine(node)
         except EngineConnectError as problem:
             self._record_unreachable(node, str(problem), permanent=problem.code in PERMANENT_ERRORS)
             return
         try:
-            door = NodeConnection(engine, self.lease, node)
-            on_connected(door, time.time())
+            node_connection = NodeConnection(engine, self.lease, node)
+            on_connected(node_connection, time.time())
             self._denied_addresses = []
-            self._update_denied_addresses(door)
+            self._update_denied_addresses(node_connection)
             node.refresh_from_db()
             record_images(node, engine.hello["images"], self._images.in_progress())
             engine.watch(self._enqueue_event)
@@ -258,7 +258,7 @@ class NodeActor:
         except BaseException:
             engine.close()
             raise
-        self._connection, self._operations_requested, self._prefetch_requested = door, True, True
+        self._connection, self._operations_requested, self._prefetch_requested = node_connection, True, True
         self._last_contact_s = time.monotonic()
         self._connected_s, self._reconcile_at_s = self._last_contact_s, 0.0
         log.info("connected to %s", node.name)
@@ -299,17 +299,17 @@ class NodeActor:
     def _record_incidents(self) -> None:
         """Writes down what befell the link; what the database does not take now is told in a later turn."""
         while self._unrecorded_incidents:
-            trouble, why = self._unrecorded_incidents[0]
-            trust.record_incident(self.node_id, trouble, message=why)
+            incident, reason = self._unrecorded_incidents[0]
+            trust.record_incident(self.node_id, incident, message=reason)
             del self._unrecorded_incidents[0]
 
-    def _reconnect(self, door: NodeConnection) -> None:
+    def _reconnect(self, node_connection: NodeConnection) -> None:
         """Called in a hand: another agent is to answer, so the link to this one goes. The node is not to blame."""
-        self._reconnecting = door.engine
-        door.engine.close()
+        self._reconnecting = node_connection.engine
+        node_connection.engine.close()
 
     def _drop_connection(self, reason: str, incident: IncidentKind | None = None) -> None:
-        """``trouble`` where the node, or the way to it, is the cause."""
+        """``incident`` where the node, or the way to it, is the cause."""
         log.warning("lost the link to %s: %s", self.node_name, reason)
         if self._connection is not None:
             if incident is not None and self._connection.engine is not self._reconnecting:
@@ -332,17 +332,17 @@ class NodeActor:
         match event:
             case TaskExited(container):
                 self._on_exit(container.key, event)
-            case GpuHealthChanged(uuid, health, sentence, fatal):
+            case GpuHealthChanged(uuid, health, message, fatal):
                 gpu = Gpu.objects.filter(uuid=uuid, node_id=self.node_id).first()
-                if gpu is None or not record_gpu_health(gpu.pk, GpuHealth(health), sentence, fatal=fatal):
+                if gpu is None or not record_gpu_health(gpu.pk, GpuHealth(health), message, fatal=fatal):
                     return
                 if self._health_changes.take(1.0) > 0:  # each leaves an audit row, and wakes the scheduler
                     raise InvalidReplyError("The health of its GPUs changes again and again.")
             case GpuFaultReported(uuid, xid, times):
                 record_xid(self.node_id, uuid, xid, times)
             case InvalidEventsReceived(times, problem):
-                sentence = f"{times} events that cannot be read. The last: {problem}."
-                trust.record_incident(self.node_id, IncidentKind.MALFORMED, message=sentence)
+                message = f"{times} events that cannot be read. The last: {problem}."
+                trust.record_incident(self.node_id, IncidentKind.MALFORMED, message=message)
 
     def _on_exit(self, key: TaskKey, event: TaskExited) -> None:
         task = Task.objects.filter(

@@ -1,7 +1,7 @@
 """What a process keeps of its last photograph, so that the next one reads only the rows that were written since.
 
 PostgreSQL marks each version of a row with the transaction that wrote it (``xmin``): a row that still bears the
-mark of before says what it said before. The marks of all rows are read in the moment of each photograph, so that
+version of before says what it said before. The marks of all rows are read in the moment of each photograph, so that
 nothing is missed and nothing has to be told; what is kept may be lost or dropped at any time.
 """
 
@@ -24,7 +24,7 @@ INVALID_DATA = (ArithmeticError, AttributeError, LookupError, TypeError, ValueEr
 
 
 class RowCache(Generic[Value]):
-    """Rows as they were last read, by their number, each with its mark; they come in no order."""
+    """Rows as they were last read, by their number, each with its version; they come in no order."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[object, Value]] = {}
@@ -32,7 +32,7 @@ class RowCache(Generic[Value]):
         self._written: set[int] = set()  # since blocks were read, which do not know of them
 
     def refresh(self, versions: Iterable[tuple[int, object]], fetch: Fetch[Value]) -> dict[int, Value]:
-        """The rows of ``marks``; ``fetch`` reads those with these numbers, all for None."""
+        """The rows of ``versions``; ``fetch`` reads those with these numbers, all for None."""
         now = dict(versions)
         return self._update(now, self._rows.keys() - now.keys(), fetch)
 
@@ -48,11 +48,11 @@ class RowCache(Generic[Value]):
     def _update(
         self, versions: Mapping[int, object], gone: Iterable[int], fetch: Fetch[Value]
     ) -> dict[int, Value]:
-        """All rows, those of ``marks`` read anew where they bear another one, without those that are ``gone``."""
+        """All rows, those of ``versions`` read anew where they bear another one, without those that are ``gone``."""
         rows = dict(self._rows)
         for id_ in gone:
             rows.pop(id_, None)
-        wanted = {id_: mark for id_, mark in versions.items() if id_ not in rows or rows[id_][0] != mark}
+        wanted = {id_: version for id_, version in versions.items() if id_ not in rows or rows[id_][0] != version}
         for id_ in wanted:
             rows.pop(id_, None)
         if wanted:
@@ -69,9 +69,9 @@ class RowCache(Generic[Value]):
 
     def put(self, versions: Iterable[tuple[int, object]], values: Mapping[int, Value]) -> None:
         """Rows that this process wrote itself, with the marks they got; call once they are committed."""
-        noted = {id_: (mark, values[id_]) for id_, mark in versions}
-        self._rows.update(noted)
-        self._written.update(noted)
+        written = {id_: (version, values[id_]) for id_, version in versions}
+        self._rows.update(written)
+        self._written.update(written)
 
 
 class DerivedCache(Generic[Source, Value]):
@@ -92,7 +92,7 @@ class DerivedCache(Generic[Source, Value]):
     ) -> tuple[Value, ...]:
         """``make`` of each row, which follows from the row and ``context`` alone; equal ones are those of before.
 
-        ``without`` makes the value of a row that ``make`` cannot read, from the columns that are typed.
+        ``fallback`` makes the value of a row that ``make`` cannot read, from the columns that are typed.
         """
         make = make if fallback is None else self._guarded(make, fallback)
         before, same = self._built, context == self._context
@@ -122,9 +122,9 @@ class DerivedCache(Generic[Source, Value]):
             self.invalid.pop(id_, None)
             try:
                 return make(id_, source)
-            except INVALID_DATA as wrong:
+            except INVALID_DATA as error:
                 self.invalid[id_] = (
-                    f"{wrong}" if type(wrong) is ValueError else f"{type(wrong).__name__}: {wrong}"
+                    f"{error}" if type(error) is ValueError else f"{type(error).__name__}: {error}"
                 )
                 return fallback(id_, source)
 
@@ -134,13 +134,13 @@ class DerivedCache(Generic[Source, Value]):
 def _parse_versions(blocks: Iterable[str]) -> dict[int, object]:
     """The marks by row number that blocks tell."""
     pairs = (pair.split(":", 1) for text in blocks for pair in text.split())
-    return {int(id_): mark for id_, mark in pairs}
+    return {int(id_): version for id_, version in pairs}
 
 
 def row_version_blocks(
     table: LiteralString, key: LiteralString, where: LiteralString = "TRUE", parameters: Sequence[Any] = ()
 ) -> list[tuple[int, str]]:
-    """The marks of many rows of a table, some hundred to a text such as ``7:901 8:933``; ``number`` is their key.
+    """The marks of many rows of a table, some hundred to a text such as ``7:901 8:933``; ``key`` is their key.
 
     Ten thousand marks one by one take longer to fetch and compare than all else that is read of them. They stand in
     no order, which would take longer still: where only that differs, a block is looked into for nothing.
@@ -159,8 +159,8 @@ def row_versions(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, ob
     """Row numbers with marks, as a query gives them."""
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
-        marks: list[tuple[int, object]] = cursor.fetchall()
-    return marks
+        versions: list[tuple[int, object]] = cursor.fetchall()
+    return versions
 
 
 def database_identity() -> tuple[Any, ...]:

@@ -50,14 +50,14 @@ _duration_estimator = DurationEstimator()
 
 
 def answer_query(public_id: str) -> None:
-    """Writes the answer into the question's row and tells who waits. Answered before: only tells again."""
-    question = EngineQuery.objects.filter(public_id=public_id).first()
-    if question is None:
+    """Writes the answer into the query's row and tells who waits. Answered before: only tells again."""
+    query = EngineQuery.objects.filter(public_id=public_id).first()
+    if query is None:
         return
-    if question.answer is None:
-        question.answer = _answer(question.kind, question.body)
-        question.answered_at = timezone.now()
-        question.save(update_fields=["answer", "answered_at"])
+    if query.answer is None:
+        query.answer = _answer(query.kind, query.body)
+        query.acknowledged_at = timezone.now()
+        query.save(update_fields=["answer", "acknowledged_at"])
     with valkey_client(VALKEY_TIMEOUT_S).pipeline() as pipe:
         pipe.rpush(answer_key(public_id), "1")
         pipe.expire(answer_key(public_id), ANSWER_TTL_S)
@@ -76,19 +76,19 @@ def send_heartbeats(stopping: threading.Event) -> None:
 
 def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
     if kind not in ("would_start", "delays"):
-        return {"error": f"unknown question {kind}"}
+        return {"error": f"unknown query {kind}"}
     global _cached_inputs
     try:
-        photo = _recent_inputs()
+        inputs = _recent_inputs()
         found, used = use_valid_rows(
-            photo, lambda snapshot: _preview(kind, body, replace(photo, snapshot=snapshot))
+            inputs, lambda snapshot: _preview(kind, body, replace(inputs, snapshot=snapshot))
         )
-        if used is not photo and _cached_inputs is not None:
-            _cached_inputs = (_cached_inputs[0], replace(used, faults=()))  # the next question finds it so
+        if used is not inputs and _cached_inputs is not None:
+            _cached_inputs = (_cached_inputs[0], replace(used, faults=()))  # the next query finds it so
         return found
-    except (ValueError, KeyError) as wrong:
-        log.warning("no answer to %s: %s", kind, wrong)
-        return {"error": str(wrong)}
+    except (ValueError, KeyError) as error:
+        log.warning("no answer to %s: %s", kind, error)
+        return {"error": str(error)}
 
 
 def _preview(kind: str, body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
@@ -101,9 +101,9 @@ def _preview(kind: str, body: dict[str, Any], inputs: DecisionInput) -> dict[str
 def _recent_inputs() -> DecisionInput:
     global _cached_inputs
     if _cached_inputs is None or time.monotonic() - _cached_inputs[0] > SNAPSHOT_MAX_AGE_S:
-        photo = take_snapshot(ClusterSettings.objects.get_or_create(id=1)[0])
-        expected = _duration_estimator.fill(photo.snapshot, photo.policy)
-        _cached_inputs = (time.monotonic(), replace(photo, snapshot=expected))
+        inputs = take_snapshot(ClusterSettings.objects.get_or_create(id=1)[0])
+        expected = _duration_estimator.fill(inputs.snapshot, inputs.policy)
+        _cached_inputs = (time.monotonic(), replace(inputs, snapshot=expected))
     return _cached_inputs[1]
 
 
@@ -120,7 +120,7 @@ def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow
     user = str(body["user"])
     kind = value("kind")
     launcher = gang_launcher(value("tasks"), value("launcher"))
-    cannot = inputs.ineligible.for_task(
+    ineligible_nodes = inputs.ineligible.for_task(
         environment.pk,
         value("gpus_per_task"),
         shares_gpu=value("milli_per_gpu") < WHOLE_MILLI,
@@ -150,13 +150,13 @@ def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow
         topology_constraint=parse_topology_constraint(body.get("near")),
         mig_profile=body.get("mig_profile") or None,
         min_compute_capability=body.get("min_compute_capability"),
-        avoid_nodes=cannot,
-        ineligible_nodes=cannot,
+        avoid_nodes=ineligible_nodes,
+        ineligible_nodes=ineligible_nodes,
         required_cuda=inputs.ineligible.required_cuda(environment.pk, value("gpus_per_task")),
         launcher=launcher,
         node_affinity=inputs.home_nodes.get(user) if kind == JobKind.WORKSPACE.value else None,
         dependencies=unfinished_jobs(body.get("after") or ()),
-        after_any=bool(body.get("after_any")),
+        ignore_dependency_failure=bool(body.get("ignore_dependency_failure")),
     )
     side = isolation_side(kind, row.tasks, row.min_tasks)
     return row if side is None else exclude_nodes(row, isolation_excluded_nodes(side, row.project, inputs.isolated_workloads))

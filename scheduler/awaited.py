@@ -19,14 +19,14 @@ _ENDED = frozenset(state.value for state in TERMINAL_JOB_STATES)
 class JobDependencies:
     """For whom one job waits, and when the last of the others ended (seconds since the epoch)."""
 
-    after_any: bool
+    ignore_dependency_failure: bool
     unfinished: list[JobDependency] = field(default_factory=list)
     released_s: float = 0.0
 
     def apply(self, row: PendingRow) -> PendingRow:
         """The job with them. Its age counts from when nobody held it back: until then it asked for nothing."""
         submitted_s = max(row.submitted_s, self.released_s)
-        return replace(row, after=tuple(self.unfinished), after_any=self.after_any, submitted_s=submitted_s)
+        return replace(row, dependencies=tuple(self.unfinished), ignore_dependency_failure=self.ignore_dependency_failure, submitted_s=submitted_s)
 
 
 def read_dependencies(jobs: QuerySet[Job]) -> dict[int, JobDependencies]:
@@ -36,7 +36,7 @@ def read_dependencies(jobs: QuerySet[Job]) -> dict[int, JobDependencies]:
     """
     rows = Dependency.objects.filter(job__in=jobs).order_by("depends_on_id")
     found: dict[int, JobDependencies] = {}
-    for job, any_end, after, name, project, state, ended_s in rows.values_list(
+    for job, ignore_dependency_failure, after, name, project, state, ended_s in rows.values_list(
         "job_id",
         "job__ignore_dependency_failure",
         "depends_on__public_id",
@@ -45,11 +45,11 @@ def read_dependencies(jobs: QuerySet[Job]) -> dict[int, JobDependencies]:
         "depends_on__state",
         EpochSeconds("after__ended_at"),
     ):
-        waits = found.setdefault(job, JobDependencies(any_end))
-        if state == JobState.COMPLETED.value or (any_end and state in _ENDED):
-            waits.released_s = max(waits.released_s, ended_s or 0.0)
+        dependencies = found.setdefault(job, JobDependencies(ignore_dependency_failure))
+        if state == JobState.COMPLETED.value or (ignore_dependency_failure and state in _ENDED):
+            dependencies.released_s = max(dependencies.released_s, ended_s or 0.0)
         else:
-            waits.unfinished.append(JobDependency(JobId(after), name, ProjectId(project)))
+            dependencies.unfinished.append(JobDependency(JobId(after), name, ProjectId(project)))
     return found
 
 
@@ -64,6 +64,6 @@ def unfinished_jobs(public_ids: Iterable[str]) -> tuple[JobDependency, ...]:
 
 def blocked_by_dependencies(jobs: Iterable[int]) -> frozenset[int]:
     """Of jobs (row numbers) those that must not start yet: one before them has not ended as it must."""
-    may = Q(after__state=JobState.COMPLETED.value) | Q(job__after_any=True, after__state__in=_ENDED)
-    rows = Dependency.objects.filter(job__in=list(jobs)).exclude(may)
+    satisfied = Q(depends_on__state=JobState.COMPLETED.value) | Q(job__ignore_dependency_failure=True, depends_on__state__in=_ENDED)
+    rows = Dependency.objects.filter(job__in=list(jobs)).exclude(satisfied)
     return frozenset(rows.values_list("job_id", flat=True))

@@ -35,6 +35,6 @@ class ReservationCheck:
         for row in self._rows:
             if nodes.isdisjoint(row.nodes):
                 continue
-            line = path_to_root(ProjectId(job.project.public_id), self._parents.get)
-            if reservation_blocks(row, line, self._now_s, ends_s):
+            ancestors = path_to_root(ProjectId(job.project.public_id), self._parents.get)
+            if reservation_blocks(row, ancestors, self._now_s, ends_s):
                 raise Conflict(f"A node of the plan is reserved ({row.name}).", code="reserved")

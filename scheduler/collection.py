@@ -14,7 +14,7 @@ COLLECT_EVERY = 100
 def gc_paused(iteration: int = 0) -> Iterator[None]:
     """Nothing is looked through meanwhile, which took a quarter of a decision and half of a first photograph.
 
-    What was made is put where the collector does not look; each ``COLLECTED_EVERY``-th ``turn`` it is looked
+    What was made is put where the collector does not look; each ``COLLECT_EVERY``-th ``iteration`` it is looked
     through all the same. Inside another one it does nothing.
     """
     if not gc.isenabled():

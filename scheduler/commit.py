@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 200
 """So many starts or evictions share a transaction at most: it holds its locks for about a tenth of a second."""
 
-PlanItem = TypeVar("Order", JobPlacement, Eviction)
+PlanItem = TypeVar("PlanItem", JobPlacement, Eviction)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class CommitRefusal:
 
 
 def commit_starts(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[CommitRefusal]:
-    """Gives jobs their GPUs, and says which did not get them. Raises Deposed when this scheduler was replaced."""
+    """Gives jobs their GPUs, and says which did not get them. Raises LeaseLostError when this scheduler was replaced."""
     return _in_batches(leader, starts, _start_jobs)
 
 
@@ -76,32 +76,32 @@ def _in_batches(
 def _commit_batch(
     leader: HeldLease, items: Sequence[PlanItem], write: Callable[[HeldLease, Sequence[PlanItem]], list[CommitRefusal]]
 ) -> list[CommitRefusal]:
-    """One transaction for all of ``orders``; if the record does not take them together, one for each half."""
+    """One transaction for all of ``items``; if the record does not take them together, one for each half."""
     try:
         with transaction.atomic():
             leases.check(leader)
             refused = write(leader, items)
-    except (Conflict, DataError, IntegrityError, OperationalError) as trouble:
-        if len(items) == 1 or _is_unreachable(trouble):
-            return [_build_refusal(order, trouble) for order in items]
+    except (Conflict, DataError, IntegrityError, OperationalError) as error:
+        if len(items) == 1 or _is_unreachable(error):
+            return [_build_refusal(item, error) for item in items]
         halves = items[: len(items) // 2], items[len(items) // 2 :]
         return [refusal for half in halves for refusal in _commit_batch(leader, half, write)]
     failpoint("commit.done")
     return refused
 
 
-def _is_unreachable(trouble: Exception) -> bool:
+def _is_unreachable(error: Exception) -> bool:
     """True when the server did not answer: then no part of a batch would fare better."""
-    return isinstance(trouble, OperationalError) and getattr(trouble.__cause__, "sqlstate", None) is None
+    return isinstance(error, OperationalError) and getattr(error.__cause__, "sqlstate", None) is None
 
 
-def _build_refusal(item: JobPlacement | Eviction, trouble: Exception) -> CommitRefusal:
-    match trouble:
+def _build_refusal(item: JobPlacement | Eviction, error: Exception) -> CommitRefusal:
+    match error:
         case Conflict():
-            return CommitRefusal(item.job, trouble.code, trouble.message)
+            return CommitRefusal(item.job, error.code, error.message)
         case IntegrityError():
-            return CommitRefusal(item.job, "gpu_taken", f"A GPU of the plan is taken: {_first_line(trouble)}")
-    return CommitRefusal(item.job, "database", f"The database refused for now: {_first_line(trouble)}")
+            return CommitRefusal(item.job, "gpu_taken", f"A GPU of the plan is taken: {_first_line(error)}")
+    return CommitRefusal(item.job, "database", f"The database refused for now: {_first_line(error)}")
 
 
 # -- starts ----------------------------------------------------------------------------------------
@@ -111,33 +111,33 @@ def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[Commi
     """Begins what still holds, and refuses the rest; the rows are locked in the order jobs, quotas, GPUs."""
     rows = Job.objects.select_for_update(of=("self",), no_key=True).select_related("project", "owner")
     jobs = {job.public_id: job for job in rows.filter(public_id__in=_ids(starts)).order_by("pk")}
-    places = _PlacementRows(starts)
-    calendar = ReservationCheck({task.node for start in starts for task in start.tasks})
-    limits = QuotaCheck(
-        (jobs[start.job].project_id, places.pools[start.pool].pk)
+    rows_by_id = _PlacementRows(starts)
+    reservation_check = ReservationCheck({task.node for start in starts for task in start.tasks})
+    quota_check = QuotaCheck(
+        (jobs[start.job].project_id, rows_by_id.pools[start.pool].pk)
         for start in starts
-        if start.job in jobs and start.pool in places.pools
+        if start.job in jobs and start.pool in rows_by_id.pools
     )
-    waits = blocked_by_dependencies(job.pk for job in jobs.values() if job.state == JobState.PENDING)
+    blocked = blocked_by_dependencies(job.pk for job in jobs.values() if job.state == JobState.PENDING)
     growing = ScaleUpSession(jobs.values())
-    company = NetworkIsolationCheck(jobs.values(), places.pools, {task.node for start in starts for task in start.tasks})
+    isolation_check = NetworkIsolationCheck(jobs.values(), rows_by_id.pools, {task.node for start in starts for task in start.tasks})
     refused: list[CommitRefusal] = []
     beginnings: list[AttemptStart] = []
     growths: list[ScaleUp] = []
     for start in starts:
         try:
             job = _check_unchanged(jobs.get(start.job), start)
-            if job.pk in waits:
+            if job.pk in blocked:
                 raise Conflict("It is to start after another job that has not ended yet.", code="dependency")
-            pool, seats = places.resolve(start)
-            calendar.check(job, start)
-            company.check(job, pool, seats)
+            pool, seats = rows_by_id.resolve(start)
+            reservation_check.check(job, start)
+            isolation_check.check(job, pool, seats)
             growth = None if job.state == JobState.PENDING else growing.scale_up(job, seats)
-            places.claim_probation_nodes(start)
-            limits.check_and_add(job, pool, len(seats))
-            company.add(job, seats)
-        except Conflict as moved:
-            refused.append(_build_refusal(start, moved))
+            rows_by_id.claim_probation_nodes(start)
+            quota_check.check_and_add(job, pool, len(seats))
+            isolation_check.add(job, seats)
+        except Conflict as conflict:
+            refused.append(_build_refusal(start, conflict))
             continue
         if growth is not None:
             growths.append(growth)
@@ -147,19 +147,19 @@ def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[Commi
     _assign_home_nodes(beginnings)
     failpoint("commit.in_transaction")
     if beginnings and growths:  # each locks its own in order; together they would not be
-        seats = [seat for begun in beginnings for seat in begun.placements]
-        seats += [seat for grown in growths for seat in grown.placements]
+        seats = [seat for beginning in beginnings for seat in beginning.placements]
+        seats += [seat for growth in growths for seat in growth.placements]
         wanted = {gpu for seat in seats for gpu, _ in seat.gpus}
         list(Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").values("pk"))
     if beginnings:
         attempts = lifecycle.start_attempts(beginnings, epoch=leader.epoch)
         trust.start_probations(
-            (attempt, [seat.node for seat in begun.placements])
-            for attempt, begun in zip(attempts, beginnings, strict=True)
+            (attempt, [seat.node for seat in beginning.placements])
+            for attempt, beginning in zip(attempts, beginnings, strict=True)
         )
     if growths:
         elastic.scale_up_attempts(growths)
-        trust.start_probations((grown.attempt, [seat.node for seat in grown.placements]) for grown in growths)
+        trust.start_probations((growth.attempt, [seat.node for seat in growth.placements]) for growth in growths)
     failpoint("commit.before_commit")
     return refused
 
@@ -173,7 +173,7 @@ def _check_unchanged(job: Job | None, start: JobPlacement) -> Job:
         or job.desired_state != DesiredState.RUN
         or job.held
     ):
-        raise Conflict("The job changed after the plan was made.", code="job_moved_on")
+        raise Conflict("The job changed after the plan was made.", code="job_changed")
     return job
 
 
@@ -197,23 +197,23 @@ class _PlacementRows:
         tried = [node for node in nodes if node.breaker_state == BreakerState.PROBATION.value]
         for node in tried:
             if self._probation_jobs.setdefault(node.pk, start.job) != start.job:
-                raise Conflict(f"{node.name} is tried with another job.", code="on_trial")
+                raise Conflict(f"{node.name} is tried with another job.", code="node_on_probation")
 
     def resolve(self, start: JobPlacement) -> tuple[NodePool, list[RankPlacement]]:
         """The plan's places as rows, in rank order; Conflict when a node or a GPU is not there any more."""
         pool = self.pools.get(start.pool)
         if pool is None:
-            raise Conflict("The pool of the plan is no more.", code="node_moved_on")
+            raise Conflict("The pool of the plan is no more.", code="node_changed")
         found = []
         for task in sorted(start.tasks, key=lambda task: task.rank):
             node = self._nodes.get(task.node)
-            if node is None or not node.takes_work or node.pool_id != pool.pk:
-                raise Conflict("A node of the plan takes no work any more.", code="node_moved_on")
+            if node is None or not node.accepts_work or node.pool_id != pool.pk:
+                raise Conflict("A node of the plan takes no work any more.", code="node_changed")
             held = []
             for share in task.gpus:
                 gpu, on_node = self._gpus.get(share.uuid, (None, None))
                 if gpu is None or on_node != node.pk:
-                    raise Conflict(f"{node.name} has no GPU {share.uuid} any more.", code="node_moved_on")
+                    raise Conflict(f"{node.name} has no GPU {share.uuid} any more.", code="node_changed")
                 held.append((gpu, share.milli))
             found.append(RankPlacement(node, held))
         return pool, found
@@ -261,7 +261,7 @@ def _request_evictions(leader: HeldLease, evictions: Sequence[Eviction]) -> list
         ],
         actor="the scheduler",
     )
-    moved_on = {each.job for each in shrink if attempts[each.job] in kept}
+    changed = {each.job for each in shrink if attempts[each.job] in kept}
     going = [each for each in evictions if not each.ranks and each.job in attempts]
     lifecycle.request_stops(
         [
@@ -271,18 +271,18 @@ def _request_evictions(leader: HeldLease, evictions: Sequence[Eviction]) -> list
         actor="the scheduler",
     )
     return [
-        CommitRefusal(each.job, "job_moved_on", "It holds nothing any more.")
+        CommitRefusal(each.job, "job_changed", "It holds nothing any more.")
         for each in evictions
         if each.job not in attempts
     ] + [
-        CommitRefusal(each.job, "job_moved_on", "Its tasks changed after the plan was made.")
+        CommitRefusal(each.job, "job_changed", "Its tasks changed after the plan was made.")
         for each in shrink
-        if each.job in moved_on
+        if each.job in changed
     ]
 
 
 def _ids(items: Sequence[JobPlacement] | Sequence[Eviction]) -> list[str]:
-    return [str(order.job) for order in items]
+    return [str(item.job) for item in items]
 
 
 def _first_line(error: Exception) -> str:

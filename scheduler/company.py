@@ -27,13 +27,13 @@ def isolation_side(kind: str, tasks: int, min_tasks: int | None) -> IsolationCla
 
 def read_isolated_workloads(pools: Iterable[PoolRow], attempts: Iterable[LiveAttempt]) -> IsolatedOccupants:
     """Who of either side stands on nodes of pools that lend gangs their network; empty where none does."""
-    lending = {pool.id for pool in pools if pool.allow_host_network}
+    host_network_pools = {pool.id for pool in pools if pool.allow_host_network}
     found: dict[NodeId, set[tuple[IsolationClass, ProjectId]]] = defaultdict(set)
-    if lending:
+    if host_network_pools:
         for attempt in attempts:
             row = attempt.row
             side = isolation_side(row["job__kind"], row["job__tasks"], row["job__min_tasks"])
-            if side is not None and row["pool__public_id"] in lending:
+            if side is not None and row["pool__public_id"] in host_network_pools:
                 for task in attempt.tasks:
                     found[task.node].add((side, ProjectId(row["job__project__public_id"])))
     return dict(found)
@@ -48,22 +48,22 @@ def exclude_isolated_nodes(
     """
     if not workloads or not sides:
         return tuple(rows)
-    of_a_side = {id_: row for id_, row in zip(row_ids, rows, strict=True) if id_ in sides}
+    isolated_rows = {id_: row for id_, row in zip(row_ids, rows, strict=True) if id_ in sides}
     known: dict[tuple[IsolationClass, ProjectId], tuple[NodeId, ...]] = {}
 
     def make(id_: int, row: Row) -> Row:
-        whose = sides[id_], row.project
-        if whose not in known:
-            known[whose] = isolation_excluded_nodes(*whose, workloads)
-        return exclude_nodes(row, known[whose])
+        owner_key = sides[id_], row.project
+        if owner_key not in known:
+            known[owner_key] = isolation_excluded_nodes(*owner_key, workloads)
+        return exclude_nodes(row, known[owner_key])
 
-    made = dict(zip(of_a_side, cache.map(of_a_side, workloads, make), strict=True))
+    made = dict(zip(isolated_rows, cache.map(isolated_rows, workloads, make), strict=True))
     return tuple(made.get(id_, row) for id_, row in zip(row_ids, rows, strict=True))
 
 
 def exclude_nodes(row: Row, nodes: tuple[NodeId, ...]) -> Row:
     """A row that avoids nodes where strangers stand."""
-    return replace(row, avoid_nodes=(*row.avoid_nodes, *nodes), strangers=nodes) if nodes else row
+    return replace(row, avoid_nodes=(*row.avoid_nodes, *nodes), isolation_excluded_nodes=nodes) if nodes else row
 
 
 class NetworkIsolationCheck:
@@ -72,8 +72,8 @@ class NetworkIsolationCheck:
     def __init__(self, jobs: Iterable[Job], pools: Mapping[str, NodePool], nodes: Iterable[str]) -> None:
         """No query where no job has a side, or no pool lends gangs the network of its nodes."""
         self._workloads: dict[int, set[tuple[IsolationClass, ProjectId]]] = defaultdict(set)
-        lends = any(pool.allow_node_network for pool in pools.values())
-        if not lends or not any(_side(job) for job in jobs):
+        allows_host_network = any(pool.allow_host_network for pool in pools.values())
+        if not allows_host_network or not any(_side(job) for job in jobs):
             return
         rows = Task.objects.filter(container_removed=False, node__public_id__in=set(nodes)).values_list(
             "node_id",
@@ -82,18 +82,18 @@ class NetworkIsolationCheck:
             "attempt__job__min_tasks",
             "attempt__job__project__public_id",
         )
-        for node, kind, tasks, least, project in rows:
-            if side := isolation_side(kind, tasks, least):
+        for node, kind, tasks, min_tasks, project in rows:
+            if side := isolation_side(kind, tasks, min_tasks):
                 self._workloads[node].add((side, ProjectId(project)))
 
     def check(self, job: Job, pool: NodePool, placements: Sequence[RankPlacement]) -> None:
         """Raises Conflict when strangers stand on a node of a start."""
         side, project = _side(job), ProjectId(job.project.public_id)
-        if side is None or not pool.allow_node_network:
+        if side is None or not pool.allow_host_network:
             return
         for seat in placements:
             if must_be_separated(side, project, self._workloads[seat.node.pk]):
-                raise Conflict(f"On {seat.node.name} stands whom it shares no node with.", code="company")
+                raise Conflict(f"On {seat.node.name} stands whom it shares no node with.", code="network_isolation")
 
     def add(self, job: Job, placements: Sequence[RankPlacement]) -> None:
         """These were seated in this transaction."""

@@ -46,11 +46,11 @@ class StateDiff:
 
 
 def diff_state(stored: Mapping[TaskKey, StoredTask], containers: Iterable[Container]) -> StateDiff:
-    """The differences. ``recorded`` must have been read before the node was asked.
+    """The differences. ``stored`` must have been read before the node was asked.
 
     It holds every task of the record with ``gone`` false on this node, and those of ``containers`` it knows.
     """
-    found = StateDiff()
+    diff = StateDiff()
     seen: set[TaskKey] = set()
     for container in containers:
         seen.add(container.key)
@@ -58,30 +58,30 @@ def diff_state(stored: Mapping[TaskKey, StoredTask], containers: Iterable[Contai
         ended = container.state == "exited"
         if task is None:
             if ended:
-                found.collect.append((None, container))
+                diff.collect.append((None, container))
             else:
-                found.orphans.append(container)
+                diff.orphans.append(container)
         elif task.gone:
             if ended:
-                found.collect.append((task, container))
+                diff.collect.append((task, container))
             elif task.attempt_continues:
-                found.evict.append(task)
+                diff.evict.append(task)
             else:
-                found.stop.add((task.key.job, task.key.attempt))
+                diff.stop.add((task.key.job, task.key.attempt))
         elif ended:
-            found.finish.append((task, container))
+            diff.finish.append((task, container))
         else:
             if container.state == "running" and task.state is AttemptState.CONFIGURING:
-                found.adopt.append((task, container))
-            _add_end(found, task)
+                diff.adopt.append((task, container))
+            _add_end(diff, task)
     for key, task in stored.items():
         if key in seen or task.gone:
             continue
         if task.stop_requested or task.eviction_requested:
-            _add_end(found, task)
+            _add_end(diff, task)
         elif task.state is AttemptState.RUNNING:
-            found.lost.append(task)
-    return found
+            diff.lost.append(task)
+    return diff
 
 
 def _add_end(diff: StateDiff, task: StoredTask) -> None:

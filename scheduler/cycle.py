@@ -41,7 +41,7 @@ Decide = Callable[[Snapshot, Policy], Plan]
 
 @dataclass(frozen=True)
 class CycleResult:
-    """What a cycle did; ``again`` when the next should follow at once, ``told`` when it told all why they wait."""
+    """What a cycle did; ``rerun`` when the next should follow at once, ``explained`` when it told all why they wait."""
 
     started: int
     refused: tuple[CommitRefusal, ...]
@@ -57,11 +57,11 @@ def run_cycle(
     decide: Decide | None = None,
     next_cycle_requested: Callable[[], bool] = bool,
 ) -> CycleResult | None:
-    """Runs one cycle as leader; None when another scheduler leads. Raises Deposed when replaced meanwhile.
+    """Runs one cycle as leader; None when another scheduler leads. Raises LeaseLostError when replaced meanwhile.
 
-    ``remembered`` is what this process knows from its last cycle; ``decide`` stands in for its decision. Where many
-    wait, it says why once everything else is done, until ``hurries`` says that the next cycle is asked for; of
-    some it does so every ``TELLS_EVERY_S`` all the same.
+    ``state`` is what this process knows from its last cycle; ``decide`` stands in for its decision. Where many
+    wait, it says why once everything else is done, until ``next_cycle_requested`` says that the next cycle is asked for; of
+    some it does so every ``EXPLAIN_INTERVAL_S`` all the same.
     """
     leader = leases.acquire(leases.LEADER, holder, leases.LEADER_TTL_S)
     if leader is None:
@@ -77,45 +77,45 @@ def _run(
 ) -> CycleResult:
     started_at, begin_s = timezone.now(), time.monotonic()
     settings = ClusterSettings.objects.get_or_create(id=1)[0]
-    photo: DecisionInput | None = None
+    inputs: DecisionInput | None = None
     try:
         state.reset_if_database_changed()
-        photo = take_snapshot(settings, state.snapshot_cache)
-        photo = replace(photo, snapshot=_with_duration_estimates(photo, state))
-        photo_s = time.monotonic()
-        failpoint("cycle.photographed")
-        policy, before = photo.policy, photo.snapshot
-        plan, photo = use_valid_rows(
-            photo,
+        inputs = take_snapshot(settings, state.snapshot_cache)
+        inputs = replace(inputs, snapshot=_with_duration_estimates(inputs, state))
+        snapshot_taken_s = time.monotonic()
+        failpoint("cycle.snapshot_taken")
+        policy, before = inputs.policy, inputs.snapshot
+        plan, inputs = use_valid_rows(
+            inputs,
             lambda snapshot: (decide or state.decider.decide)(snapshot, policy),
             had_faults=bool(state.reported_faults),
         )
         decided_s = time.monotonic()
     except (OperationalError, InterfaceError):
         raise  # the record is away: that says nothing of what stands in it
-    except Exception as wrong:  # what the core refuses, or a fault of ours: no guess is better than none
+    except Exception as error:  # what the core refuses, or a fault of ours: no guess is better than none
         state.reset()
-        sentence = save_failed_cycle(leader, settings, photo, wrong, trigger)
-        _set_alert(leader, settings, sentence)
+        message = save_failed_cycle(leader, settings, inputs, error, trigger)
+        _set_alert(leader, settings, message)
         return CycleResult(0, (), rerun=False)
     _set_alert(leader, settings, "")
-    if photo.faults != state.reported_faults:
-        report_faults(leader, before, photo.faults)
-        state.reported_faults = photo.faults
+    if inputs.faults != state.reported_faults:
+        report_faults(leader, before, inputs.faults)
+        state.reported_faults = inputs.faults
     failpoint("cycle.decided")
     leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)
-    refused = _commit(leader, photo, plan, state)
+    refused = _commit(leader, inputs, plan, state)
     failpoint("cycle.committed")
     row = Cycle(
         started_at=started_at,
         epoch=leader.epoch,
         trigger=trigger[:40],
-        snapshot_ms=(photo_s - begin_s) * 1000,
-        decide_ms=(decided_s - photo_s) * 1000,
+        snapshot_ms=(snapshot_taken_s - begin_s) * 1000,
+        decide_ms=(decided_s - snapshot_taken_s) * 1000,
         commit_ms=(time.monotonic() - decided_s) * 1000,
-        pending=len(photo.pending_row_ids),
-        started_jobs=0 if photo.recovery_mode else len(plan.starts) - len(refused),
-        evicted_jobs=0 if photo.recovery_mode else len(plan.evictions),
+        pending=len(inputs.pending_row_ids),
+        started_jobs=0 if inputs.recovery_mode else len(plan.starts) - len(refused),
+        evicted_jobs=0 if inputs.recovery_mode else len(plan.evictions),
         refused_commits=len(refused),
         steps=plan.steps_used,
         truncated=plan.truncated,
@@ -124,51 +124,51 @@ def _run(
     with transaction.atomic():
         leases.check(leader)
         row.save()
-        count_cycle(row, plan, committed=not photo.recovery_mode)
+        count_cycle(row, plan, committed=not inputs.recovery_mode)
         publish_on_commit("cluster", {"kind": "cycle", "pending": row.pending, "started": row.started_jobs})
-    again = bool(refused) and row.started_jobs > 0
-    told = plan.explained
-    if not told:
+    rerun = bool(refused) and row.started_jobs > 0
+    explained = plan.explained
+    if not explained:
         try:
-            told = _write_deferred_verdicts(leader, photo, state, next_cycle_requested)
+            explained = _write_deferred_verdicts(leader, inputs, state, next_cycle_requested)
         except (DatabaseError, leases.LeaseLostError):
             raise
-        except Exception as wrong:  # what was decided stands, and is written down
+        except Exception as error:  # what was decided stands, and is written down
             state.reset()
-            _set_alert(leader, settings, save_failed_cycle(leader, settings, photo, wrong, trigger))
-    return CycleResult(row.started_jobs, tuple(refused), rerun=again, explained=told)
+            _set_alert(leader, settings, save_failed_cycle(leader, settings, inputs, error, trigger))
+    return CycleResult(row.started_jobs, tuple(refused), rerun=rerun, explained=explained)
 
 
-def _with_duration_estimates(photo: DecisionInput, state: CycleState) -> Snapshot:
+def _with_duration_estimates(inputs: DecisionInput, state: CycleState) -> Snapshot:
     """The snapshot with what is expected of its jobs; without, where jobs that ended cannot be read."""
     try:
-        return state.duration_estimator.fill(photo.snapshot, photo.policy)
+        return state.duration_estimator.fill(inputs.snapshot, inputs.policy)
     except (DataError, *INVALID_DATA):
         log.exception("this cycle predicts nothing: a job that ended cannot be read")
         state.duration_estimator = DurationEstimator()
-        return photo.snapshot
+        return inputs.snapshot
 
 
-def _write_deferred_verdicts(leader: HeldLease, photo: DecisionInput, state: CycleState, next_cycle_requested: Callable[[], bool]) -> bool:
+def _write_deferred_verdicts(leader: HeldLease, inputs: DecisionInput, state: CycleState, next_cycle_requested: Callable[[], bool]) -> bool:
     """Says why jobs wait, piece by piece; False when it stopped before all were told."""
     if next_cycle_requested() and time.monotonic() - state.verdicts_written_s < EXPLAIN_INTERVAL_S:
         return False
-    goes_on = False
+    continued = False
     while verdicts := state.decider.explain_next():
-        renewed = MAX_REFRESHED * len(verdicts) // max(1, len(photo.pending_row_ids))
-        state.verdict_store.write(leader, photo.pending_row_ids, verdicts, renewed, continued=goes_on)
-        goes_on, state.verdicts_written_s = True, time.monotonic()
+        max_refreshed = MAX_REFRESHED * len(verdicts) // max(1, len(inputs.pending_row_ids))
+        state.verdict_store.write(leader, inputs.pending_row_ids, verdicts, max_refreshed, continued=continued)
+        continued, state.verdicts_written_s = True, time.monotonic()
         if state.decider.has_unexplained and next_cycle_requested():
             return False
         leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)
     return True
 
 
-def _commit(leader: HeldLease, photo: DecisionInput, plan: Plan, state: CycleState) -> list[CommitRefusal]:
+def _commit(leader: HeldLease, inputs: DecisionInput, plan: Plan, state: CycleState) -> list[CommitRefusal]:
     """Evictions first, then starts, then the verdicts of those that wait on."""
     refused: list[CommitRefusal] = []
     verdicts = plan.verdicts
-    if photo.recovery_mode:
+    if inputs.recovery_mode:
         verdicts = (*map(_recovery_verdict, plan.starts), *verdicts)
     else:
         for refusal in commit_evictions(leader, plan.evictions):
@@ -176,12 +176,12 @@ def _commit(leader: HeldLease, photo: DecisionInput, plan: Plan, state: CycleSta
         refused = commit_starts(leader, plan.starts)
         for refusal in refused:
             log.info("start of %s refused: %s", refusal.job, refusal.message)
-    if not photo.recovery_mode:
-        save_nominations(leader, photo.nominations, plan)
-    if plan.explained or photo.recovery_mode:
-        state.verdict_store.write(leader, photo.pending_row_ids, (*verdicts, *photo.excluded))
-    elif photo.excluded:
-        state.verdict_store.write(leader, photo.pending_row_ids, photo.excluded)
+    if not inputs.recovery_mode:
+        save_nominations(leader, inputs.nominations, plan)
+    if plan.explained or inputs.recovery_mode:
+        state.verdict_store.write(leader, inputs.pending_row_ids, (*verdicts, *inputs.excluded))
+    elif inputs.excluded:
+        state.verdict_store.write(leader, inputs.pending_row_ids, inputs.excluded)
     save_intervals({each.job: each.interval for each in verdicts if each.interval}, leader)
     return refused
 
@@ -194,15 +194,15 @@ def _recovery_verdict(start: JobPlacement) -> Verdict:
     )
 
 
-def _set_alert(leader: HeldLease, settings: ClusterSettings, sentence: str) -> None:
+def _set_alert(leader: HeldLease, settings: ClusterSettings, message: str) -> None:
     """Raises or clears the alarm that admins see, when it changed."""
-    if settings.scheduler_alert == sentence[:1000]:
+    if settings.scheduler_alert == message[:1000]:
         return
-    log.error("%s", sentence) if sentence else log.info("the scheduler works again")
+    log.error("%s", message) if message else log.info("the scheduler works again")
     with transaction.atomic():
         leases.check(leader)
         ClusterSettings.objects.filter(id=1).update(
-            scheduler_alert=sentence[:1000], scheduler_alert_at=timezone.now() if sentence else None
+            scheduler_alert=message[:1000], scheduler_alert_at=timezone.now() if message else None
         )
-        settings.scheduler_alert = sentence[:1000]
-        publish_on_commit("cluster", {"kind": "alarm"})  # the sentence names rows, and is for administrators
+        settings.scheduler_alert = message[:1000]
+        publish_on_commit("cluster", {"kind": "alarm"})  # the message names rows, and is for administrators

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from django.db.models import Count, QuerySet
 
-from agents.engines.contract import Container, NodeEngine, AgentError, TaskKey, Unknown
+from agents.engines.contract import Container, NodeEngine, AgentError, TaskKey, OutcomeUnknownError
 from agents.node.egress import OPEN
 from agents.node.spec import CAN_EXPAND_DEVICE_PATTERNS, CAN_MOUNT_VOLUMES
 from portal.killpoints import failpoint
@@ -45,9 +45,9 @@ MAX_LOG_CHUNKS = 16
 class NextStep(enum.Enum):
     """What a start left to do."""
 
-    DONE = "nothing"
-    RETRY = "later"  # the same call again, after a while
-    PULL_IMAGE = "bring image"
+    DONE = "done"
+    RETRY = "retry"  # the same call again, after a while
+    PULL_IMAGE = "pull_image"
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class NodeConnection:
     node: Node
 
     def epoch(self) -> int:
-        """The epoch for the next command. Raises Deposed."""
+        """The epoch for the next command. Raises LeaseLostError."""
         return leases.command_epoch(self.lease)
 
 
-RETRYABLE_REFUSALS = frozenset({"over_milli", "engine_error", "port_in_use"})
+RETRYABLE_REFUSALS = frozenset({"gpu_overcommitted", "engine_error", "port_in_use"})
 """Refusals that may pass by themselves within seconds."""
 
-NODE_FAULT_REFUSALS = frozenset({"over_milli", "engine_error", "port_in_use", "unknown_gpu"})
+NODE_FAULT_REFUSALS = frozenset({"gpu_overcommitted", "engine_error", "port_in_use", "unknown_gpu"})
 """Refusals of which the node may be the cause; the others are about the job."""
 
 _END_REASONS = {
@@ -78,14 +78,14 @@ _END_REASONS = {
 # -- start -----------------------------------------------------------------------------------------
 
 
-def start_task(door: NodeConnection, task: Task, *, attempts_left: int) -> NextStep:
+def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) -> NextStep:
     """Starts one task on its node; of a gang it is only prepared there, until all others are, too.
 
-    Raises Unknown when no answer came, Deposed when the node is not ours.
+    Raises OutcomeUnknownError when no answer came, LeaseLostError when the node is not ours.
     """
     attempt, job = task.attempt, task.attempt.job
     prepares = lifecycle.should_prepare(task, attempt)
-    if prepares and not door.engine.supports_prepare:
+    if prepares and not connection.engine.supports_prepare:
         # its agent knows one step only, and takes it with the second of the others
         lifecycle.record_task_prepared(task.pk)
         return NextStep.DONE
@@ -93,14 +93,14 @@ def start_task(door: NodeConnection, task: Task, *, attempts_left: int) -> NextS
     try:
         if denial := job_denial(job):  # before anything is opened or fetched for it; again when it is marked
             raise lifecycle.OwnerNotPermittedError(str(denial))
-        spec = _spec(door, task)
+        spec = _spec(connection, task)
         failpoint(f"{step}.before_mark")
         if not lifecycle.mark_task_sent(task):
             return NextStep.DONE
         failpoint(f"{step}.marked")
-        epoch = door.epoch()
+        epoch = connection.epoch()
         failpoint(f"{step}.before_send")
-        started = (door.engine.prepare if prepares else door.engine.start)(epoch, spec)
+        started = (connection.engine.prepare if prepares else connection.engine.start)(epoch, spec)
     except lifecycle.OwnerNotPermittedError as denied:
         log.info("task %s is not started: %s", task.pk, denied)
         reason = EndReason.OWNER_NOT_PERMITTED
@@ -109,8 +109,8 @@ def start_task(door: NodeConnection, task: Task, *, attempts_left: int) -> NextS
     except AgentError as refusal:
         failpoint(f"{step}.refused")
         if refusal.code == "stale_epoch":
-            raise Unknown(refusal.message) from refusal  # a new hello brings a higher one
-        return _handle_refusal(door.node, task, refusal, attempts_left)
+            raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher one
+        return _handle_refusal(connection.node, task, refusal, attempts_left)
     failpoint(f"{step}.answered")
     if prepares:
         lifecycle.record_task_prepared(task.pk)
@@ -121,47 +121,47 @@ def start_task(door: NodeConnection, task: Task, *, attempts_left: int) -> NextS
         return NextStep.RETRY  # it has come and gone; the next comparison writes down how
     lifecycle.record_task_running(task.pk, container=started.container, ports=started.ports)
     failpoint("start.recorded")
-    log.info("started %s/%s/%s on %s", job.public_id, attempt.number, task.rank, door.node.name)
+    log.info("started %s/%s/%s on %s", job.public_id, attempt.number, task.rank, connection.node.name)
     return NextStep.DONE
 
 
-def _spec(door: NodeConnection, task: Task) -> dict[str, object]:
+def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     attempt, job = task.attempt, task.attempt.job
     if task.node.runtime != RuntimeKind.PROCESS.value and not pin_job(task):
         raise AgentError("image_missing", f"Which image {job.environment.image} names is not known yet.")
     gpus = task.allocations.order_by("gpu__index").values_list("gpu__uuid", "milli")
     secret = decrypt_attempt_secret(attempt) if attempt.secret else ""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
-    part = RankAssignment(attempt.number, task.rank, tuple(gpus), getattr(attempt, "rendezvous", None))
-    takes = door.engine.hello.get("takes", ())
+    assignment = RankAssignment(attempt.number, task.rank, tuple(gpus), getattr(attempt, "rendezvous", None))
+    capabilities = connection.engine.hello.get("capabilities", ())
     try:
-        spec = build_task_spec(cluster, job, part, task.node, read_job_volumes(job), secret, read_job_secrets(job))
-    except RendezvousUnknownError as wrong:
-        raise AgentError("cannot_meet", f"{wrong}; the node of rank 0 tells none. Upgrade its agent.") from wrong
-    except (VolumeNotAllowedError, SecretMissingError) as gone:
-        raise AgentError("not_lent", f"{gone}.") from gone
-    if CAN_MOUNT_VOLUMES not in takes and not all(map(is_basic_mount, spec["mounts"])):
+        spec = build_task_spec(cluster, job, assignment, task.node, read_job_volumes(job), secret, read_job_secrets(job))
+    except RendezvousUnknownError as error:
+        raise AgentError("rendezvous_unknown", f"{error}; the node of rank 0 tells none. Upgrade its agent.") from error
+    except (VolumeNotAllowedError, SecretMissingError) as error:
+        raise AgentError("volume_not_allowed", f"{error}.") from error
+    if CAN_MOUNT_VOLUMES not in capabilities and not all(map(is_basic_mount, spec["mounts"])):
         raise AgentError("agent_too_old", "its agent does not know volumes. Upgrade it.")
     needed = {CAN_EXPAND_DEVICE_PATTERNS} if any(set("*?[") & set(each) for each in spec.get("devices", ())) else set()
-    if unknown := sorted((OPTIONAL_CAPABILITIES & spec.keys() | needed) - set(takes)):
+    if unknown := sorted((OPTIONAL_CAPABILITIES & spec.keys() | needed) - set(capabilities)):
         raise AgentError("agent_too_old", f"its agent does not know {', '.join(unknown)}. Upgrade it.")
-    told: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
+    labels: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
     if task.world_size_at_start is not None:
-        told |= {"tasks": task.world_size_at_start, "tasks_min": job.least_tasks, "tasks_max": job.tasks}
+        labels |= {"tasks": task.world_size_at_start, "tasks_min": job.required_tasks, "tasks_max": job.tasks}
     # no part of the digest: what was begun before an agent learned them is still the same
     knobs = pool_settings(attempt.pool, cluster_settings())
     if knobs[TASK_DISK_LIMIT]:
-        told["disk_mib"] = int(knobs[TASK_DISK_LIMIT])
+        labels["disk_mib"] = int(knobs[TASK_DISK_LIMIT])
     policy = network_policy(attempt.pool, job.project)
     if policy["mode"] != OPEN:
-        if spec.get("node_network") or spec.get("network"):
+        if spec.get("host_network") or spec.get("network"):
             raise AgentError(
-                "not_lent", "its project's network policy does not hold on the network of the nodes."
+                "volume_not_allowed", "its project's network policy does not hold on the network of the nodes."
             )
-        if "egress" not in takes:
+        if "egress" not in capabilities:
             raise AgentError("agent_too_old", "its agent does not know network policies. Upgrade it.")
-        told["egress"] = policy
-    return spec | {key: value for key, value in told.items() if key in takes}
+        labels["egress"] = policy
+    return spec | {key: value for key, value in labels.items() if key in capabilities}
 
 
 def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: int) -> NextStep:
@@ -175,9 +175,9 @@ def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: 
         nodes.record_disk_full(node.pk, refusal.message)
     if refusal.code in NODE_FAULT_REFUSALS:  # while the attempt still stands as the one that the node is tried with
         trust.record_incident(node.pk, IncidentKind.START_REFUSED, job=task.attempt.job, message=refusal.message)
-    again_there = refusal.code == "meet_port_in_use"  # the next attempt gets another one
+    retry_on_same_node = refusal.code == "rendezvous_port_in_use"  # the next attempt gets another one
     fail_task(
-        node, task, _END_REASONS.get(refusal.code, EndReason.START_REFUSED), refusal.message, retry_on_same_node=again_there
+        node, task, _END_REASONS.get(refusal.code, EndReason.START_REFUSED), refusal.message, retry_on_same_node=retry_on_same_node
     )
     return NextStep.DONE
 
@@ -185,15 +185,15 @@ def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: 
 def fail_task(node: Node, task: Task, reason: EndReason, detail: str, *, retry_on_same_node: bool = False) -> None:
     """Ends what a node will not start: the task, or its attempt where that cannot go on without it.
 
-    The job goes elsewhere if there is elsewhere, unless it may find what it needs ``again_there``.
+    The job goes elsewhere if there is elsewhere, unless it may find what it needs ``retry_on_same_node``.
     """
     job = task.attempt.job
     replaced = reason is EndReason.IMAGE_MISSING and job.image_attempt is not None  # see pin_job
     if not retry_on_same_node and not replaced:
         exclude_node(job, node)
     image = job.image_digest or image_reference(job.environment) or "the environment"
-    sentence = end_message(reason, node=node.name, detail=detail, image=image)
-    elastic.end_tasks([task.pk], reason, message=sentence)
+    message = end_message(reason, node=node.name, detail=detail, image=image)
+    elastic.end_tasks([task.pk], reason, message=message)
 
 
 def exclude_node(job: Job, node: Node) -> None:
@@ -207,72 +207,72 @@ def exclude_node(job: Job, node: Node) -> None:
     seats = [
         count * WHOLE_MILLI // each if each else job.tasks for count in left.values_list("count", flat=True)
     ]
-    if sum(seats) >= job.least_tasks:
+    if sum(seats) >= job.required_tasks:
         job.avoid_nodes.add(node)
 
 
 # -- stop ------------------------------------------------------------------------------------------
 
 
-def stop_attempt(door: NodeConnection, attempt: Attempt) -> bool:
+def stop_attempt(connection: NodeConnection, attempt: Attempt) -> bool:
     """Asks the node to end an attempt and never to start it again; True when it is gone from there."""
     job = attempt.job
     failpoint("stop.before_send")
-    answer = door.engine.stop(door.epoch(), job.public_id, attempt.number, grace_s=job.stop_grace_s)
+    answer = connection.engine.stop(connection.epoch(), job.public_id, attempt.number, grace_s=job.termination_grace_s)
     failpoint("stop.answered")
     if not answer.gone:
-        _record_stuck(door, attempt, answer.stuck_s)
+        _record_stuck(connection, attempt, answer.stuck_s)
         return False
     ended = {container.key.task: container for container in answer.ended}
-    for task in attempt.task_rows.filter(node=door.node, container_removed=False).order_by("rank"):
+    for task in attempt.task_rows.filter(node=connection.node, container_removed=False).order_by("rank"):
         record_task_end(task.pk, ended.get(task.rank))
         failpoint("stop.recorded")
     return True
 
 
-def stop_task(door: NodeConnection, task: Task) -> bool:
+def stop_task(connection: NodeConnection, task: Task) -> bool:
     """Asks the node to end one task of an attempt that goes on; True when it is gone from there.
 
     An agent that would stop the others there too is not asked: then the whole attempt ends, and the job waits again.
     """
     attempt, job = task.attempt, task.attempt.job
-    if not door.engine.supports_stopping_tasks:
-        reason = EndReason(task.leave_reason or EndReason.GANG_INCOMPLETE)
+    if not connection.engine.supports_stopping_tasks:
+        reason = EndReason(task.eviction_reason or EndReason.GANG_INCOMPLETE)
         lifecycle.request_stop(attempt.pk, reason)
         return False
-    failpoint("leave.before_send")
-    answer = door.engine.stop(
-        door.epoch(), job.public_id, attempt.number, grace_s=job.stop_grace_s, tasks=[task.rank]
+    failpoint("evict.before_send")
+    answer = connection.engine.stop(
+        connection.epoch(), job.public_id, attempt.number, grace_s=job.termination_grace_s, tasks=[task.rank]
     )
-    failpoint("leave.answered")
+    failpoint("evict.answered")
     if not answer.gone:
-        _record_stuck(door, attempt, answer.stuck_s, task.rank)
+        _record_stuck(connection, attempt, answer.stuck_s, task.rank)
         return False
     record_task_end(task.pk, next((each for each in answer.ended if each.key.task == task.rank), None))
-    failpoint("leave.recorded")
+    failpoint("evict.recorded")
     return True
 
 
-def _record_stuck(door: NodeConnection, attempt: Attempt, stuck_s: float | None, *ranks: int) -> None:
+def _record_stuck(connection: NodeConnection, attempt: Attempt, stuck_s: float | None, *ranks: int) -> None:
     """Says of what cannot be ended that it holds its GPUs, and puts its node aside."""
     if stuck_s is None or stuck_s < STUCK_AFTER_KILL_S:
         return
-    sentence = (
-        f"It was killed and is still there: {door.node.name} cannot end it. It holds its GPUs until it has "
+    message = (
+        f"It was killed and is still there: {connection.node.name} cannot end it. It holds its GPUs until it has "
         "gone, or the node has restarted."
     )
-    tasks = attempt.task_rows.filter(node=door.node, container_removed=False)
+    tasks = attempt.task_rows.filter(node=connection.node, container_removed=False)
     for task in tasks.filter(rank__in=ranks) if ranks else tasks:
-        lifecycle.record_task_problem(task.pk, sentence)
-    trust.record_stuck_job(door.node.pk, attempt.job)
+        lifecycle.record_task_problem(task.pk, message)
+    trust.record_stuck_job(connection.node.pk, attempt.job)
 
 
-def stop_orphan(door: NodeConnection, job: str, attempt: int, tasks: list[int] | None = None) -> None:
+def stop_orphan(connection: NodeConnection, job: str, attempt: int, tasks: list[int] | None = None) -> None:
     """Ends containers of ours that should not live: their attempt has ended, or was never recorded.
 
     With ``tasks`` these alone: others of the attempt may live.
     """
-    door.engine.stop(door.epoch(), job, attempt, grace_s=5.0, tasks=tasks)
+    connection.engine.stop(connection.epoch(), job, attempt, grace_s=5.0, tasks=tasks)
 
 
 # -- the end ---------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def end_reason(container: Container) -> EndReason:
     """Why a container ended that nobody had asked to end."""
     if container.rebooted:
         return EndReason.NODE_REBOOTED
-    if container.fault == "mps_lost":
+    if container.fault == "mps_daemon_lost":
         return EndReason.MPS_DAEMON_LOST
     if container.fault == "disk_limit_exceeded":
         return EndReason.DISK_LIMIT_EXCEEDED
@@ -328,43 +328,43 @@ def _disk_details(container: Container) -> dict[str, object]:
 # -- logs ------------------------------------------------------------------------------------------
 
 
-def collect_log(door: NodeConnection, task: Task, key: TaskKey) -> bool:
+def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
     """Mirrors what is left of an ended task's log; True when all of it is here."""
     if task.log_complete:
         return True
     offset = task.log_bytes
     for _ in range(MAX_LOG_CHUNKS):
         try:
-            piece = door.engine.logs(key, offset)
+            chunk = connection.engine.logs(key, offset)
         except AgentError as refusal:
             if refusal.code != "no_such_container":
-                log.warning("%s does not give the log of %s: %s", door.node.name, key, refusal.message)
+                log.warning("%s does not give the log of %s: %s", connection.node.name, key, refusal.message)
                 return False
             # the node has no such task any more: what is here is all there will be
             record_log_progress(task.pk, offset, complete=True)
             return True
-        end = piece.offset + len(piece.data)
+        end = chunk.offset + len(chunk.data)
         try:
-            offset = write_log_bytes(key.job, key.attempt, key.task, piece.format, piece.offset, piece.data)
+            offset = write_log_bytes(key.job, key.attempt, key.task, chunk.format, chunk.offset, chunk.data)
         except OSError as full:  # it stays on the node and is fetched when there is room here
             log.error("the log of %s cannot be kept: %s", key, full)
             return False
-        complete = piece.eof and offset == end  # a lower offset asks for bytes that our copy lacks
+        complete = chunk.eof and offset == end  # a lower offset asks for bytes that our copy lacks
         record_log_progress(task.pk, offset, complete=complete)
         if complete:
             return True
-        if not piece.data and offset == end:
+        if not chunk.data and offset == end:
             return False
     return False
 
 
-def remove_ended(door: NodeConnection, job: str, attempt: int) -> None:
+def remove_ended(connection: NodeConnection, job: str, attempt: int) -> None:
     """Drops what an ended attempt left on the node, once every task of it there has ended."""
     failpoint("remove.before_send")
     try:
-        door.engine.remove(door.epoch(), job, attempt)
+        connection.engine.remove(connection.epoch(), job, attempt)
     except AgentError as refusal:
-        log.info("%s keeps %s/%s for now: %s", door.node.name, job, attempt, refusal.message)
+        log.info("%s keeps %s/%s for now: %s", connection.node.name, job, attempt, refusal.message)
     failpoint("remove.answered")
 
 

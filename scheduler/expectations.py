@@ -50,7 +50,7 @@ class DurationEstimator:
         self._work_of: dict[JobId, str] = {}
         self._steps = QuantizedDurations(self.durations)
         self._newest_end: dt.datetime | None = None
-        self._learned: set[int] = set()  # row numbers of the jobs that ended within LATE of the newest
+        self._learned: set[int] = set()  # row numbers of the jobs that ended within LATE_COMMIT_WINDOW of the newest
         self._rows: dict[str, dict[JobId, _EstimatedRow]] = {}
         self._lock = threading.Lock()
 
@@ -85,7 +85,7 @@ class DurationEstimator:
             return row
         with self._lock:
             kind = DurationKey(row.project, row.user, template, row.total_milli)
-            return replace(row, predicted_s=self._expected_duration_s(row, kind))
+            return replace(row, predicted_duration_s=self._expected_duration_s(row, kind))
 
     def _learn(self) -> None:
         """Learns from the jobs that ended since the last time; from the latest of all at the first."""
@@ -127,9 +127,9 @@ class DurationEstimator:
 
     def _load_templates(self, jobs: set[JobId]) -> None:
         known = {job: template for job, template in self.template_of.items() if job in jobs}
-        if came := jobs - known.keys():
-            known |= dict.fromkeys(came)
-            rows = Job.objects.filter(public_id__in=came, template__isnull=False)
+        if new_jobs := jobs - known.keys():
+            known |= dict.fromkeys(new_jobs)
+            rows = Job.objects.filter(public_id__in=new_jobs, template__isnull=False)
             known |= {JobId(job): each for job, each in rows.values_list("public_id", "template__public_id")}
         self.template_of = known
 
@@ -139,8 +139,8 @@ class DurationEstimator:
             self._work_of = {}
             return rows
         works = {row.job: self._work_of.get(row.job) for row in rows}
-        came = [job for job, work in works.items() if work is None]
-        self._work_of = {job: work for job, work in works.items() if work is not None} | _read_work_keys(came)
+        new_jobs = [job for job, work in works.items() if work is None]
+        self._work_of = {job: work for job, work in works.items() if work is not None} | _read_work_keys(new_jobs)
         speeds = self.throughputs.speeds
         return self._with_estimates(rows, "speeds", lambda row: self._work_of[row.job], lambda _, work: speeds(work))
 
@@ -171,7 +171,7 @@ class DurationEstimator:
             if known is None or (known.source is not row and known.source != row):
                 known = _EstimatedRow(row, row, kind_of(row))
             if (expected := estimate(row, known.group)) != getattr(known.estimated, name):
-                known = known._replace(told=replace(known.source, **{name: expected}))
+                known = known._replace(estimated=replace(known.source, **{name: expected}))
             now[row.job] = known
             told.append(known.estimated)
         self._rows[name] = now

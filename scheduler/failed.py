@@ -26,36 +26,36 @@ RETENTION = dt.timedelta(days=30)
 
 
 def save_failed_cycle(
-    leader: HeldLease, settings: ClusterSettings, inputs: DecisionInput | None, wrong: Exception, trigger: str
+    leader: HeldLease, settings: ClusterSettings, inputs: DecisionInput | None, error: Exception, trigger: str
 ) -> str:
-    """Saves the failed cycle, or counts it if it failed as the one before; gives the sentence of the alarm.
+    """Saves the failed cycle, or counts it if it failed as the one before; gives the message of the alarm.
 
-    Raises Deposed when this scheduler has been replaced.
+    Raises LeaseLostError when this scheduler has been replaced.
     """
-    kind, field, sentence = _describe_error(wrong)
-    log.error("a cycle decided nothing: %s", sentence, exc_info=wrong)
+    kind, field, message = _describe_error(error)
+    log.error("a cycle decided nothing: %s", message, exc_info=error)
     now = timezone.now()
     with transaction.atomic():
         leases.check(leader)
         count_failed_cycle()
         newest = FailedCycle.objects.defer("content").order_by("-id").first()
-        if newest is not None and settings.scheduler_alert and newest.message == sentence:
+        if newest is not None and settings.scheduler_alert and newest.message == message:
             newest.repeat_count, newest.last_at = newest.repeat_count + 1, now
             newest.save(update_fields=["repeat_count", "last_at"])
-            return sentence
+            return message
         content = _serialize_inputs(inputs, settings)
         FailedCycle.objects.create(
             first_at=now,
             last_at=now,
             kind=kind,
             field=field[:300],
-            message=sentence,
+            message=message,
             trigger=trigger[:40],
             content=content,
             size_bytes=len(content),
         )
         delete_old_failed_cycles()
-    return sentence
+    return message
 
 
 def delete_old_failed_cycles() -> None:
@@ -64,14 +64,14 @@ def delete_old_failed_cycles() -> None:
     FailedCycle.objects.exclude(pk__in=list(kept.values_list("pk", flat=True)[:MAX_KEPT])).delete()
 
 
-def _describe_error(wrong: Exception) -> tuple[str, str, str]:
-    """Kind, field and the sentence that admins read."""
-    match wrong:
+def _describe_error(error: Exception) -> tuple[str, str, str]:
+    """Kind, field and the message that admins read."""
+    match error:
         case SnapshotError():
-            return "snapshot", wrong.field, _format_message("What it has to decide on cannot be true", str(wrong))
+            return "snapshot", error.field, _format_message("What it has to decide on cannot be true", str(error))
         case PolicyError():
-            return "policy", wrong.field, _format_message("A knob of the policy cannot stand", str(wrong))
-    fault = f"{type(wrong).__name__}: {wrong}" if str(wrong) else type(wrong).__name__
+            return "policy", error.field, _format_message("A knob of the policy cannot stand", str(error))
+    fault = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return "fault", "", _format_message("Its decision broke with", fault)
 
 

@@ -1,7 +1,7 @@
 """Keeps when waiting jobs are expected to start, and holds the first forecast of each against what came.
 
 Intervals come with the verdicts of a cycle, or from whoever else works them out; a new one is written for a job
-that has none, and when its median moved by more than a fifth of what was left to wait. What was promised of a job is
+that has none, and when its median changed by more than a fifth of what was left to wait. What was promised of a job is
 taken back when nothing can be promised any more.
 """
 
@@ -31,7 +31,7 @@ MIN_CHANGE_S = 60.0
 MAX_NEW = 2_000
 """Of jobs that had no interval, or have none any more, so many are written at once."""
 MAX_CHANGED = 500
-"""Of intervals that moved so many are written at once; each makes a row that is kept."""
+"""Of intervals that changed so many are written at once; each makes a row that is kept."""
 MAX_BATCH = 500
 """So many share a transaction: cycles write the same rows."""
 MAX_ANNOUNCED = 200
@@ -44,11 +44,11 @@ _INTERVAL = ("forecast_at", "p10_at", "p50_at", "p90_at")
 class NoForecast(Enum):
     """Why nothing is promised of a waiting job."""
 
-    NOT_APPLICABLE = "unasked"
+    NOT_APPLICABLE = "not_applicable"
     """Its verdict is one after which nobody asks (``NO_FORECAST``)."""
-    NO_START_FOUND = "unseen"
+    NO_START_FOUND = "no_start_found"
     """It was looked for, and there is none even when everything that runs or goes before has ended."""
-    BEYOND_HORIZON = "too far"
+    BEYOND_HORIZON = "beyond_horizon"
     """So many go before it that the plays did not come to it."""
 
 
@@ -57,18 +57,18 @@ ForecastResult = StartInterval | NoForecast
 
 
 def save_intervals(intervals: Mapping[JobId, ForecastResult], leader: HeldLease | None = None) -> int:
-    """Writes what is new or moved, for jobs that have a verdict; gives the number of intervals written.
+    """Writes what is new or changed, for jobs that have a verdict; gives the number of intervals written.
 
     Of more than are written at once those come first that were foreseen longest ago; the others have their turn
-    next time, if they still differ then. With ``leader`` it raises Deposed when that scheduler has been replaced.
+    next time, if they still differ then. With ``leader`` it raises LeaseLostError when that scheduler has been replaced.
     """
-    sound = {job: start for job, start in intervals.items() if isinstance(start, NoForecast) or is_valid(start)}
-    if unsound := len(intervals) - len(sound):
-        log.warning("%s start intervals make no sense and were dropped", unsound)
-    jobs = _changed_jobs(sound)
+    valid = {job: start for job, start in intervals.items() if isinstance(start, NoForecast) or is_valid(start)}
+    if invalid := len(intervals) - len(valid):
+        log.warning("%s start intervals make no sense and were dropped", invalid)
+    jobs = _changed_jobs(valid)
     written = 0
     for first in range(0, len(jobs), MAX_BATCH):
-        written += _write({job: sound[job] for job in jobs[first : first + MAX_BATCH]}, leader)
+        written += _write({job: valid[job] for job in jobs[first : first + MAX_BATCH]}, leader)
     return written
 
 
@@ -79,12 +79,12 @@ def _write(intervals: Mapping[JobId, ForecastResult], leader: HeldLease | None) 
         if leader is not None:
             leases.check(leader)
         rows = JobVerdict.objects.select_for_update(of=("self",), no_key=True).select_related("job")
-        moved = list(rows.filter(job__public_id__in=intervals).order_by("job_id"))
-        first = _jobs_without_forecast([row.job_id for row in moved if row.p50_at is None])
+        changed = list(rows.filter(job__public_id__in=intervals).order_by("job_id"))
+        first = _jobs_without_forecast([row.job_id for row in changed if row.p50_at is None])
         made = []
-        for row in moved:
+        for row in changed:
             interval = intervals[JobId(row.job.public_id)]
-            row.foreseen_at = None if interval in (NoForecast.NOT_APPLICABLE, NoForecast.BEYOND_HORIZON) else now
+            row.forecast_at = None if interval in (NoForecast.NOT_APPLICABLE, NoForecast.BEYOND_HORIZON) else now
             if isinstance(interval, NoForecast):
                 row.p10_at = row.p50_at = row.p90_at = None
                 continue
@@ -102,9 +102,9 @@ def _write(intervals: Mapping[JobId, ForecastResult], leader: HeldLease | None) 
                     jobs_ahead=row.jobs_ahead,
                 )
             )
-        for row in moved[:MAX_ANNOUNCED]:
+        for row in changed[:MAX_ANNOUNCED]:
             publish_on_commit(f"job.{row.job.public_id}", {"kind": "forecast"})
-        JobVerdict.objects.bulk_update(moved, _INTERVAL)
+        JobVerdict.objects.bulk_update(changed, _INTERVAL)
         Forecast.objects.bulk_create(made)
     return len(made)
 
@@ -114,13 +114,13 @@ def is_valid(interval: StartInterval) -> bool:
     return 1e9 <= interval.p10_s <= interval.p50_s <= interval.p90_s < 1e10
 
 
-def has_changed(median_at: dt.datetime | None, foreseen_at: dt.datetime | None, interval: ForecastResult) -> bool:
-    """True when the median is new, or moved by more than a fifth of the wait that was foreseen (1 min at least)."""
+def has_changed(median_at: dt.datetime | None, forecast_at: dt.datetime | None, interval: ForecastResult) -> bool:
+    """True when the median is new, or changed by more than a fifth of the wait that was foreseen (1 min at least)."""
     if isinstance(interval, NoForecast):
-        return median_at is not None or (foreseen_at is None) is (interval is NoForecast.NO_START_FOUND)
-    if median_at is None or foreseen_at is None:
+        return median_at is not None or (forecast_at is None) is (interval is NoForecast.NO_START_FOUND)
+    if median_at is None or forecast_at is None:
         return True
-    foreseen_s = (median_at - foreseen_at).total_seconds()
+    foreseen_s = (median_at - forecast_at).total_seconds()
     shift_s = abs(interval.p50_s - median_at.timestamp())
     return shift_s > max(MIN_CHANGE_S, MIN_RELATIVE_CHANGE * foreseen_s)
 
@@ -131,14 +131,14 @@ def _changed_jobs(intervals: Mapping[JobId, ForecastResult]) -> list[JobId]:
         return []
     rows = JobVerdict.objects.filter(job__public_id__in=list(intervals))
     new: list[JobId] = []
-    moved: list[JobId] = []
-    for public_id, middle, foreseen_at in rows.order_by(
+    changed: list[JobId] = []
+    for public_id, median_at, forecast_at in rows.order_by(
         F("forecast_at").asc(nulls_first=True), "job_id"
     ).values_list("job__public_id", "p50_at", "forecast_at"):
         start = intervals[job := JobId(public_id)]
-        if has_changed(middle, foreseen_at, start):
-            (new if middle is None or isinstance(start, NoForecast) else moved).append(job)
-    return new[:MAX_NEW] + moved[:MAX_CHANGED]
+        if has_changed(median_at, forecast_at, start):
+            (new if median_at is None or isinstance(start, NoForecast) else changed).append(job)
+    return new[:MAX_NEW] + changed[:MAX_CHANGED]
 
 
 def score_started() -> int:

@@ -41,13 +41,13 @@ class ForecastState:
 def run_forecast_pass(time_budget_s: float = TIME_BUDGET_S, state: ForecastState | None = None) -> int:
     """Writes the start intervals that are new or moved; gives their number.
 
-    Without what is ``kept`` from pass to pass everything is learned anew.
+    Without what is ``state`` from pass to pass everything is learned anew.
     """
     deadline_s = time.monotonic() + time_budget_s
-    photo = take_snapshot(ClusterSettings.objects.get_or_create(id=1)[0])
-    if photo.recovery_mode or not photo.pending_row_ids:
+    inputs = take_snapshot(ClusterSettings.objects.get_or_create(id=1)[0])
+    if inputs.recovery_mode or not inputs.pending_row_ids:
         return 0
-    return save_intervals(_forecast_intervals(photo, state or ForecastState(), deadline_s))
+    return save_intervals(_forecast_intervals(inputs, state or ForecastState(), deadline_s))
 
 
 def _forecast_intervals(inputs: DecisionInput, state: ForecastState, deadline_s: float) -> dict[JobId, ForecastResult]:
@@ -71,8 +71,8 @@ def _forecast_intervals(inputs: DecisionInput, state: ForecastState, deadline_s:
             waiting.setdefault(pool, []).append(row)
     state.pass_count += 1
     state.simulated_in_pass = {pool: state.simulated_in_pass.get(pool, 0) for pool in waiting}
-    for place, pool in enumerate(sorted(waiting, key=lambda pool: (state.simulated_in_pass[pool], pool))):
-        if place and time.monotonic() > deadline_s:
+    for index, pool in enumerate(sorted(waiting, key=lambda pool: (state.simulated_in_pass[pool], pool))):
+        if index and time.monotonic() > deadline_s:
             break
         state.simulated_in_pass[pool] = state.pass_count
         outlook = QueueForecast(
@@ -112,6 +112,6 @@ def load_calibration() -> WaitCalibration:
         )[:MAX_RESIDUALS]
     )
     calibration = WaitCalibration()
-    for milli, made_at, played_s, waited in reversed(rows):
-        calibration.learn(milli, made_at.timestamp(), played_s, waited.total_seconds())
+    for milli, made_at, simulated_s, waited in reversed(rows):
+        calibration.learn(milli, made_at.timestamp(), simulated_s, waited.total_seconds())
     return calibration

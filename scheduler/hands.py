@@ -46,14 +46,14 @@ class KeyedPool:
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            what, work = item
+            key, work = item
             try:
                 work()
-            except BaseException as problem:  # told to the actor, whose turn it is to decide
-                self._on_error(problem)
+            except BaseException as error:  # told to the actor, whose turn it is to decide
+                self._on_error(error)
             finally:
                 connection.close_if_unusable_or_obsolete()
                 with self._lock:
-                    self._busy.discard(what)
+                    self._busy.discard(key)
                 self._on_done()
         connection.close()

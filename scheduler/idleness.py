@@ -45,10 +45,10 @@ def run_idle_pass() -> None:
     now_s = read_now_s()
     found = _read_candidates(held, now_s)
     done = 0
-    for one in found:
+    for candidate in found:
         if done >= MAX_STEPS:
             return
-        done += _take_step(one, now_s)
+        done += _take_step(candidate, now_s)
 
 
 def _take_step(candidate: IdleCandidate, now_s: float) -> bool:
@@ -72,7 +72,7 @@ def _end_reason(candidate: IdleCandidate, rule: IdlePolicy, now_s: float) -> str
         return "The policy lets idle workspaces be."
     if candidate.observed.exempt_until_s is not None and candidate.observed.exempt_until_s > now_s:
         return "It is kept."
-    used_at, told = candidate.activity.last_active_at, candidate.activity.quiet_since
+    used_at, told = candidate.activity.last_active_at, candidate.activity.inactive_since
     if used_at is not None and told is not None and used_at > told:
         return "It is used again."
     if inactive_since_s(candidate.observed, now_s) is not None:
@@ -112,14 +112,14 @@ def _read_candidates(gpus_by_attempt: GpusByAttempt, now_s: float) -> list[IdleC
     )
     moved, found = [], []
     for row in rows:
-        mine = rules[row.attempt.pool_id, row.attempt.job.project_id].values
-        gpu = _gpu_use(row).extended_by(_gpu_minutes(gpus_by_attempt[row.pk], minutes), float(mine["idle_gpu_percent"]))
+        settings = rules[row.attempt.pool_id, row.attempt.job.project_id].values
+        gpu = _gpu_use(row).extended_by(_gpu_minutes(gpus_by_attempt[row.pk], minutes), float(settings["idle_gpu_percent"]))
         if gpu != _gpu_use(row):
-            row.gpu_quiet_since = _to_datetime(gpu.inactive.since_s) if gpu.inactive else None
-            row.gpu_quiet_until = _to_datetime(gpu.inactive.until_s) if gpu.inactive else None
-            row.gpu_used_at = _to_datetime(gpu.last_active_s) if gpu.last_active_s is not None else None
+            row.gpu_inactive_since = _to_datetime(gpu.inactive.since_s) if gpu.inactive else None
+            row.gpu_inactive_until = _to_datetime(gpu.inactive.until_s) if gpu.inactive else None
+            row.gpu_active_at = _to_datetime(gpu.last_active_s) if gpu.last_active_s is not None else None
             moved.append(row)
-        found.append(IdleCandidate(row, _observe(row, gpu, kept.get(row.attempt.job_id)), mine))
+        found.append(IdleCandidate(row, _observe(row, gpu, kept.get(row.attempt.job_id)), settings))
     WorkspaceActivity.objects.bulk_update(moved, ["gpu_inactive_since", "gpu_inactive_until", "gpu_active_at"])
     return found
 
@@ -149,9 +149,9 @@ def _gpu_minutes(gpus: Sequence[tuple[int, str]], minutes: dict[int, list[NodeMe
 
 
 def _gpu_use(row: WorkspaceActivity) -> GpuActivity:
-    since, until = row.gpu_quiet_since, row.gpu_quiet_until
+    since, until = row.gpu_inactive_since, row.gpu_inactive_until
     quiet = InactivePeriod(since.timestamp(), until.timestamp()) if since and until else None
-    return GpuActivity(quiet, row.gpu_used_at.timestamp() if row.gpu_used_at else None)
+    return GpuActivity(quiet, row.gpu_active_at.timestamp() if row.gpu_active_at else None)
 
 
 def _observe(row: WorkspaceActivity, gpu: GpuActivity, exempt_until: dt.datetime | None) -> WorkspaceIdleState:
@@ -159,17 +159,17 @@ def _observe(row: WorkspaceActivity, gpu: GpuActivity, exempt_until: dt.datetime
     if attempt.ready_at is None:
         raise ValueError(f"the server of attempt {attempt.pk} has not answered")
     tool = None
-    if row.tool_since is not None and row.tool_seen_at is not None:
-        used_s = row.tool_used_at.timestamp() if row.tool_used_at else None
-        tool = ToolActivity(row.tool_since.timestamp(), row.tool_seen_at.timestamp(), used_s)
+    if row.tool_polled_since is not None and row.tool_polled_at is not None:
+        used_s = row.tool_active_at.timestamp() if row.tool_active_at else None
+        tool = ToolActivity(row.tool_polled_since.timestamp(), row.tool_polled_at.timestamp(), used_s)
     kept = max(filter(None, (row.snoozed_until, exempt_until)), default=None)
     return WorkspaceIdleState(
         ready_s=attempt.ready_at.timestamp(),
         gpu=gpu,
         tool=tool,
         exempt_until_s=kept.timestamp() if kept else None,
-        countdown_started=row.countdown_at is not None,
-        suspend_at_s=row.stops_at.timestamp() if row.stops_at else None,
+        countdown_started=row.idle_notified_at is not None,
+        suspend_at_s=row.suspend_at.timestamp() if row.suspend_at else None,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import connection
 
-from agents.engines.contract import NodeEngine, PullProgress, AgentError, Unknown
+from agents.engines.contract import NodeEngine, PullProgress, AgentError, OutcomeUnknownError
 from agents.node.image_names import normalize_image_name
 from portal.models import Environment, ImagePresence, Node, Task
 from portal.services import lifecycle
@@ -24,7 +24,7 @@ from portal.services.catalogue import record_image_cuda
 from portal.services.image_pins import has_pin, pin_of, record_claim, tagged_images
 from portal.services.node_acts import request_gc_if_full
 from portal.services.registries import login_for_image
-from portal.services.sealing import DecryptionError as SealedElsewhere
+from portal.services.sealing import DecryptionError as DecryptionError
 from portal.words.states import CONTAINER_RUNTIMES
 from scheduler.opening import EngineConnectError, open_engine
 from scheduler.start_spec import image_reference
@@ -53,7 +53,7 @@ class ImagePuller:
         return task.attempt.job.environment_id in self._pulling
 
     def take_failure(self, task: Task) -> str | None:
-        """Why the image could not be brought, told once."""
+        """Why the image could not be brought, reported once."""
         with self._lock:
             return self._failures.pop(task.attempt.job.environment_id, None)
 
@@ -80,7 +80,7 @@ class ImagePuller:
         self._stopping.set()
 
     def _start(self, node: Node, environment: Environment, pin: str = "", *, awaited: bool = False) -> bool:
-        """Begins to bring one; False when it is on its way. ``awaited``: a job is told when it fails.
+        """Begins to bring one; False when it is on its way. ``awaited``: a job is reported when it fails.
 
         ``pin`` is that of the job; blank: that of the environment.
         """
@@ -111,7 +111,7 @@ class ImagePuller:
             self._on_done()
 
     def _pull(self, node: Node, environment: Environment, pin: str) -> str | None:
-        """Brings it; None on success, else the reason as a sentence."""
+        """Brings it; None on success, else the reason as a message."""
         record_image_state(environment, node, "loading", "Waiting for the node.")
         environment.refresh_from_db()
         check_wanted = ImagePresence.objects.filter(environment=environment, node=node, check_tag=True)
@@ -136,12 +136,12 @@ class ImagePuller:
             if missing := _verify(engine, node, environment, pin):
                 return missing
         except AgentError as refusal:
-            with contextlib.suppress(AgentError, Unknown):  # what its tag named there may have gone
+            with contextlib.suppress(AgentError, OutcomeUnknownError):  # what its tag named there may have gone
                 record_claim(environment, node, engine.images())
             return refusal.message
-        except Unknown as silence:
-            return f"The node stopped answering: {silence}"
-        except SealedElsewhere as problem:
+        except OutcomeUnknownError as error:
+            return f"The node stopped answering: {error}"
+        except DecryptionError as problem:
             return f"The login of its registry cannot be opened: {problem}. An administrator writes it again."
         except OSError as problem:
             return f"The archive cannot be read: {problem}"
@@ -161,14 +161,14 @@ class ImagePuller:
             upload = digest.hexdigest()[:32]
             offset = min(engine.load(upload, 0, b""), size)
             stream.seek(offset)
-            told = -PROGRESS_STEP_PERCENT
+            reported = -PROGRESS_STEP_PERCENT
             while piece := stream.read(CHUNK_BYTES):
                 if self._stopping.is_set():
-                    raise Unknown("This worker is ending.")
+                    raise OutcomeUnknownError("This worker is ending.")
                 offset = engine.load(upload, offset, piece)
                 percent = offset * 100 // max(size, 1)
-                if percent >= told + PROGRESS_STEP_PERCENT:
-                    told = percent
+                if percent >= reported + PROGRESS_STEP_PERCENT:
+                    reported = percent
                     record_image_state(environment, node, "loading", "Sending the image.", percent)
         record_image_state(environment, node, "loading", "The node unpacks the image.", 100)
         engine.load(upload, offset, b"", sha256=digest.hexdigest())
@@ -179,7 +179,7 @@ def _verify(engine: NodeEngine, node: Node, environment: Environment, pin: str) 
 
     Gives why the node has not the image of ``pin``; None when it has, and for none.
     """
-    with contextlib.suppress(AgentError, Unknown):
+    with contextlib.suppress(AgentError, OutcomeUnknownError):
         images = engine.images()
         environment.refresh_from_db()  # its image may have been changed meanwhile
         record_claim(environment, node, images)
@@ -203,14 +203,14 @@ def record_image_state(
 
 
 def record_images(node: Node, images: list[dict[str, Any]], in_progress: Container[int] = ()) -> None:
-    """Writes down which environments a node has, from what it told of its images.
+    """Writes down which environments a node has, from what it reported of its images.
 
     What a worker that is gone was bringing is not on its way any more.
     """
-    told = _by_name(images)
+    reported = _by_name(images)
     for environment in Environment.objects.filter(runtime__in=CONTAINER_RUNTIMES):
         row = record_claim(environment, node, images)
-        present = _find_image(environment, told) is not None
+        present = _find_image(environment, reported) is not None
         broken_off = row.state == "loading" and environment.pk not in in_progress
         if broken_off or (row.state == "present") != present:
             record_image_state(environment, node, "present" if present else "missing", "")
@@ -219,9 +219,9 @@ def record_images(node: Node, images: list[dict[str, Any]], in_progress: Contain
 
 def record_images_cuda(node: Node, images: list[dict[str, Any]]) -> None:
     """Writes down which CUDA each environment's image asks of the driver, as a node that has it tells."""
-    told = _by_name(images)
+    reported = _by_name(images)
     for environment in Environment.objects.filter(runtime__in=CONTAINER_RUNTIMES):
-        image = _find_image(environment, told)
+        image = _find_image(environment, reported)
         if image is not None and "cuda" in image:  # earlier agents do not look
             record_image_cuda(environment, node, image["cuda"] or "")
 
@@ -233,7 +233,7 @@ def _by_name(images: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _find_image(environment: Environment, reported: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of an environment's image among those that a node told, by name."""
+    """The row of an environment's image among those that a node reported, by name."""
     wanted = image_reference(environment)
     return None if wanted is None else reported.get(normalize_image_name(wanted))
 

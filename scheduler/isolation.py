@@ -17,7 +17,7 @@ from scheduler.core.isolate import isolate_faults
 from scheduler.leases import HeldLease
 from scheduler.snapshot import DecisionInput
 
-UseResult = TypeVar("Answer")
+UseResult = TypeVar("UseResult")
 
 
 def without_invalid_rows(inputs: DecisionInput) -> DecisionInput:
@@ -27,7 +27,7 @@ def without_invalid_rows(inputs: DecisionInput) -> DecisionInput:
         inputs,
         snapshot=found.snapshot,
         faults=found.faults,
-        left_out=(*inputs.excluded, *found.verdicts),
+        excluded=(*inputs.excluded, *found.verdicts),
     )
 
 
@@ -50,7 +50,7 @@ def use_valid_rows(
 
 
 def report_faults(leader: HeldLease, before: Snapshot, faults: tuple[Fault, ...]) -> None:
-    """Write the alarms about ``faults`` of ``before``, and end those of rows that are valid again. Raise Deposed."""
+    """Write the alarms about ``faults`` of ``before``, and end those of rows that are valid again. Raise LeaseLostError."""
     names = names_of(before)
     with transaction.atomic():
         leases.check(leader)

@@ -20,14 +20,14 @@ NominatedPlacement = list[list[Any]]
 
 
 def save_nominations(leader: HeldLease, before: dict[str, NominatedPlacement], plan: Plan) -> int:
-    """Writes the kept places that changed since the photograph and gives their number. Raises Deposed."""
+    """Writes the kept places that changed since the photograph and gives their number. Raises LeaseLostError."""
     wanted = {str(start.job): _as_json(start) for start in plan.nominations}
     changed = {job: wanted.get(job) for job in {*before, *wanted} if before.get(job) != wanted.get(job)}
     if changed:
         with transaction.atomic(), connection.cursor() as cursor:
             leases.check(leader)
             cursor.execute(
-                "UPDATE portal_job job SET kept = new.kept"
+                "UPDATE portal_job job SET nominated_placement = new.nominated_placement"
                 "  FROM unnest(%(jobs)s::text[], %(kept)s::jsonb[]) AS new(job, kept)"
                 " WHERE job.public_id = new.job",
                 {

@@ -47,9 +47,9 @@ def node_lease(node: str) -> str:
 
 def acquire(name: str, holder: str, ttl_s: float) -> HeldLease | None:
     """Takes or renews a lease; None while another holder has it."""
-    kept = renew([name], holder, ttl_s)
-    if kept:
-        return kept[0]
+    renewed = renew([name], holder, ttl_s)
+    if renewed:
+        return renewed[0]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.EPOCH_LOCK])
         cursor.execute(
@@ -92,7 +92,7 @@ def release(names: Sequence[str], holder: str) -> None:
 
 
 def check(lease: HeldLease) -> None:
-    """Raises Deposed unless the lease is still ours; nobody can take it before this transaction ends (I8)."""
+    """Raises LeaseLostError unless the lease is still ours; nobody can take it before this transaction ends (I8)."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT holder, epoch FROM portal_lease WHERE name = %s FOR SHARE", [lease.name])
         row = cursor.fetchone()
@@ -103,7 +103,7 @@ def check(lease: HeldLease) -> None:
 def command_epoch(lease: HeldLease) -> int:
     """The epoch for a command to the node of this lease: the newest of the leader's and its own.
 
-    Raises Deposed when the lease is not ours any more.
+    Raises LeaseLostError when the lease is not ours any more.
     """
     with connection.cursor() as cursor:
         cursor.execute(

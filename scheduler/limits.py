@@ -19,7 +19,7 @@ class QuotaCheck:
     """
 
     def __init__(self, project_pools: Iterable[tuple[int, int]]) -> None:
-        """``asked``: row numbers of the projects and pools in question. Call in a transaction."""
+        """``project_pools``: row numbers of the projects and pools in question. Call in a transaction."""
         pairs = set(project_pools)
         tree = {
             id_: (parent, name)
@@ -60,7 +60,7 @@ class QuotaCheck:
                 raise Conflict(
                     f"{self._name[project]} holds {held_milli / 1000:g} of its {limit_milli / 1000:g} GPUs "
                     f"in {pool.name}.",
-                    code="limit",
+                    code="project_limit",
                 )
         for project in self._ancestors[job.project_id] if milli else ():
             held_milli = self._user_milli[project, pool.pk, job.owner_id]
@@ -69,7 +69,7 @@ class QuotaCheck:
                 raise Conflict(
                     f"{job.owner.username} holds {held_milli / 1000:g} of the {most_milli / 1000:g} GPUs that one "
                     f"person may hold of {self._name[project]} in {pool.name}.",
-                    code="quota_of_user",
+                    code="user_limit",
                 )
         self._add(job.project_id, pool.pk, job.owner_id, milli)
 

@@ -29,7 +29,7 @@ def is_basic_mount(mount: Mapping[str, Any]) -> bool:
 
 
 def read_job_volumes(job: Job) -> JobVolumes:
-    """The folders of a job, in as few queries as it has kinds of them. Raises NotLent."""
+    """The folders of a job, in as few queries as it has kinds of them. Raises VolumeNotAllowedError."""
     home = Volume.objects.filter(owner_id=job.owner_id, kind=VolumeKind.HOME.value).first()
     homes = declared_volumes().filter(kind=VolumeKind.HOME.value).first()
     names = {each["volume"] for each in job.volumes}
@@ -52,7 +52,7 @@ def _build_home_mount(job: Job, volumes: JobVolumes, node: Node) -> tuple[dict[s
     shared = next((row for row in (own or homes,) if row and row.scope == VolumeScope.SHARED.value), None)
     if shared is not None and shared.path:
         source = f"{shared.path.rstrip('/')}/{job.owner.username}"
-        return {"kind": "path", "source": source, **mount}, target
+        return {"kind": "host_path", "source": source, **mount}, target
     mount = {"kind": "home", "source": job.owner.username, **mount}
     if homes is not None and homes.quota_mib is not None:
         mount["quota_mib"] = homes.quota_mib
@@ -63,7 +63,7 @@ def _build_home_mount(job: Job, volumes: JobVolumes, node: Node) -> tuple[dict[s
 def _build_volume_mount(job: Job, requested: Mapping[str, Any], row: Volume) -> dict[str, Any]:
     """One volume that a job names, as its node must know it."""
     mount: dict[str, Any] = {
-        "kind": "path",
+        "kind": "host_path",
         "source": row.path,
         "target": requested["target"],
         "read_only": row.read_only or requested["read_only"],

@@ -34,42 +34,42 @@ from portal.words.states import NodeTransport
 from scheduler.dispatch import NodeConnection
 
 
-def run_due_operations(door: NodeConnection, reconnect: Callable[[], None]) -> None:
+def run_due_operations(connection: NodeConnection, reconnect: Callable[[], None]) -> None:
     """Everything that is due on a node: signals, then one act after the other.
 
-    ``reopen`` drops the link, so that a new one meets another agent. Raises Unknown when the node does not answer:
+    ``reconnect`` drops the link, so that a new one meets another agent. Raises OutcomeUnknownError when the node does not answer:
     what was not finished is due again.
     """
-    _send_signals(door)
-    for check in due_operations(door.node.pk):
-        if not door.engine.is_open:
+    _send_signals(connection)
+    for check in due_operations(connection.node.pk):
+        if not connection.engine.is_open:
             return  # what this link said of the node's agent may be out of date
-        act = _Operation(door, check)
+        operation = _Operation(connection, check)
         try:
             match OperationKind(check.kind):
                 case OperationKind.UPGRADE:
-                    if not _upgrade(act):
+                    if not _upgrade(operation):
                         reconnect()
                         return
                 case OperationKind.PREFLIGHT:
-                    _preflight(act)
+                    _preflight(operation)
                 case OperationKind.GC:
-                    _collect_garbage(act)
+                    _collect_garbage(operation)
         except AgentError as refusal:
-            act.step(check.title, False, refusal.message)
-            act.finish(False)
+            operation.step(check.title, False, refusal.message)
+            operation.finish(False)
         except FairwayError as problem:
-            act.step(check.title, False, problem.message)
-            act.finish(False)
+            operation.step(check.title, False, problem.message)
+            operation.finish(False)
 
 
-def _send_signals(door: NodeConnection) -> None:
-    for row in claim_signals(door.node.pk):
+def _send_signals(connection: NodeConnection) -> None:
+    for row in claim_signals(connection.node.pk):
         attempt = row.attempt
         failpoint("signal.taken")
         try:
             signal = row.signal.removeprefix("SIG")
-            door.engine.signal(door.epoch(), attempt.job.public_id, attempt.number, signal)
+            connection.engine.signal(connection.epoch(), attempt.job.public_id, attempt.number, signal)
         except AgentError as refusal:
             record_signal_delivery(row, refusal.message)
         else:
@@ -79,8 +79,8 @@ def _send_signals(door: NodeConnection) -> None:
 class _Operation:
     """One act under way: where its steps go, and how long each took."""
 
-    def __init__(self, door: NodeConnection, operation: NodeOperation) -> None:
-        self.door = door
+    def __init__(self, connection: NodeConnection, operation: NodeOperation) -> None:
+        self.connection = connection
         self.operation = operation
         self._since_s = time.monotonic()
 
@@ -100,15 +100,15 @@ class _Operation:
 
 def _upgrade(operation: _Operation) -> bool:
     """One visit of an upgrade; False when the link is to be opened anew to meet the new program."""
-    door, check, ours = operation.door, operation.operation, bundled_agent()
-    running = door.engine.hello.get("program")
+    connection, check, ours = operation.connection, operation.operation, bundled_agent()
+    running = connection.engine.hello.get("agent_digest")
     if running == ours.digest:
-        if door.node.transport == NodeTransport.SSH.value:
-            door.engine.confirm_upgrade(ours.digest)
+        if connection.node.transport == NodeTransport.SSH.value:
+            connection.engine.confirm_upgrade(ours.digest)
         operation.step(
             "New agent",
             True,
-            f"It answers: version {door.engine.hello['agent_version']}, {ours.digest[:12]}.",
+            f"It answers: version {connection.engine.hello['agent_version']}, {ours.digest[:12]}.",
         )
         operation.finish(True)
         return True
@@ -120,13 +120,13 @@ def _upgrade(operation: _Operation) -> bool:
         )
         operation.finish(False)
         return True
-    if door.node.transport == NodeTransport.SSH.value:
-        door.engine.upgrade(ours.signed.program, ours.signed.signature, confirm_within_s=UPGRADE_CONFIRM_TIMEOUT_S)
-        sentence = f"{len(ours.signed.program) // 1024} KiB are in place and their signature is good."
+    if connection.node.transport == NodeTransport.SSH.value:
+        connection.engine.upgrade(ours.signed.program, ours.signed.signature, confirm_within_s=UPGRADE_CONFIRM_TIMEOUT_S)
+        message = f"{len(ours.signed.program) // 1024} KiB are in place and their signature is good."
     else:
-        sentence = "This machine reads it from the portal's own folder."
+        message = "This machine reads it from the portal's own folder."
     record_program_sent(check.pk, ours.digest)
-    operation.step(PROGRAM_SENT_STEP, True, sentence)
+    operation.step(PROGRAM_SENT_STEP, True, message)
     return False
 
 
@@ -134,9 +134,9 @@ def _upgrade(operation: _Operation) -> bool:
 
 
 def _preflight(operation: _Operation) -> None:
-    pool = NodePool.objects.get(pk=operation.door.node.pool_id)
-    checks = operation.door.engine.preflight(_fabric_request(pool.fabric, operation.door.node.runtime))
-    nodes.record_network_info(operation.door.node.pk, operation.door.engine.network_info())
+    pool = NodePool.objects.get(pk=operation.connection.node.pool_id)
+    checks = operation.connection.engine.preflight(_fabric_request(pool.fabric, operation.connection.node.runtime))
+    nodes.record_network_info(operation.connection.node.pk, operation.connection.engine.network_info())
     for check in checks:
         operation.step(check.name.capitalize(), check.ok, check.message)
     record_preflight_finished(operation.operation.pk, all(check.ok or check.name in WARNING_ONLY_CHECKS for check in checks))
@@ -156,9 +156,9 @@ def _fabric_request(fabric: GangFabric, runtime: str) -> dict[str, Any] | None:
 
 
 def _collect_garbage(operation: _Operation) -> None:
-    node = operation.door.node
+    node = operation.connection.node
     knobs = effective_pool_settings([node.pool])[node.pool_id]
-    freed = operation.door.engine.gc(keep_s=int(knobs["tidy_keep_s"]), images=_image_gc_options(knobs, node.pk))
+    freed = operation.connection.engine.gc(min_age_s=int(knobs["gc_keep_s"]), images=_image_gc_options(knobs, node.pk))
     for key, (name, words) in GC_COUNTER_LABELS.items():
         if freed.get(key) is not None:  # an agent of an earlier version does not look at all of these
             operation.step(name, True, f"{freed[key]} {words}.")
@@ -172,12 +172,12 @@ def _collect_garbage(operation: _Operation) -> None:
 
 def _image_gc_options(settings: Mapping[str, SettingValue], node_id: int) -> dict[str, Any] | None:
     """Which images a node may remove, as the verb ``gc`` takes it; None: none."""
-    if settings["images_removed"] == "none":
+    if settings["image_gc_scope"] == "none":
         return None
     return {
-        "high_percent": settings["image_high_percent"],
-        "low_percent": settings["image_low_percent"],
-        "keep_s": settings["image_keep_s"],
-        "others": settings["images_removed"] == "all",
-        "keep": protected_images(node_id),
+        "high_threshold_percent": settings["image_gc_high_threshold_percent"],
+        "low_threshold_percent": settings["image_gc_low_threshold_percent"],
+        "min_age_s": settings["image_min_age_s"],
+        "include_unmanaged": settings["image_gc_scope"] == "all",
+        "protected": protected_images(node_id),
     }

@@ -58,9 +58,9 @@ def _get_unstarted(operation_id: str) -> NodeOperation | None:
 def _enrol(operation_id: str, node: Node) -> bool:
     began_s = time.monotonic()
 
-    def step(ok: bool, sentence: str) -> bool:
+    def step(ok: bool, message: str) -> bool:
         record_operation_step(
-            operation_id, name="Enrolment", ok=ok, message=sentence, seconds=time.monotonic() - began_s
+            operation_id, name="Enrolment", ok=ok, message=message, seconds=time.monotonic() - began_s
         )
         return ok
 
@@ -115,6 +115,6 @@ def _check_local_node(operation_id: str, node: Node) -> bool:
         return False
     hello = engine.hello
     engine.close()
-    sentence = f"Version {hello['agent_version']} answers, with {len(hello['gpus'])} GPUs."
-    record_operation_step(operation_id, name="Agent", ok=True, message=sentence, seconds=time.monotonic() - began_s)
+    message = f"Version {hello['agent_version']} answers, with {len(hello['gpus'])} GPUs."
+    record_operation_step(operation_id, name="Agent", ok=True, message=message, seconds=time.monotonic() - began_s)
     return True

@@ -9,7 +9,7 @@ from functools import partial
 
 from django.db import Error as DatabaseError
 
-from agents.engines.contract import AgentError, TaskKey, Unknown
+from agents.engines.contract import AgentError, TaskKey, OutcomeUnknownError
 from portal.models import ClusterSettings, Task
 from portal.services import lifecycle
 from portal.services.reaching import should_check_rendezvous
@@ -48,34 +48,34 @@ class NodeQueue:
         self._due_s: dict[Key, float] = {}
         self._start_attempts: dict[int, int] = {}
 
-    def run_due(self, door: NodeConnection) -> float:
+    def run_due(self, connection: NodeConnection) -> float:
         """Begins what is due; gives the seconds until something else is."""
-        held = dispatch.active_tasks(door.node)
-        if any(_needs_details(task) for task in held):
-            held = dispatch.active_tasks_with_details(door.node)
-        wanted: dict[Key, Callable[[], None]] = {}
-        adopting: bool | None = None  # after a restore nothing starts, also not what the record had begun
-        for task in held:
-            if task.attempt.stop_wanted_at is not None:
-                wanted[("stop", task.attempt_id)] = partial(self._stop, door, task)
-            elif task.leave_wanted_at is not None:
-                wanted[("leave", task.pk)] = partial(self._evict, door, task)
+        tasks = dispatch.active_tasks(connection.node)
+        if any(_needs_details(task) for task in tasks):
+            tasks = dispatch.active_tasks_with_details(connection.node)
+        actions: dict[Key, Callable[[], None]] = {}
+        recovering: bool | None = None  # after a restore nothing starts, also not what the record had begun
+        for task in tasks:
+            if task.attempt.stop_requested_at is not None:
+                actions[("stop", task.attempt_id)] = partial(self._stop, connection, task)
+            elif task.eviction_requested_at is not None:
+                actions[("evict", task.pk)] = partial(self._evict, connection, task)
             elif should_check_rendezvous(task, task.attempt):
-                wanted[("reach", task.attempt_id)] = partial(self._check_connectivity, door, task)
+                actions[("connectivity", task.attempt_id)] = partial(self._check_connectivity, connection, task)
             elif lifecycle.should_start(task, task.attempt):
-                if adopting is None:
-                    adopting = ClusterSettings.objects.get(id=1).adopt_only
-                if not adopting:
-                    wanted[("start", task.pk)] = partial(self._start, door, task)
+                if recovering is None:
+                    recovering = ClusterSettings.objects.get(id=1).recovery_mode
+                if not recovering:
+                    actions[("start", task.pk)] = partial(self._start, connection, task)
             elif _awaits_readiness(task):
-                wanted[("probe", task.pk)] = partial(self._probe, door, task)
-        for terminal in terminals_to_open(door.node):
-            wanted[("terminal", terminal.pk)] = partial(open_terminal, door, terminal)
-        self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in wanted}
-        live = {task.pk for task in held}
-        self._start_attempts = {pk: tries for pk, tries in self._start_attempts.items() if pk in live}
+                actions[("probe", task.pk)] = partial(self._probe, connection, task)
+        for terminal in terminals_to_open(connection.node):
+            actions[("terminal", terminal.pk)] = partial(open_terminal, connection, terminal)
+        self._due_s = {key: due_s for key, due_s in self._due_s.items() if key in actions}
+        live = {task.pk for task in tasks}
+        self._start_attempts = {pk: attempts for pk, attempts in self._start_attempts.items() if pk in live}
         next_s = NOTHING_DUE_S
-        for key, work in wanted.items():
+        for key, work in actions.items():
             wait_s = self._due_s.get(key, 0.0) - time.monotonic()
             if wait_s > 0:
                 next_s = min(next_s, wait_s)
@@ -88,69 +88,69 @@ class NodeQueue:
 
     # -- start -------------------------------------------------------------------------------------
 
-    def _start(self, door: NodeConnection, task: Task) -> None:
+    def _start(self, connection: NodeConnection, task: Task) -> None:
         if self._images.is_pulling(task):
             self._schedule("start", task.pk, IMAGE_POLL_S)
             return
         failed = self._images.take_failure(task)
         if failed is not None:
-            dispatch.fail_task(door.node, task, EndReason.IMAGE_MISSING, failed)
+            dispatch.fail_task(connection.node, task, EndReason.IMAGE_MISSING, failed)
             return
-        tries = self._start_attempts[task.pk] = self._start_attempts.get(task.pk, 0) + 1
+        attempts = self._start_attempts[task.pk] = self._start_attempts.get(task.pk, 0) + 1
         try:
-            after = dispatch.start_task(door, task, attempts_left=MAX_START_ATTEMPTS - tries)
-        except (Unknown, LeaseLostError, DatabaseError):
+            next_step = dispatch.start_task(connection, task, attempts_left=MAX_START_ATTEMPTS - attempts)
+        except (OutcomeUnknownError, LeaseLostError, DatabaseError):
             raise
         except Exception:  # one task that cannot be told to the node must not keep the others from it
-            log.exception("task %s could not be started on %s", task.pk, door.node.name)
-            if tries >= MAX_START_ATTEMPTS:
+            log.exception("task %s could not be started on %s", task.pk, connection.node.name)
+            if attempts >= MAX_START_ATTEMPTS:
                 detail = "an error of Fairway's own; its log has the details."
-                dispatch.fail_task(door.node, task, EndReason.START_REFUSED, detail)
+                dispatch.fail_task(connection.node, task, EndReason.START_REFUSED, detail)
                 return
-            after = NextStep.RETRY
-        match after:
+            next_step = NextStep.RETRY
+        match next_step:
             case NextStep.DONE:
                 return
             case NextStep.PULL_IMAGE:
-                self._images.pull(door.node, task)
+                self._images.pull(connection.node, task)
                 self._schedule("start", task.pk, IMAGE_POLL_S)
             case NextStep.RETRY:
-                self._schedule("start", task.pk, min(FIRST_RETRY_S * 2.0 ** (tries - 1), LAST_RETRY_S))
+                self._schedule("start", task.pk, min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LAST_RETRY_S))
                 self._reconcile_soon()  # what it says may be news to the record
 
-    def _check_connectivity(self, door: NodeConnection, task: Task) -> None:
-        self._schedule("reach", task.attempt_id, CONNECTIVITY_RETRY_S)
-        check_connectivity(door, task)
+    def _check_connectivity(self, connection: NodeConnection, task: Task) -> None:
+        self._schedule("connectivity", task.attempt_id, CONNECTIVITY_RETRY_S)
+        check_connectivity(connection, task)
 
     # -- stop --------------------------------------------------------------------------------------
 
-    def _stop(self, door: NodeConnection, task: Task) -> None:
+    def _stop(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("stop", task.attempt_id, STOP_RETRY_S)
-        self._end(door, task, lambda: dispatch.stop_attempt(door, task.attempt))
+        self._end(connection, task, lambda: dispatch.stop_attempt(connection, task.attempt))
 
-    def _evict(self, door: NodeConnection, task: Task) -> None:
-        self._schedule("leave", task.pk, STOP_RETRY_S)
-        self._end(door, task, lambda: dispatch.stop_task(door, task))
+    def _evict(self, connection: NodeConnection, task: Task) -> None:
+        self._schedule("evict", task.pk, STOP_RETRY_S)
+        self._end(connection, task, lambda: dispatch.stop_task(connection, task))
 
-    def _end(self, door: NodeConnection, task: Task, stop: Callable[[], bool]) -> None:
+    def _end(self, connection: NodeConnection, task: Task, stop: Callable[[], bool]) -> None:
         try:
             if stop():
-                collect_and_remove(door, task.attempt.job.public_id, task.attempt.number)
+                collect_and_remove(connection, task.attempt.job.public_id, task.attempt.number)
         except AgentError as refusal:
             if refusal.code == "stale_epoch":
-                raise Unknown(refusal.message) from refusal  # a new hello brings a higher one
-            log.warning("%s does not stop attempt %s: %s", door.node.name, task.attempt_id, refusal)
+                raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher one
+            log.warning("%s does not stop attempt %s: %s", connection.node.name, task.attempt_id, refusal)
 
     # -- the server of a workspace -----------------------------------------------------------------
 
-    def _probe(self, door: NodeConnection, task: Task) -> None:
+    def _probe(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("probe", task.pk, PROBE_INTERVAL_S)
         port = task.attempt.job.environment.tool_port
         key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
         try:
-            answers = port is None or door.engine.probe(key, port, "/") is not None
+            answers = port is None or connection.engine.probe(key, port, "/") is not None
         except AgentError as refusal:  # it has just ended, and the news is on its way
-            log.info("%s cannot be asked on %s: %s", key, door.node.name, refusal)
+            log.info("%s cannot be asked on %s: %s", key, connection.node.name, refusal)
             return
         if answers:
             lifecycle.record_attempt_ready(task.attempt_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from agents.engines.contract import NodeEngine, AgentError, Unknown
+from agents.engines.contract import NodeEngine, AgentError, OutcomeUnknownError
 from agents.engines.ssh import AgentEngine
 from agents.ssh import Role, SshError
 from portal.database.turns import release_connection
@@ -19,7 +19,7 @@ LOCAL_AGENT_PATH = "agent/agent.pyz"
 
 
 class EngineConnectError(Exception):
-    """No connection to the node; the message is a sentence for people."""
+    """No connection to the node; the message is a message for people."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -47,8 +47,8 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
         raise EngineConnectError(str(problem), problem.code) from problem
     except AgentError as refusal:
         raise EngineConnectError(refusal.message, refusal.code) from refusal
-    except Unknown as problem:
-        raise EngineConnectError(f"The agent on {node.name} did not answer: {problem}", "no_answer") from problem
+    except OutcomeUnknownError as problem:
+        raise EngineConnectError(f"The agent on {node.name} did not answer: {problem}", "command_timeouts") from problem
     except OSError as problem:
         raise EngineConnectError(
             f"The agent of {node.name} cannot be started: {problem}", "agent_missing"

@@ -18,31 +18,31 @@ CONNECT_TIMEOUT_S = 3.0
 """So long a node may take to reach another; a node near by takes a millisecond."""
 
 
-def check_connectivity(door: NodeConnection, task: Task) -> None:
-    """One try, for all tasks of the attempt on this node. Raises Unknown when the node does not answer."""
+def check_connectivity(connection: NodeConnection, task: Task) -> None:
+    """One try, for all tasks of the attempt on this node. Raises OutcomeUnknownError when the node does not answer."""
     attempt, row = task.attempt, task.attempt.rendezvous
     key = TaskKey(attempt.job.public_id, attempt.number, task.rank)
-    failpoint("reach.before_send")
+    failpoint("connectivity.before_send")
     try:
-        why = door.engine.check_rendezvous(key, row.address, row.port, timeout_s=CONNECT_TIMEOUT_S)
+        why = connection.engine.check_rendezvous(key, row.address, row.port, timeout_s=CONNECT_TIMEOUT_S)
     except AgentError as refusal:  # its agent is another than when the gang was placed: nobody can look
-        log.warning("%s cannot try to reach %s: %s", door.node.name, row.node.name, refusal)
+        log.warning("%s cannot try to reach %s: %s", connection.node.name, row.node.name, refusal)
         why = None
-    failpoint("reach.answered")
+    failpoint("connectivity.answered")
     if why is None:
         reaching.record_rendezvous_reached(task.pk)
-        failpoint("reach.recorded")
+        failpoint("connectivity.recorded")
         return
     where = format_endpoint(row.address, row.port)
-    sentence = f"{door.node.name} cannot reach {row.node.name} ({where}): {why}."
-    log.warning("%s (%s)", sentence, key)
-    lifecycle.record_task_problem(task.pk, sentence)
-    if row.trying_since is None or not reaching.record_rendezvous_failure(task.pk, row.trying_since):
+    message = f"{connection.node.name} cannot reach {row.node.name} ({where}): {why}."
+    log.warning("%s (%s)", message, key)
+    lifecycle.record_task_problem(task.pk, message)
+    if row.check_started_at is None or not reaching.record_rendezvous_failure(task.pk, row.check_started_at):
         return
-    cause = trust.record_peer_unreachable(door.node.pk, row.node_id, job=attempt.job, message=sentence)
-    failpoint("reach.blamed")
-    exclude_faulty_node(attempt.job, door.node, row.node, cause)
-    facts = {"node": door.node.name, "first": row.node.name, "place": where, "why": why}
+    cause = trust.record_peer_unreachable(connection.node.pk, row.node_id, job=attempt.job, message=message)
+    failpoint("connectivity.blamed")
+    exclude_faulty_node(attempt.job, connection.node, row.node, cause)
+    facts = {"node": connection.node.name, "first": row.node.name, "place": where, "why": why}
     reason = EndReason.RENDEZVOUS_UNREACHABLE
     lifecycle.request_stop(attempt.pk, reason, message=end_message(reason, **facts))
 

@@ -50,21 +50,21 @@ from scheduler.unfit import NodeCapabilities
 
 
 def read_pools(cluster_settings: dict[str, Any], faults: list[Fault]) -> tuple[PoolRow, ...]:
-    """Pools with the knobs that they turn otherwise than the cluster, whose own are ``knobs``.
+    """Pools with the knobs that they turn otherwise than the cluster, whose own are ``cluster_settings``.
 
     Notes in ``faults`` the pools whose knobs cannot be read; they come without any.
     """
     found = []
     rows = NodePool.objects.order_by("name").values_list("public_id", "name", "policy", "allow_host_network")
-    for id_, name, own, lends in rows:
+    for id_, name, pool_settings, host_network in rows:
         try:
-            Policy.from_settings({**cluster_settings, **own})
-            placement = own.get("placement")
-            turned = sorted((knob, value) for knob, value in own.items() if affects_decisions(knob))
-        except INVALID_DATA as wrong:  # PolicyError is a ValueError
-            faults.append(Fault(RowKind.POOL, id_, f"pools[{id_}].policy", f"{wrong}"))
-            placement, turned = None, []
-        found.append(PoolRow(PoolId(id_), name, placement, tuple(turned), lends))
+            Policy.from_settings({**cluster_settings, **pool_settings})
+            placement = pool_settings.get("placement")
+            overrides = sorted((knob, value) for knob, value in pool_settings.items() if affects_decisions(knob))
+        except INVALID_DATA as error:  # PolicyError is a ValueError
+            faults.append(Fault(RowKind.POOL, id_, f"pools[{id_}].policy", f"{error}"))
+            placement, overrides = None, []
+        found.append(PoolRow(PoolId(id_), name, placement, tuple(overrides), host_network))
     return tuple(found)
 
 
@@ -84,10 +84,10 @@ def read_gpus(cache: RowCache[tuple[GpuRow, ...]]) -> dict[int, tuple[GpuRow, ..
 
 def _fetch_gpus(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow, ...]]]:
     rows = Gpu.objects.filter(Q(present=True) | Q(used_milli__gt=0)).order_by("node_id", "index", "id")
-    alone = Exists(Allocation.objects.filter(gpu=OuterRef("pk"), whole=True, ended_at__isnull=True))
+    exclusive = Exists(Allocation.objects.filter(gpu=OuterRef("pk"), whole=True, ended_at__isnull=True))
     chosen = rows if nodes is None else rows.filter(node__in=nodes)
-    columns = chosen.annotate(alone=alone).values_list(
-        "node_id", "present", "health", "foreign_process_owner", "uuid", "index", "model", "memory_mib", "used_milli", "alone",
+    columns = chosen.annotate(exclusive=exclusive).values_list(
+        "node_id", "present", "health", "foreign_process_owner", "uuid", "index", "model", "memory_mib", "used_milli", "exclusive",
         "nvlink_island", "mig_profile", "compute_capability", named=True,
     )  # fmt: skip
     for node, gpus in groupby(columns, key=attrgetter("node_id")):
@@ -100,9 +100,9 @@ def _fetch_gpus(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow
                     model=gpu.model,
                     memory_mib=gpu.memory_mib,
                     used_milli=gpu.used_milli,
-                    exclusive=gpu.alone,
-                    healthy=gpu.present and gpu.health == GpuHealth.OK.value and not gpu.foreign_user,
-                    nvlink_island=gpu.island,
+                    exclusive=gpu.exclusive,
+                    healthy=gpu.present and gpu.health == GpuHealth.OK.value and not gpu.foreign_process_owner,
+                    nvlink_island=gpu.nvlink_island,
                     mig_profile=gpu.mig_profile or None,
                     compute_capability=gpu.compute_capability,
                 )
@@ -124,26 +124,26 @@ def read_nodes(
         for node_id in attempt.node_ids:
             cpu[node_id] += attempt.row["job__cpu_milli"]
             memory[node_id] += attempt.row["job__memory_mib"]
-    away = {NodeState.RETIRED.value, NodeState.ENROLLING.value}
+    inactive_states = {NodeState.RETIRED.value, NodeState.ENROLLING.value}
     nodes = columns_cache.refresh_blocks(row_version_blocks("portal_node", "id"), _fetch_nodes)
     rows = {
         id_: (node, gpus.get(id_, ()), cpu[id_], memory[id_])
         for id_, node in nodes.items()
-        if node.state not in away or id_ in cpu
+        if node.state not in inactive_states or id_ in cpu
     }
-    machines = {
+    capabilities = {
         node.public_id: NodeCapabilities(
             node.runtime,
             node.hello__driver if isinstance(node.hello__driver, str) else None,
-            bool(node.hello__shares__enforced),
-            node.hello__cuda_driver if isinstance(node.hello__cuda_driver, str) else None,
+            bool(node.hello__gpu_sharing__enforced),
+            node.hello__max_cuda_version if isinstance(node.hello__max_cuda_version, str) else None,
             bool(node.lacks),
             node.pool__public_id,
             bool((node.hello__egress or {}).get(node.runtime)),
         )
         for node, *_ in rows.values()
     }
-    return rows_cache.map(rows, None, lambda _, row: build_node_row(*row), lambda _, row: _build_row_without_json(*row)), machines
+    return rows_cache.map(rows, None, lambda _, row: build_node_row(*row), lambda _, row: _build_row_without_json(*row)), capabilities
 
 
 def _fetch_nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
@@ -158,7 +158,7 @@ def _fetch_nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
 
 def _build_row_without_json(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
     """The row of a node whose JSON cannot be read; it takes nothing."""
-    plain = node._replace(labels={}, hello__driver=None, hello__cuda_driver=None)
+    plain = node._replace(labels={}, hello__driver=None, hello__max_cuda_version=None)
     return replace(build_node_row(plain, gpus, cpu_used_milli, memory_used_mib), schedulable=False)
 
 
@@ -166,14 +166,14 @@ def build_node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, mem
     """One node as the decision sees it. Raise ValueError for JSON that it cannot be made of."""
     if not isinstance(node.labels, dict):
         raise ValueError("labels are no object")
-    for name in ("driver", "cuda_driver"):
+    for name in ("driver", "max_cuda_version"):
         if not isinstance(getattr(node, f"hello__{name}"), str | None):
             raise ValueError(f"hello.{name} is no text")
     return NodeRow(
         id=NodeId(node.public_id),
         name=node.name,
         pool=PoolId(node.pool__public_id),
-        schedulable=node.state == NodeState.READY.value and accepts_another_job(node.trust, node.on_trial),
+        schedulable=node.state == NodeState.READY.value and accepts_another_job(node.trust, node.probation_attempt),
         reachable=node.reachable,
         cpu_milli=node.cpu_milli,
         cpu_used_milli=cpu_used_milli,
@@ -182,7 +182,7 @@ def build_node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, mem
         gpus=gpus,
         labels=tuple(sorted(node.labels.items())),
         missing_requirements=node.lacks,
-        driver_cuda=node.hello__cuda_driver,
+        driver_cuda=node.hello__max_cuda_version,
     )
 
 
@@ -251,9 +251,9 @@ def read_quotas() -> tuple[QuotaRow, ...]:
     )
 
 
-def read_usage(now_s: float, half_life_s: float) -> tuple[UsageRow, ...]:
+def read_usage(now_s: float, usage_half_life_s: float) -> tuple[UsageRow, ...]:
     """GPU-seconds by project, pool and person, each second halved once for every half-life since it passed."""
     return tuple(
         UsageRow(ProjectId(row.project), PoolId(row.pool), UserId(row.user), row.gpu_seconds)
-        for row in decayed_usage(now_s, half_life_s)
+        for row in decayed_usage(now_s, usage_half_life_s)
     )

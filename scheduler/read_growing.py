@@ -20,25 +20,25 @@ ScaleUpSource = tuple[dict[str, Any], LiveAttempt, tuple[NodeId, ...], list[str]
 
 def read_scale_ups(
     attempts: Mapping[int, LiveAttempt],
-    unfit: IneligibleNodes,
+    ineligible: IneligibleNodes,
     cache: DerivedCache[ScaleUpSource, PendingRow],
 ) -> tuple[PendingRow, ...]:
     """A row for each running job that may grow, with the numbers of the tasks it waits for.
 
     Two queries, and none where nobody may grow.
     """
-    grow = {attempt.row["job_id"]: attempt for attempt in attempts.values() if attempt.missing_ranks}
-    if not grow:
+    growing = {attempt.row["job_id"]: attempt for attempt in attempts.values() if attempt.missing_ranks}
+    if not growing:
         return cache.map({}, None, _build_row)
-    avoided: dict[int, list[str]] = defaultdict(list)
-    for job, node in Job.avoid_nodes.through.objects.filter(job__in=grow).values_list(
+    excluded: dict[int, list[str]] = defaultdict(list)
+    for job, node in Job.avoid_nodes.through.objects.filter(job__in=growing).values_list(
         "job_id", "node__public_id"
     ):
-        avoided[job].append(node)
+        excluded[job].append(node)
 
-    def cannot(row: dict[str, Any]) -> tuple[NodeId, ...]:
+    def find_ineligible(row: dict[str, Any]) -> tuple[NodeId, ...]:
         shares = row["milli_per_gpu"] < WHOLE_MILLI
-        return unfit.for_task(
+        return ineligible.for_task(
             row["environment_id"],
             row["gpus_per_task"],
             shares_gpu=shares,
@@ -47,11 +47,11 @@ def read_scale_ups(
         )
 
     sources = {}
-    for id_, row in fetch_columns(list(grow)):
+    for id_, row in fetch_columns(list(growing)):
         if row["held"]:
             continue
         try:
-            sources[id_] = (row, grow[id_], cannot(row), sorted(avoided[id_]))
+            sources[id_] = (row, growing[id_], find_ineligible(row), sorted(excluded[id_]))
         except INVALID_DATA:
             continue  # ``read_running`` says of the same job that it cannot be read
     return cache.map(
@@ -66,6 +66,6 @@ def _build_row(_: int, source: ScaleUpSource) -> PendingRow:
         pools=(PoolId(attempt.row["pool__public_id"]),),
         tasks=len(attempt.missing_ranks),
         ranks=attempt.missing_ranks,
-        kept=(),  # with the row of what runs
+        nominated_tasks=(),  # with the row of what runs
         not_before_s=attempt.row["grow_after_s"],
     )

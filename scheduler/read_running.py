@@ -76,7 +76,7 @@ def read_live_attempts(cache: RowCache[LiveAttempt]) -> dict[int, LiveAttempt]:
             "       (SELECT xmin FROM portal_job winner WHERE winner.id = attempt.stop_for_id), tasks.here)"
             "  FROM portal_attempt attempt JOIN portal_job job ON job.id = attempt.job_id"
             "  LEFT JOIN (SELECT attempt_id, string_agg(id::text || ':' || node_id::text, ' ') AS here"
-            "               FROM portal_task WHERE NOT gone GROUP BY attempt_id) tasks"
+            "               FROM portal_task WHERE NOT container_removed GROUP BY attempt_id) tasks"
             "    ON tasks.attempt_id = attempt.id"
             " WHERE attempt.state = ANY(%s)",
             [list(_LIVE)],
@@ -97,29 +97,29 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
         shares[task].append(GpuShare(GpuUuid(uuid), milli))
     tasks: dict[int, list[_TaskColumns]] = defaultdict(list)
     # of an elastic job also those that are gone: what comes in their place gets a number of its own
-    told = Q(container_removed=False) | Q(attempt__job__min_tasks__isnull=False)
+    included = Q(container_removed=False) | Q(attempt__job__min_tasks__isnull=False)
     for fields in (
-        Task.objects.filter(told, attempt__in=chosen)
-        .annotate(leaves=Q(eviction_requested_at__isnull=False))
+        Task.objects.filter(included, attempt__in=chosen)
+        .annotate(stopping=Q(eviction_requested_at__isnull=False))
         .order_by("attempt_id", "rank")
-        .values_list("attempt_id", "id", "rank", "node_id", "node__public_id", "container_removed", "state", "leaves")
+        .values_list("attempt_id", "id", "rank", "node_id", "node__public_id", "container_removed", "state", "stopping")
     ):
         tasks[fields[0]].append(_TaskColumns(*fields[1:]))
-    promised_to = Case(When(_PREEMPTOR_STILL_PENDING, then=F("preempted_for__public_id")), default=None)
+    preemptor = Case(When(_PREEMPTOR_STILL_PENDING, then=F("preempted_for__public_id")), default=None)
     for row in chosen.annotate(
-        promised_to=promised_to,
+        preemptor=preemptor,
         created_s=EpochSeconds("created_at"),
         checkpoint_s=EpochSeconds("checkpoint_at"),
-        grow_after_s=EpochSeconds("grow_after"),
+        grow_after_s=EpochSeconds("scale_up_after"),
         submitted_s=EpochSeconds("job__submitted_at"),
-        stops=Q(stop_requested_at__isnull=False),
+        stopping=Q(stop_requested_at__isnull=False),
     ).values(
         "id",
         "job_id",
         "created_s",
         "checkpoint_s",
-        "stops",
-        "promised_to",
+        "stopping",
+        "preemptor",
         "failed_tasks",
         "grow_after_s",
         "pool__public_id",
@@ -150,10 +150,10 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
         "job__desired_state",
     ):
         every = tasks[row["id"]]
-        mine = [task for task in every if not task.gone]
+        live_tasks = [task for task in every if not task.gone]
         each = row["job__cpu_milli"], row["job__memory_mib"]
         elastic = elastic_min_tasks(row["job__tasks"], row["job__min_tasks"]) is not None
-        places = (
+        running_tasks = (
             RunningTask(
                 NodeId(task.node_id),
                 tuple(shares.get(task.id, ())),
@@ -161,10 +161,10 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
                 rank=task.rank if elastic else None,
                 stopping=task.stopping,
             )
-            for task in mine
+            for task in live_tasks
         )
-        least, waits = _elastic_size(dict(row), every) if elastic else (None, ())
-        yield row["id"], LiveAttempt(dict(row), tuple(places), tuple(task.node for task in mine), least, waits)
+        min_tasks, missing = _elastic_size(dict(row), every) if elastic else (None, ())
+        yield row["id"], LiveAttempt(dict(row), tuple(running_tasks), tuple(task.node for task in live_tasks), min_tasks, missing)
 
 
 class _TaskColumns(NamedTuple):
@@ -181,7 +181,7 @@ class _TaskColumns(NamedTuple):
 
 def _elastic_size(row: dict[str, Any], tasks: Sequence[_TaskColumns]) -> tuple[int | None, tuple[int, ...]]:
     """With how few tasks an elastic attempt works on, and the numbers of those that it waits for."""
-    ends = row["stops"] or row["job__desired"] != DesiredState.RUN.value
+    ends = row["stopping"] or row["job__desired_state"] != DesiredState.RUN.value
     if ends or any(task.state == AttemptState.COMPLETED.value for task in tasks):
         return None, ()
     missing = row["job__tasks"] - sum(not task.gone for task in tasks)
@@ -193,16 +193,16 @@ def _elastic_size(row: dict[str, Any], tasks: Sequence[_TaskColumns]) -> tuple[i
 
 def read_running(
     attempts: dict[int, LiveAttempt],
-    unfit: IneligibleNodes,
-    homes: dict[str, NodeId],
+    ineligible: IneligibleNodes,
+    home_nodes: dict[str, NodeId],
     cache: DerivedCache[LiveAttempt, RunningRow],
 ) -> tuple[RunningRow, ...]:
     """Jobs that hold places, with what a new place must offer if one is moved."""
 
     def make(_: int, attempt: LiveAttempt) -> RunningRow:
         row = attempt.row
-        home = home_node(row["job__kind"], row["job__owner__public_id"], homes)
-        avoid = unfit.for_task(
+        home = home_node(row["job__kind"], row["job__owner__public_id"], home_nodes)
+        avoid = ineligible.for_task(
             row["job__environment_id"],
             row["job__gpus_per_task"],
             shares_gpu=row["job__milli_per_gpu"] < WHOLE_MILLI,
@@ -211,7 +211,7 @@ def read_running(
         )
         return build_running_row(attempt, avoid, home)
 
-    return cache.map(attempts, (unfit, homes), make, lambda _, attempt: _build_row_without_json(attempt))
+    return cache.map(attempts, (ineligible, home_nodes), make, lambda _, attempt: _build_row_without_json(attempt))
 
 
 def _build_row_without_json(attempt: LiveAttempt) -> RunningRow:
@@ -233,13 +233,13 @@ def build_running_row(attempt: LiveAttempt, avoid: tuple[NodeId, ...], home: Nod
         started_s=row["created_s"],
         time_limit_s=row["job__time_limit_s"],
         tasks=attempt.tasks,
-        stopping=row["stops"],
-        preempted_for=JobId(row["promised_to"]) if row["promised_to"] else None,
+        stopping=row["stopping"],
+        preempted_for=JobId(row["preemptor"]) if row["preemptor"] else None,
         checkpoint_s=row["checkpoint_s"],
         name=row["job__name"],
         gpu_model=row["job__gpu_model"] or None,
         min_gpu_memory_mib=row["job__min_gpu_memory_mib"],
-        topology_constraint=parse_topology_constraint(row["job__near"]),
+        topology_constraint=parse_topology_constraint(row["job__topology_constraint"]),
         mig_profile=row["job__mig_profile"] or None,
         min_compute_capability=row["job__min_compute_capability"],
         submitted_s=row["submitted_s"],
@@ -256,7 +256,7 @@ def _nominated_tasks(attempt: LiveAttempt) -> tuple[RunningTask, ...]:
     One that has left meanwhile hands its place on to the one that comes instead of it, which has another number.
     """
     row = attempt.row
-    kept = parse_nomination(row["job__kept"], row["job__cpu_milli"], row["job__memory_mib"])
+    kept = parse_nomination(row["job__nominated_placement"], row["job__cpu_milli"], row["job__memory_mib"])
     if not attempt.missing_ranks:
         return kept
     known = {task.rank for task in attempt.tasks} | {*attempt.missing_ranks}
@@ -277,9 +277,9 @@ def read_home_nodes() -> dict[str, NodeId]:
     }
 
 
-def home_node(kind: str, owner: str, homes: dict[str, NodeId]) -> NodeId | None:
+def home_node(kind: str, owner: str, home_nodes: dict[str, NodeId]) -> NodeId | None:
     """A workspace goes where its owner's home is."""
-    return homes.get(owner) if kind == JobKind.WORKSPACE.value else None
+    return home_nodes.get(owner) if kind == JobKind.WORKSPACE.value else None
 
 
 def elastic_min_tasks(tasks: int, min_tasks: int | None) -> int | None:

@@ -38,8 +38,8 @@ _BACKOFF_REASONS = APPLICATION_FAILURES | {
 
 def read_pending(
     pools: tuple[PoolRow, ...],
-    unfit: IneligibleNodes,
-    homes: dict[str, NodeId],
+    ineligible: IneligibleNodes,
+    home_nodes: dict[str, NodeId],
     columns_cache: RowCache[dict[str, Any]],
     rows_cache: DerivedCache[dict[str, Any], PendingRow],
 ) -> tuple[tuple[PendingRow, ...], dict[int, dict[str, Any]]]:
@@ -47,41 +47,41 @@ def read_pending(
 
     Nodes that can never run a job are among those it avoids.
     """
-    every_pool = tuple(pool.id for pool in pools)
-    avoided: dict[int, list[str]] = defaultdict(list)
+    all_pools = tuple(pool.id for pool in pools)
+    excluded: dict[int, list[str]] = defaultdict(list)
     for job, node in Job.avoid_nodes.through.objects.filter(job__in=_PENDING).values_list(
         "job_id", "node__public_id"
     ):
-        avoided[job].append(node)
+        excluded[job].append(node)
     waiting = columns_cache.refresh_blocks(
         row_version_blocks(
-            "portal_job", "id", "state = %s AND desired = %s", [JobState.PENDING.value, DesiredState.RUN.value]
+            "portal_job", "id", "state = %s AND desired_state = %s", [JobState.PENDING.value, DesiredState.RUN.value]
         ),
         fetch_columns,
     )
 
     def make(id_: int, row: dict[str, Any]) -> PendingRow:
-        home = home_node(row["kind"], row["owner__public_id"], homes)
-        meets = bool(gang_launcher(row["tasks"], row["launcher"]))
-        cannot = unfit.for_task(
+        home = home_node(row["kind"], row["owner__public_id"], home_nodes)
+        needs_rendezvous = bool(gang_launcher(row["tasks"], row["launcher"]))
+        ineligible_nodes = ineligible.for_task(
             row["environment_id"],
             row["gpus_per_task"],
             shares_gpu=row["milli_per_gpu"] < WHOLE_MILLI,
             gang=row["tasks"] > 1 and elastic_min_tasks(row["tasks"], row["min_tasks"]) is None,
-            needs_rendezvous=meets,
+            needs_rendezvous=needs_rendezvous,
             volumes=row["volumes"],
             project=row["project__public_id"],
         )
-        cuda = unfit.required_cuda(row["environment_id"], row["gpus_per_task"])
-        return build_pending_row(row, every_pool, cannot, avoided.get(id_, []), home, cuda)
+        cuda = ineligible.required_cuda(row["environment_id"], row["gpus_per_task"])
+        return build_pending_row(row, all_pools, ineligible_nodes, excluded.get(id_, []), home, cuda)
 
-    def without(_: int, row: dict[str, Any]) -> PendingRow:
-        return build_pending_row(without_json(row), every_pool, (), [], None)
+    def fallback(_: int, row: dict[str, Any]) -> PendingRow:
+        return build_pending_row(without_json(row), all_pools, (), [], None)
 
-    pending = rows_cache.map(waiting, (every_pool, unfit, homes, dict(avoided)), make, without)
-    if waits := read_dependencies(_PENDING):
-        told = zip(waiting, pending, strict=True)
-        pending = tuple(waits[id_].apply(row) if id_ in waits else row for id_, row in told)
+    pending = rows_cache.map(waiting, (all_pools, ineligible, home_nodes, dict(excluded)), make, fallback)
+    if dependencies := read_dependencies(_PENDING):
+        pairs = zip(waiting, pending, strict=True)
+        pending = tuple(dependencies[id_].apply(row) if id_ in dependencies else row for id_, row in pairs)
     return pending, waiting
 
 
@@ -93,7 +93,7 @@ def without_json(row: dict[str, Any]) -> dict[str, Any]:
 def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Columns of jobs by row number, as ``pending_row`` wants them; None is all that wait."""
     chosen = _PENDING if jobs is None else Job.objects.filter(pk__in=jobs)
-    for row in chosen.annotate(submitted_s=EpochSeconds("submitted_at"), queued_s=EpochSeconds("queued_at")).values(
+    for row in chosen.annotate(submitted_s=EpochSeconds("submitted_at"), queued_s=EpochSeconds("pending_since")).values(
         "id",
         "public_id",
         "name",
@@ -140,7 +140,7 @@ def build_pending_row(
     node_affinity: NodeId | None,
     cuda: str = "",
 ) -> PendingRow:
-    """One waiting job as the decision sees it; ``avoid`` are the nodes that cannot run its environment."""
+    """One waiting job as the decision sees it; ``ineligible_nodes`` are the nodes that cannot run its environment."""
     return PendingRow(
         job=JobId(row["public_id"]),
         name=row["name"],
@@ -166,8 +166,8 @@ def build_pending_row(
         node_affinity=node_affinity,
         required_cuda=cuda,
         version=row["version"],
-        nominated_tasks=parse_nomination(row["kept"], row["cpu_milli"], row["memory_mib"]),
-        topology_constraint=parse_topology_constraint(row["near"]),
+        nominated_tasks=parse_nomination(row["nominated_placement"], row["cpu_milli"], row["memory_mib"]),
+        topology_constraint=parse_topology_constraint(row["topology_constraint"]),
         mig_profile=row["mig_profile"] or None,
         min_compute_capability=row["min_compute_capability"],
         launcher=gang_launcher(row["tasks"], row["launcher"]),
@@ -183,4 +183,4 @@ def _not_before_s(row: dict[str, Any]) -> float | None:
     """When a job whose last start failed may be tried again."""
     if row["reason"] not in _BACKOFF_REASONS:
         return None
-    return float(row["queued_s"] + backoff_s(row["attempts_made"]))
+    return float(row["queued_s"] + backoff_s(row["attempt_count"]))

@@ -25,13 +25,13 @@ from scheduler.core.telling import VerdictReport
 Row = TypeVar("Row", NodeRow, PendingRow, RunningRow)
 
 EXPLAIN_ALL_LIMIT = 500
-"""With at most so many waiting jobs a plan says itself why they wait."""
+"""With at most so many pending jobs a plan says itself why they wait."""
 
 EXPLAIN_BATCH_SIZE = 2_000
 """Waiting jobs of a piece: some hundredths of a second."""
 
 EXPLAIN_INTERVAL_S = 1.0
-"""So often at least some of many waiting jobs are told why, whatever is asked for meanwhile."""
+"""So often at least some of many pending jobs are told why, whatever is asked for meanwhile."""
 
 
 class IncrementalDecider:
@@ -51,7 +51,7 @@ class IncrementalDecider:
         self._rows: dict[str, dict[str, Any]] = {}  # by kind of row, then by the name of each
 
     def decide(self, snapshot: Snapshot, policy: Policy) -> Plan:
-        """The same plan as without, but where many wait without verdicts, which ``tell`` gives; raises as ``decide``.
+        """The same plan as without, but where many wait without verdicts, which ``explain_next`` gives; raises as ``decide``.
 
         Whoever raised has forgotten everything.
         """
@@ -95,9 +95,9 @@ class IncrementalDecider:
     def has_unexplained(self) -> bool:
         """True while the last plan has left somebody untold."""
         if self._pending is not None:  # often the next decision comes before anybody is told
-            waiting, self._pending = dict.fromkeys(self._pending), None
-            self._explained = {job: None for job in self._explained if job in waiting}
-            self._unexplained = [*reversed(self._explained), *(job for job in waiting if job not in self._explained)]
+            pending, self._pending = dict.fromkeys(self._pending), None
+            self._explained = {job: None for job in self._explained if job in pending}
+            self._unexplained = [*reversed(self._explained), *(job for job in pending if job not in self._explained)]
         return bool(self._unexplained)
 
     def _reuse_equal_rows(self, kind: str, rows: Sequence[Row], key: Callable[[Row], str]) -> tuple[Row, ...]:

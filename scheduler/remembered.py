@@ -34,7 +34,7 @@ class CycleState:
 
     def reset_if_database_changed(self) -> None:
         """Forgets everything when the record is another server's or another database than before."""
-        record = database_identity()
-        if record != self._database_identity:
+        identity = database_identity()
+        if identity != self._database_identity:
             self.reset()
-            self._database_identity = record
+            self._database_identity = identity

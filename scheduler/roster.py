@@ -40,7 +40,7 @@ class ActorSupervisor:
         """Begins to look after nodes. Repeatable."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="roster", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="actor-supervisor", daemon=True)
                 self._thread.start()
 
     def stop(self, within_s: float = 10.0) -> None:
@@ -58,8 +58,8 @@ class ActorSupervisor:
         ended = [leases.node_lease(node) for node, actor in actors.items() if not actor.is_alive()]
         try:
             leases.release(ended, self.holder)
-        except DatabaseError as trouble:
-            log.warning("the node leases run out by themselves: %s", trouble)
+        except DatabaseError as error:
+            log.warning("the node leases run out by themselves: %s", error)
 
     def notify(self, node: str, verb: str) -> None:
         """Passes a hint to the node's actor; without one here, looks at once whether the node is to be ours."""
@@ -75,11 +75,11 @@ class ActorSupervisor:
         while not self._stopping.is_set():
             try:
                 self.run_once()
-            except DatabaseError as trouble:
-                log.warning("the roster waits for the database: %s", trouble)
+            except DatabaseError as error:
+                log.warning("the actor supervisor waits for the database: %s", error)
                 connection.close()
             except Exception:
-                log.exception("a turn of the roster failed")
+                log.exception("an iteration of the actor supervisor failed")
             finally:
                 close_old_connections()
             self._wake.wait(POLL_INTERVAL_S)

@@ -43,7 +43,7 @@ from scheduler.read_running import LiveAttempt, read_live_attempts, read_home_no
 from scheduler.read_waiting import read_pending
 from scheduler.unfit import IneligibleNodes, read_ineligible_nodes
 
-PREVIEW_JOB = JobId("asked")
+PREVIEW_JOB = JobId("preview")
 """The id of a job that nobody has submitted; it is shorter than a public id."""
 
 
@@ -88,7 +88,7 @@ class SnapshotCache:
 
 
 def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None) -> DecisionInput:
-    """The record as it is now; with ``album`` rows that say the same are the objects of before.
+    """The record as it is now; with ``cache`` rows that say the same are the objects of before.
 
     Raises PolicyError when a knob of the cluster is out of range.
     """
@@ -97,37 +97,37 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
     faults: list[Fault] = []
     with _consistent_read() as now_s:
         pools = read_pools(settings.policy, faults)
-        held = read_live_attempts(cache.attempts)
-        nodes, machines = read_nodes(read_gpus(cache.gpus), held.values(), cache.node_columns, cache.nodes)
+        attempts = read_live_attempts(cache.attempts)
+        nodes, capabilities = read_nodes(read_gpus(cache.gpus), attempts.values(), cache.node_columns, cache.nodes)
         topologies = read_topologies(faults)
         reservations = read_reservations(now_s, {node.id for node in nodes})
         projects = read_projects()
         quotas = read_quotas()
-        usage = read_usage(now_s, policy.half_life_s)
-        lending = {pool.id for pool in pools if pool.allow_host_network}
-        strict = {pool.id for pool in pools if policy.for_pool(pool.settings).share_needs_mps == "yes"}
-        unfit = read_ineligible_nodes(
-            machines,
-            tuple(sorted(node.id for node in nodes if node.pool not in lending)),
-            [node.id for node in nodes if node.pool in strict],
+        usage = read_usage(now_s, policy.usage_half_life_s)
+        host_network_pools = {pool.id for pool in pools if pool.allow_host_network}
+        mps_required_pools = {pool.id for pool in pools if policy.for_pool(pool.settings).gpu_sharing_requires_mps == "yes"}
+        ineligible = read_ineligible_nodes(
+            capabilities,
+            tuple(sorted(node.id for node in nodes if node.pool not in host_network_pools)),
+            [node.id for node in nodes if node.pool in mps_required_pools],
             settings.policy,
         )
-        homes = read_home_nodes()
-        guests = read_isolated_workloads(pools, held.values())
-        running = read_running(held, unfit, homes, cache.running)
-        pending, rows = read_pending(pools, unfit, homes, cache.pending_columns, cache.pending)
-        if guests:
-            sides = isolation_sides({id_: attempt.row for id_, attempt in held.items()}, "job__")
-            running = exclude_isolated_nodes(running, sides, list(held), guests, cache.running_isolated)
-            pending = exclude_isolated_nodes(pending, isolation_sides(rows), list(rows), guests, cache.pending_isolated)
-        growing = read_scale_ups(held, unfit, cache.scale_ups)
-        kept = read_nominations()
-        denied = read_denials(rows, [job.job for job in growing], cache.rights)
+        home_nodes = read_home_nodes()
+        isolated_workloads = read_isolated_workloads(pools, attempts.values())
+        running = read_running(attempts, ineligible, home_nodes, cache.running)
+        pending, rows = read_pending(pools, ineligible, home_nodes, cache.pending_columns, cache.pending)
+        if isolated_workloads:
+            isolation_by_row = isolation_sides({id_: attempt.row for id_, attempt in attempts.items()}, "job__")
+            running = exclude_isolated_nodes(running, isolation_by_row, list(attempts), isolated_workloads, cache.running_isolated)
+            pending = exclude_isolated_nodes(pending, isolation_sides(rows), list(rows), isolated_workloads, cache.pending_isolated)
+        scale_ups = read_scale_ups(attempts, ineligible, cache.scale_ups)
+        nominations = read_nominations()
+        denials = read_denials(rows, [job.job for job in scale_ups], cache.rights)
     faults += _invalid_row_faults(RowKind.NODE, "nodes", cache.nodes, nodes, "id")
     faults += _invalid_row_faults(RowKind.RUNNING, "running", cache.running, running, "job")
     faults += _invalid_row_faults(RowKind.PENDING, "pending", cache.pending, pending, "job")
-    faults += _invalid_row_faults(RowKind.PENDING, "pending", cache.scale_ups, growing, "job")
-    for environment, fault in unfit.invalid.items():
+    faults += _invalid_row_faults(RowKind.PENDING, "pending", cache.scale_ups, scale_ups, "job")
+    for environment, fault in ineligible.invalid.items():
         jobs = [JobId(row["public_id"]) for row in rows.values() if row["environment_id"] == environment]
         faults.append(fault._replace(jobs=tuple(jobs)))
     return DecisionInput(
@@ -139,19 +139,19 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
             quotas=quotas,
             usage=usage,
             running=running,
-            pending=exclude_denied(pending, growing, denied),
+            pending=exclude_denied(pending, scale_ups, denials),
             topologies=topologies,
             reservations=reservations,
         ),
         policy=policy,
-        recovery_mode=settings.adopt_only,
+        recovery_mode=settings.recovery_mode,
         pending_row_ids={row["public_id"]: id_ for id_, row in rows.items()},
-        ineligible=unfit,
-        isolated_workloads=guests,
-        home_nodes=homes,
-        nominations=kept,
+        ineligible=ineligible,
+        isolated_workloads=isolated_workloads,
+        home_nodes=home_nodes,
+        nominations=nominations,
         faults=tuple(faults),
-        excluded=tuple(map(denial_verdict, denied.items())),
+        excluded=tuple(map(denial_verdict, denials.items())),
     )
 
 

@@ -23,7 +23,7 @@ from scheduler.leases import HeldLease
 MAX_REFRESHED = 500
 """Of the verdicts with the same code as before, at most so many are written anew in a cycle, the oldest first.
 
-Each sentence holds numbers of its whole pool, so that one start changes those of every job that waits there.
+Each message holds numbers of its whole pool, so that one start changes those of every job that waits there.
 """
 MAX_ANNOUNCED = 200
 """Open pages are told of at most this many changes a cycle; the others poll."""
@@ -52,7 +52,7 @@ class VerdictStore:
 
     def read(self) -> dict[int, StoredVerdict]:
         """By row number of the job."""
-        return self._cache.refresh_blocks(row_version_blocks("portal_standing", "job_id"), _fetch_verdicts)
+        return self._cache.refresh_blocks(row_version_blocks("portal_jobverdict", "job_id"), _fetch_verdicts)
 
     def write(
         self,
@@ -63,16 +63,16 @@ class VerdictStore:
         *,
         continued: bool = False,
     ) -> int:
-        """Writes the verdicts that changed and gives how many; raises Deposed.
+        """Writes the verdicts that changed and gives how many; raises LeaseLostError.
 
-        ``jobs`` by id the rows of all that wait; of the verdicts whose numbers alone changed ``renewed`` are
-        written, or ``RENEWED_AT_ONCE``. A piece that ``goes_on`` looks at what was read for the one before.
+        ``jobs`` by id the rows of all that wait; of the verdicts whose numbers alone changed ``max_refreshed`` are
+        written, or ``MAX_REFRESHED``. A piece that ``continued`` looks at what was read for the one before.
         """
         now = timezone.now()
         before = self._cache.rows if continued else self.read()
         fields = _VerdictColumns()
         changed: list[tuple[int, StoredVerdict]] = []
-        news: list[Verdict] = []
+        code_changes: list[Verdict] = []
         others: list[tuple[dt.datetime, int, Verdict]] = []  # with when each was last written
         for verdict in verdicts:
             row = jobs.get(verdict.job)
@@ -81,24 +81,24 @@ class VerdictStore:
             old = before.get(row)
             if old is None or old.columns["code"] != verdict.code.value:
                 changed.append((row, StoredVerdict(fields.build(verdict), now, now)))
-                news.append(verdict)
+                code_changes.append(verdict)
             else:
                 others.append((old.decided_at, row, verdict))
         changed += _refreshed(others, before, fields, now, MAX_REFRESHED if max_refreshed is None else max_refreshed)
         left = before.keys() - set(jobs.values())
         for first in range(0, len(changed), MAX_BATCH):
             self._write(leader, dict(changed[first : first + MAX_BATCH]), left)
-        self._announce(news, continued=continued)
+        self._announce(code_changes, continued=continued)
         return len(changed)
 
     def _announce(self, changes: Sequence[Verdict], *, continued: bool) -> None:
         before = self._announced_count if continued else 0
-        told = changes[: max(0, MAX_ANNOUNCED - before)]
-        self._announced_count = before + len(told)
+        announced = changes[: max(0, MAX_ANNOUNCED - before)]
+        self._announced_count = before + len(announced)
         publish_all_on_commit(
             [
-                (f"job.{each.job}", {"kind": "verdict", "code": each.code.value, "sentence": each.message})
-                for each in told
+                (f"job.{each.job}", {"kind": "verdict", "code": each.code.value, "message": each.message})
+                for each in announced
             ]
         )
 
@@ -106,19 +106,19 @@ class VerdictStore:
         """One transaction; drops the verdicts of jobs that left the queue while the plan was made."""
         text = cache(dt.datetime.isoformat)  # all but a few were decided at the same moment
         rows = [
-            {"job_id": row, "decided_at": text(told.decided_at), "since": text(told.since), **told.columns}
-            for row, told in changed.items()
+            {"job_id": row, "decided_at": text(stored.decided_at), "since": text(stored.since), **stored.columns}
+            for row, stored in changed.items()
         ]
         with transaction.atomic(), connection.cursor() as cursor:
             leases.check(leader)
             cursor.execute(_WRITE, [json.dumps(rows)])
-            marks = cursor.fetchall()
+            versions = cursor.fetchall()
             cursor.execute(
-                "DELETE FROM portal_standing USING portal_job job WHERE job.id = portal_standing.job_id"
+                "DELETE FROM portal_jobverdict USING portal_job job WHERE job.id = portal_jobverdict.job_id"
                 " AND job.state <> 'PENDING' AND job.id = ANY(%s)",
                 [[*changed, *left]],
             )
-        self._cache.put(marks, changed)
+        self._cache.put(versions, changed)
 
 
 def _refreshed(
@@ -139,22 +139,22 @@ def _refreshed(
 
 
 _WRITE = """
-    WITH said AS MATERIALIZED (
+    WITH verdict AS MATERIALIZED (
         SELECT * FROM json_to_recordset(%s::json) AS row(
-            job_id bigint, code text, sentence text, numbers jsonb, ahead jsonb, cheapest jsonb,
-            decided_at timestamptz, since timestamptz)
+            job_id bigint, code text, message text, details jsonb, jobs_ahead jsonb, suggestion jsonb,
+            decided_at timestamptz, code_since timestamptz)
     ), events AS (
-        INSERT INTO portal_jobevent (job_id, at, kind, reason, sentence, facts, before, after, actor)
-        SELECT job_id, decided_at, 'verdict', code, sentence, numbers, '', '', ''
-          FROM said WHERE since = decided_at
+        INSERT INTO portal_jobevent (job_id, at, kind, reason, message, details, before, after, actor)
+        SELECT job_id, decided_at, 'verdict', code, message, details, '', '', ''
+          FROM verdict WHERE since = decided_at
     )
-    INSERT INTO portal_standing AS standing
-           (job_id, code, sentence, numbers, ahead, cheapest, decided_at, since)
-    SELECT job_id, code, sentence, numbers, ahead, cheapest, decided_at, since FROM said
+    INSERT INTO portal_jobverdict AS verdict
+           (job_id, code, message, details, jobs_ahead, suggestion, decided_at, code_since)
+    SELECT job_id, code, message, numbers, ahead, cheapest, decided_at, since FROM verdict
         ON CONFLICT (job_id) DO UPDATE
-       SET code = excluded.code, sentence = excluded.sentence, numbers = excluded.numbers,
-           ahead = excluded.ahead, cheapest = excluded.cheapest,
-           decided_at = excluded.decided_at, since = excluded.since
+       SET code = excluded.code, message = excluded.message, details = excluded.details,
+           jobs_ahead = excluded.jobs_ahead, suggestion = excluded.suggestion,
+           decided_at = excluded.decided_at, code_since = excluded.code_since
     RETURNING job_id, xmin::text
 """
 """The verdicts of a JSON list; one that is new since then is an event of its job as well."""
@@ -177,7 +177,7 @@ class _VerdictColumns:
     def matches(self, stored: dict[str, Any], verdict: Verdict) -> bool:
         """True when these columns say what the verdict of the same code says."""
         return bool(
-            stored["sentence"] == verdict.message[:1000]
+            stored["message"] == verdict.message[:1000]
             and (stored["numbers"] == verdict.details or stored["numbers"] == self._as_numbers(verdict))
             and stored["ahead"] == list(verdict.jobs_ahead)
             and stored["cheapest"] == self._as_change(verdict)
@@ -187,7 +187,7 @@ class _VerdictColumns:
         """As ``verdict_fields``."""
         return {
             "code": verdict.code.value,
-            "sentence": verdict.message[:1000],
+            "message": verdict.message[:1000],
             "numbers": self._as_numbers(verdict),
             "ahead": list(verdict.jobs_ahead),
             "cheapest": self._as_change(verdict),
@@ -215,7 +215,7 @@ def change_fields(change: Alternative | None) -> dict[str, Any] | None:
     """A change to a request as JSON."""
     if change is None:
         return None
-    return {"kind": change.kind.value, "sentence": change.message, "fields": _as_json(change.fields)}
+    return {"kind": change.kind.value, "message": change.message, "fields": _as_json(change.fields)}
 
 
 def _as_json(value: Any) -> Any:

@@ -21,13 +21,13 @@ NO_SECRETS = SecretValues({}, {})
 """No secrets of people."""
 OPTIONAL_CAPABILITIES = frozenset(
     {
-        "meet_port",
-        "listens",
-        "node_network",
+        "rendezvous_port",
+        "hold_rendezvous_port",
+        "host_network",
         "network",
         "address",
         "devices",
-        "meets_here",
+        "local_rendezvous",
         "secret_variables",
     }
 )
@@ -62,7 +62,7 @@ def build_task_spec(
     """
     environment = job.environment
     launch = _launch(job, assignment, node)
-    person = job.owner
+    user = job.owner
     mounts, workdir = build_mounts(job, volumes, node)
     spec: dict[str, Any] = {
         "cluster": cluster,
@@ -76,9 +76,9 @@ def build_task_spec(
         "env": {**launch.defaults, **job.env, **launch.environment},
         "secret_files": secrets.files | ({SECRET_NAME: secret} if secret else {}),
         "secret_variables": secrets.variables or None,
-        "uid": person.uid,
-        "gid": person.gid,
-        "user": person.username[:32],
+        "uid": user.uid,
+        "gid": user.gid,
+        "user": user.username[:32],
         "gpus": [{"uuid": uuid, "milli": milli} for uuid, milli in assignment.gpus],
         "cpu_milli": job.cpu_milli,
         "memory_mib": job.memory_mib,
@@ -88,7 +88,7 @@ def build_task_spec(
         if job.kind == JobKind.WORKSPACE.value and environment.tool_port
         else [],
         "mounts": mounts,
-        "stop_grace_s": job.stop_grace_s,
+        "termination_grace_s": job.termination_grace_s,
     }
     spec |= _network(assignment, node)
     spec = {key: value for key, value in spec.items() if value is not None}
@@ -109,8 +109,8 @@ def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
             RankNetwork(assignment.rank, interface, (row.adapters or None) if row else None),
             command,
         )
-    except ValueError as wrong:
-        raise RendezvousUnknownError(str(wrong)) from wrong
+    except ValueError as error:
+        raise RendezvousUnknownError(str(error)) from error
 
 
 def _network(assignment: RankAssignment, node: Node) -> dict[str, Any]:
@@ -122,14 +122,14 @@ def _network(assignment: RankAssignment, node: Node) -> dict[str, Any]:
         named = {"network": row.network, "devices": list(row.devices)}
         return named | ({"address": row.address} if assignment.rank == 0 else {})
     first_on_node = assignment.rank == 0 and (row.node_network or node.runtime == RuntimeKind.PROCESS.value)
-    found: dict[str, Any] = {"meet_port": row.port} if first_on_node else {}
+    found: dict[str, Any] = {"rendezvous_port": row.port} if first_on_node else {}
     if first_on_node and row.connectivity_check:
-        found["listens"] = True
+        found["hold_rendezvous_port"] = True
     if node.runtime == RuntimeKind.PROCESS.value:
         return found | ({"devices": list(row.devices)} if row.devices else {})
     if row.node_network:
-        return found | {"node_network": True, "devices": list(row.devices)}
-    return found | {"meets_here": True}
+        return found | {"host_network": True, "devices": list(row.devices)}
+    return found | {"local_rendezvous": True}
 
 
 def spec_digest(spec: dict[str, Any]) -> str:

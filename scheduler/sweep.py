@@ -59,8 +59,8 @@ def stop_overdue_attempts() -> None:
     """Stops attempts that have run for their time limit."""
     rows = attempts_with_limit().filter(ends_at__lt=Now())
     for attempt, seconds in rows.values_list("pk", "job__time_limit_s"):
-        sentence = end_message(EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
-        lifecycle.request_stop(attempt, EndReason.TIME_LIMIT, message=sentence)
+        message = end_message(EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
+        lifecycle.request_stop(attempt, EndReason.TIME_LIMIT, message=message)
 
 
 def stop_unready_workspaces() -> None:
@@ -74,8 +74,8 @@ def stop_unready_workspaces() -> None:
     )
     # a node that cannot be asked says nothing about the server on it
     for attempt in rows.exclude(task_rows__node__reachable=False).values_list("pk", flat=True):
-        sentence = end_message(EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
-        lifecycle.request_stop(attempt, EndReason.READINESS_TIMEOUT, message=sentence)
+        message = end_message(EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
+        lifecycle.request_stop(attempt, EndReason.READINESS_TIMEOUT, message=message)
 
 
 def stop_unsent_on_unreachable_nodes() -> None:
@@ -90,8 +90,8 @@ def stop_unsent_on_unreachable_nodes() -> None:
     for attempt in rows.distinct().select_related("job"):
         away = Node.objects.filter(task_rows__attempt=attempt, reachable=False).first()
         if away is not None:
-            sentence = end_message(EndReason.START_REFUSED, node=away.name, detail="it does not answer.")
-            lifecycle.request_stop(attempt.pk, EndReason.START_REFUSED, message=sentence)
+            message = end_message(EndReason.START_REFUSED, node=away.name, detail="it does not answer.")
+            lifecycle.request_stop(attempt.pk, EndReason.START_REFUSED, message=message)
 
 
 def stop_gangs_on_unreachable_nodes() -> None:
@@ -109,8 +109,8 @@ def stop_gangs_on_unreachable_nodes() -> None:
         node__unreachable_since__lt=Now() - dt.timedelta(seconds=GANG_NODE_WAIT_S),
     )
     for attempt, node in rows.values_list("attempt_id", "node__name"):
-        sentence = end_message(EndReason.START_REFUSED, node=node, detail="it does not answer.")
-        lifecycle.request_stop(attempt, EndReason.START_REFUSED, message=sentence)
+        message = end_message(EndReason.START_REFUSED, node=node, detail="it does not answer.")
+        lifecycle.request_stop(attempt, EndReason.START_REFUSED, message=message)
 
 
 def mark_unreachable_nodes() -> None:

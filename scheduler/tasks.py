@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 MAX_CONSECUTIVE_CYCLES = 3
 LEADER_WAIT_S = 2.0
 
-_TaskFunction = TypeVar("_Door", bound=Callable[..., None])
+_TaskFunction = TypeVar("_TaskFunction", bound=Callable[..., None])
 
 
 def _celery_task(name: str) -> Callable[[_TaskFunction], _TaskFunction]:
@@ -39,14 +39,14 @@ def _celery_task(name: str) -> Callable[[_TaskFunction], _TaskFunction]:
 
     def register(function: _TaskFunction) -> _TaskFunction:
         @functools.wraps(function)
-        def opened(*arguments: Any, **named: Any) -> None:
+        def run(*arguments: Any, **named: Any) -> None:
             close_old_connections()
             try:
                 function(*arguments, **named)
             finally:
                 close_old_connections()
 
-        task: _TaskFunction = app.task(name=name)(opened)
+        task: _TaskFunction = app.task(name=name)(run)
         return task
 
     return register
@@ -84,11 +84,11 @@ class CycleRunner:
                     break
                 time.sleep(0.1)
             leases.release([leases.LEADER], self._holder)  # whoever gets the next hint may lead at once
-        except leases.LeaseLostError as replaced:
-            log.warning("stepping down: %s", replaced)
+        except leases.LeaseLostError as error:
+            log.warning("stepping down: %s", error)
             return False
-        except DatabaseError as trouble:
-            log.warning("no cycle, the database does not answer: %s", trouble)
+        except DatabaseError as error:
+            log.warning("no cycle, the database does not answer: %s", error)
             connection.close()
             return False
         self._all_explained = outcome is None or outcome.explained
@@ -118,13 +118,13 @@ def dependents() -> None:
     CYCLE_RUNNER.run("dependency", _sent_s())
 
 
-@_celery_task("scheduler.node_hint")
+@_celery_task("scheduler.notify_node")
 def notify_node(node: str, verb: str, detail: str = "") -> None:
     """Puts a hint into the inbox of a node's actor."""
     ACTOR_SUPERVISOR.notify(node, verb)
 
 
-@_celery_task("scheduler.answer")
+@_celery_task("scheduler.answer_query")
 def answer(query: str) -> None:
     """Answers a question."""
     answer_query(query)
@@ -166,7 +166,7 @@ def demo() -> None:
     replenish_demo_jobs()
 
 
-@_celery_task("scheduler.foresee")
+@_celery_task("scheduler.forecast")
 def forecast() -> None:
     """Works out when waiting jobs should start."""
     run_forecast_pass(state=FORECAST_STATE)

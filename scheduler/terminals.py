@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.conf import settings
 
-from agents.engines.contract import AgentError, TaskKey, Unknown
+from agents.engines.contract import AgentError, TaskKey, OutcomeUnknownError
 from portal.models import Terminal
 from portal.services.sealing import DecryptionError
 from portal.services.terminals import record_listening, record_open_failure, terminal_secret
@@ -15,17 +15,17 @@ _NO_ANSWER = "The node did not answer. Try again in a moment."
 _UNREADABLE = "What was asked for cannot be read any more. Try again."
 
 
-def open_terminal(door: NodeConnection, terminal: Terminal) -> None:
+def open_terminal(connection: NodeConnection, terminal: Terminal) -> None:
     """Has the node open it. One that was asked for twice is open twice there, and one ends when nobody enters it.
 
-    Raises Unknown when no answer came.
+    Raises OutcomeUnknownError when no answer came.
     """
-    if not door.engine.supports_terminals:
+    if not connection.engine.supports_terminals:
         record_open_failure(terminal, _TOO_OLD)
         return
     attempt = terminal.task.attempt
     try:
-        port = door.engine.open_terminal(
+        port = connection.engine.open_terminal(
             TaskKey(attempt.job.public_id, attempt.number, terminal.task.rank),
             secret=terminal_secret(terminal),
             cols=terminal.cols,
@@ -36,7 +36,7 @@ def open_terminal(door: NodeConnection, terminal: Terminal) -> None:
         record_open_failure(terminal, refusal.message)
     except DecryptionError:
         record_open_failure(terminal, _UNREADABLE)
-    except Unknown:
+    except OutcomeUnknownError:
         record_open_failure(terminal, _NO_ANSWER)
         raise
     else:

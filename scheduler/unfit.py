@@ -84,8 +84,8 @@ class IneligibleNodes:
     ) -> NodeIds:
         """Those for a task with so many GPUs: one without any needs no driver.
 
-        ``shares``: it wants a part of one. ``gang``: its job has others, which stay as many; they may come to stand
-        on several nodes. ``meets``: it must reach these. ``volumes`` are those that its job names, ``project`` is
+        ``shares_gpu``: it wants a part of one. ``gang``: its job has others, which stay as many; they may come to stand
+        on several nodes. ``needs_rendezvous``: it must reach these. ``volumes`` are those that its job names, ``project`` is
         the public id of its own.
         """
         cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
@@ -104,9 +104,9 @@ class IneligibleNodes:
 def read_ineligible_nodes(
     capabilities: Mapping[str, NodeCapabilities], without_host_network: NodeIds, gpu_shares_required: Collection[NodeId], cluster_settings: Mapping[str, Any]
 ) -> IneligibleNodes:
-    """Every environment and volume against ``machines``, by the id of the node; three queries, or six.
+    """Every environment and volume against ``capabilities``, by the id of the node; three queries, or six.
 
-    ``held_to`` are the nodes of pools in which shares of a GPU are to be enforced, ``knobs`` those of the cluster.
+    ``gpu_shares_required`` are the nodes of pools in which shares of a GPU are to be enforced, ``cluster_settings`` those of the cluster.
     With network policies of projects it takes some more, however many there are.
     """
     known: dict[EnvironmentRequirements, NodeIds] = {}
@@ -115,7 +115,7 @@ def read_ineligible_nodes(
     with_: dict[int, NodeIds] = {}
     cuda: dict[int, str] = {}
 
-    def unfit(needs: EnvironmentRequirements) -> NodeIds:
+    def find(needs: EnvironmentRequirements) -> NodeIds:
         if needs not in known:
             known[needs] = find_ineligible_nodes(needs, capabilities.items())
         return known[needs]
@@ -129,24 +129,24 @@ def read_ineligible_nodes(
             what = f"{name} asks for driver {driver!r} and CUDA {cuda[id_]!r}, of which one is no version"
             invalid[id_] = Fault(RowKind.ENVIRONMENT, public_id, f"environments[{public_id}]", what)
             driver = cuda[id_] = ""
-        without[id_], with_[id_] = unfit(EnvironmentRequirements(runtime)), unfit(EnvironmentRequirements(runtime, driver, cuda[id_]))
+        without[id_], with_[id_] = find(EnvironmentRequirements(runtime)), find(EnvironmentRequirements(runtime, driver, cuda[id_]))
     for id_, node, needs in _node_specific_requirements():
         if id_ in with_ and node in capabilities:
             others = [each for each in with_[id_] if each != node]
             with_[id_] = tuple(sorted([*others, *find_ineligible_nodes(needs, [(node, capabilities[node])])]))
-    unenforced = tuple(sorted(node for node in gpu_shares_required if not capabilities[node].enforces_gpu_shares))
-    unwired = tuple(sorted(NodeId(node) for node, machine in capabilities.items() if machine.lacks_gang_network))
-    unheld, unheld_gangs = _nodes_without_egress_policy(capabilities, set(without_host_network), cluster_settings)
+    without_gpu_shares = tuple(sorted(node for node in gpu_shares_required if not capabilities[node].enforces_gpu_shares))
+    without_gang_network = tuple(sorted(NodeId(node) for node, node_capabilities in capabilities.items() if node_capabilities.lacks_gang_network))
+    without_egress_policy, without_gang_egress_policy = _nodes_without_egress_policy(capabilities, set(without_host_network), cluster_settings)
     return IneligibleNodes(
         without,
         with_,
         without_host_network,
         _nodes_without_volume(capabilities),
-        unenforced,
-        unwired,
+        without_gpu_shares,
+        without_gang_network,
         invalid=invalid,
-        without_egress_policy=unheld,
-        without_gang_egress_policy=unheld_gangs,
+        without_egress_policy=without_egress_policy,
+        without_gang_egress_policy=without_gang_egress_policy,
         cuda=cuda,
     )
 
@@ -161,10 +161,10 @@ def _nodes_without_egress_policy(
     found: dict[str, NodeIds] = {}
     gangs: dict[str, NodeIds] = {}
     for project, held in pools.items():
-        inside = [(NodeId(id_), machine) for id_, machine in sorted(capabilities.items()) if machine.pool in held]
-        found[project] = tuple(id_ for id_, machine in inside if not machine.enforces_egress)
+        inside = [(NodeId(id_), node_capabilities) for id_, node_capabilities in sorted(capabilities.items()) if node_capabilities.pool in held]
+        found[project] = tuple(id_ for id_, node_capabilities in inside if not node_capabilities.enforces_egress)
         gangs[project] = tuple(
-            id_ for id_, machine in inside if not machine.enforces_egress or id_ not in without_host_network
+            id_ for id_, node_capabilities in inside if not node_capabilities.enforces_egress or id_ not in without_host_network
         )
     return found, gangs
 
@@ -194,8 +194,8 @@ def find_ineligible_nodes(requirements: EnvironmentRequirements, capabilities: I
     fit = compatible_runtimes(requirements.runtime)
     return tuple(
         NodeId(node)
-        for node, machine in sorted(capabilities)
-        if machine.runtime not in fit
-        or not is_driver_sufficient(machine.driver, requirements.driver)
-        or not is_cuda_sufficient(machine.cuda, requirements.cuda)
+        for node, node_capabilities in sorted(capabilities)
+        if node_capabilities.runtime not in fit
+        or not is_driver_sufficient(node_capabilities.driver, requirements.driver)
+        or not is_cuda_sufficient(node_capabilities.cuda, requirements.cuda)
     )

@@ -42,7 +42,7 @@ app.conf.beat_schedule = {
         ("sweep", "scheduler.sweep", SWEEP_EVERY_S, "nodes"),
         ("outbox", "scheduler.outbox", OUTBOX_EVERY_S, "nodes"),
         ("trim", "scheduler.trim", TRIM_EVERY_S, "nodes"),
-        ("foresee", "scheduler.foresee", FORECAST_EVERY_S, "replay"),
+        ("forecast", "scheduler.forecast", FORECAST_EVERY_S, "replay"),
         ("idle", "scheduler.idle", IDLE_EVERY_S, "nodes"),
         ("demo", "scheduler.demo", DEMO_EVERY_S, "nodes"),
     )

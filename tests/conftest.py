@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from portal.standalone.needs import MACHINE_REQUIREMENTS, missing_requirements, skip_reason
 from tests import emptying
 
-TEMPLATE_DATABASE = "pattern_of_tests"
+TEMPLATE_DATABASE = "test_template"
 SKIP_REASONS = pytest.StashKey[Counter[str]]()
 
 
@@ -30,7 +30,7 @@ def pytest_configure() -> None:
     emptying.flush_by_delete()
     # Each test client builds the middleware anew; with this it does not search all static files each time.
     settings.WHITENOISE_AUTOREFRESH = True
-    settings.PASSWORD_HASHERS = ["tests.quick_hash.QuickArgon2", *settings.PASSWORD_HASHERS]
+    settings.PASSWORD_HASHERS = ["tests.fast_password_hasher.FastArgon2Hasher", *settings.PASSWORD_HASHERS]
 
 
 def pytest_collection_finish() -> None:
@@ -72,8 +72,8 @@ def django_db_modify_db_settings(
     if not {"FAIRWAY_TESTS_OWN_SERVER", "PYTEST_XDIST_WORKER"} <= os.environ.keys():
         return
     named = connection.settings_dict
-    done = settings.DATA_DIR / "pattern"
-    with open(settings.DATA_DIR / "pattern.lock", "w") as lock, django_db_blocker.unblock():
+    done = settings.DATA_DIR / "template"
+    with open(settings.DATA_DIR / "template.lock", "w") as lock, django_db_blocker.unblock():
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
             kept = named["NAME"], named["TEST"]["NAME"]

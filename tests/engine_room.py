@@ -1,4 +1,4 @@
-"""A small engine room for tests: real workers as processes, this machine as a node with pretend GPUs."""
+"""A small engine harness for tests: real workers as processes, this machine as a node with pretend GPUs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WaitTimeoutError(AssertionError):
 
 
 def wait_for(description: str, condition: Callable[[], Any], within_s: float = 20.0) -> Any:
-    """The first true answer of ``look``. A loaded machine gets ``PATIENCE`` times as long."""
+    """The first true answer of ``look``. A loaded machine gets ``TIMEOUT_FACTOR`` times as long."""
     deadline_s = time.monotonic() + within_s * TIMEOUT_FACTOR
     while True:
         found = condition()
@@ -90,7 +90,7 @@ class EngineHarness:
                 "runtimes": [{"kind": "process"}],
                 "gpus": f"file:{home / 'gpus.json'}",
                 "boot_id_path": str(home / "boot_id"),
-                "disk_floor_mib": 1,
+                "min_free_disk_mib": 1,
             },
         )
 
@@ -169,7 +169,7 @@ class EngineHarness:
         self._end_tasks()
 
     def _end_tasks(self) -> None:
-        """Ends what still runs on the nodes of this room, by the process ids in its own state folders."""
+        """Ends what still runs on the nodes of this harness, by the process ids in its own state folders."""
         for facts in self.folder.glob("*/state/tasks/*/pid.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 os.killpg(json.loads(facts.read_text())["pid"], signal.SIGKILL)
@@ -183,8 +183,8 @@ class InProcessEngine:
         self.last: CycleResult | None = None
 
     def run_until(self, done: Callable[[], bool], within_s: float = 20.0) -> bool:
-        roster = ActorSupervisor()
-        roster.start()
+        supervisor = ActorSupervisor()
+        supervisor.start()
         deadline_s = time.monotonic() + within_s
         try:
             while not done():
@@ -194,11 +194,11 @@ class InProcessEngine:
                 sweep.sweep()
                 OutboxMessage.objects.update(created_at="2000-01-01T00:00Z")
                 for node in Node.objects.values_list("public_id", flat=True):
-                    roster.notify(node, "work")
+                    supervisor.notify(node, "work")
                 time.sleep(0.05)
             return True
         finally:
-            roster.stop()
+            supervisor.stop()
 
 
 def containers_alive(folder: Path) -> list[str]:
@@ -216,16 +216,16 @@ def containers_alive(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def engine_harness() -> Iterator[EngineHarness]:
-    """An engine room with an empty Redis; its folder can be entered by the accounts of jobs."""
+    """An engine harness with an empty Redis; its folder can be entered by the accounts of jobs."""
     folder = Path(tempfile.mkdtemp(prefix="fairway-room-"))
     folder.chmod(0o755)
     redis.Redis.from_url(settings.REDIS_URL).flushdb()
-    room = EngineHarness(folder)
+    harness = EngineHarness(folder)
     try:
-        yield room
+        yield harness
     finally:
-        room.close()
-        if "KEEP_ROOM" not in os.environ:
+        harness.close()
+        if "KEEP_HARNESS_FOLDER" not in os.environ:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -245,15 +245,15 @@ def _database_url() -> str:
 
 
 @pytest.fixture(scope="module")
-def shared_room() -> Iterator[EngineHarness]:
-    """A room for all tests of a file."""
+def shared_harness() -> Iterator[EngineHarness]:
+    """A harness for all tests of a file."""
     with engine_harness() as made:
         yield made
 
 
 @pytest.fixture
-def room(shared_room: EngineHarness, settings: Any) -> EngineHarness:
+def harness(shared_harness: EngineHarness, settings: Any) -> EngineHarness:
     """The same, with its folders as those of the portal."""
-    settings.DATA_DIR = shared_room.folder
-    settings.LOG_DIR = Path(shared_room.folder) / "logs"
-    return shared_room
+    settings.DATA_DIR = shared_harness.folder
+    settings.LOG_DIR = Path(shared_harness.folder) / "logs"
+    return shared_harness

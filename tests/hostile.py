@@ -49,10 +49,10 @@ def hello(gpus: list[Frame], **more: Any) -> Frame:
         "runtimes": [{"kind": "process", "version": None}],
         "gpus": gpus,
         "driver": "simulated",
-        "below_floor": [],
+        "version_warnings": [],
         "images": [],
         "highest_epoch": 0,
-        "takes": [],
+        "capabilities": [],
         "links": [],
         **more,
     }
@@ -172,7 +172,7 @@ class HostileFrames:
     def hello(self) -> Any:
         gpus = [gpu(uuid, index) for index, uuid in enumerate([*self._own, *self._others, self._own[0]])]
         links = [{"a": self._own[0], "b": self._others[0], "nvlinks": 4, "level": "single"}] * 3
-        said = hello(gpus, links=links, images=[self._image() for _ in range(3)], cuda_driver="0.1")
+        said = hello(gpus, links=links, images=[self._image() for _ in range(3)], max_cuda_version="0.1")
         if self._random.random() < 0.3:
             said["highest_epoch"] = self._random.choice([2**62, HUGE, 10**30, 2**53 - 1, -5, True, "7"])
         return self._maybe_corrupt(said, 0.3)
@@ -193,7 +193,7 @@ class HostileFrames:
         if self._random.random() < 0.1:
             return {
                 "ok": False,
-                "code": self._random.choice(["stale_epoch", "\0", 5, "over_milli"]),
+                "code": self._random.choice(["stale_epoch", "\0", 5, "gpu_overcommitted"]),
                 "message": "\0no",
             }
         said: Frame = {
@@ -215,7 +215,7 @@ class HostileFrames:
         return draw.choice([
             {"event": "exited", **task, **end},
             {"event": "gpu_health", "uuid": uuid, **health},
-            {"event": "gpu_xid", "uuid": uuid, "xid": draw.choice([79, 48, 31]), "times": draw.randrange(1, 2**31)},
+            {"event": "gpu_xid", "uuid": uuid, "xid": draw.choice([79, 48, 31]), "count": draw.randrange(1, 2**31)},
             {"event": "pull_progress", "image": "i", "line": "\0"},
             {"event": draw.choice(["unheard of", 5, None]), "uuid": uuid},
         ])  # fmt: skip
@@ -237,7 +237,7 @@ class HostileFrames:
         return {
             "containers": [self._container() for _ in range(self._random.randrange(6))],
             "boot_id": "boot-1" if self._random.random() < 0.9 else f"boot-{self._random.random()}",
-            "full_disk": None,
+            "disk_full_message": None,
             "clock_s": self._random.choice([0.0, time.time(), 9e10]),
         }
 
@@ -254,9 +254,9 @@ class HostileFrames:
             "gpus": [{"uuid": draw.choice(self._others), "milli": 1000}],
             "owner": "x",
             "project": "y",
-            "saved_ago_s": 0.5,
+            "checkpoint_age_s": 0.5,
             "progress": 10.0 ** draw.randrange(12),
-            "progress_ago_s": 0.1,
+            "progress_age_s": 0.1,
             **self._task(),
         }
 

@@ -13,7 +13,7 @@ MINUTE = dt.timedelta(minutes=1)
 
 
 def record_gpu_minutes(gpu: Gpu, *utilisation: float | None, offset_minutes: int = 0) -> None:
-    """The newest minutes of a GPU, the last of them ``back`` minutes before the newest that is over.
+    """The newest minutes of a GPU, the last of them ``offset_minutes`` minutes before the newest that is over.
 
     The other GPUs of its node are busy all the time: they belong to others.
     """
@@ -34,7 +34,7 @@ def record_gpu_minutes(gpu: Gpu, *utilisation: float | None, offset_minutes: int
         )
 
 
-def record_tool_activity(attempt: Attempt, *, used_ago_s: float | None = None, for_s: float = 3600.0) -> None:
+def simulate_tool_activity(attempt: Attempt, *, used_ago_s: float | None = None, for_s: float = 3600.0) -> None:
     """The gateway has looked at the tool for so long without a gap, the last time now."""
     record_tool_activity({attempt.pk: used_ago_s})
     since = timezone.now() - dt.timedelta(seconds=for_s)

@@ -29,7 +29,7 @@ def two_rig_nodes(
 ) -> dict[str, Any]:
     """Two nodes that answer, each with an image store and pretend GPUs, and an environment of the image.
 
-    ``lends`` are the folders below which they show volumes. ``rootless`` nodes load the image.
+    ``exported_roots`` are the folders below which they show volumes. ``rootless`` nodes load the image.
     """
     settings.DATA_DIR = folder
     settings.LOG_DIR = folder / "logs"
@@ -46,7 +46,7 @@ def two_rig_nodes(
     nodes = []
     for machine in machines:
         if exported_roots:
-            machine.set_local(path_roots=list(exported_roots))
+            machine.set_local(allowed_mount_roots=list(exported_roots))
         if rootless:
             enrol_rootless(cluster, machine, image)
         else:
@@ -81,7 +81,7 @@ def wait_until(scene, condition, job: Job | None = None, within_s: float = 60.0)
 
 
 def submit(scene, *command: str, **fields) -> Job:
-    fields = {"memory_mib": 64, "stop_grace_s": 1, **fields}
+    fields = {"memory_mib": 64, "termination_grace_s": 1, **fields}
     return record.job(scene["owner"], scene["project"], scene["environment"], command=list(command), **fields)
 
 
@@ -92,5 +92,5 @@ def in_state(job: Job, state: str):
 def describe(job: Job) -> str:
     tasks = [f"{t.node} {t.state} {t.problem}" for a in job.attempts.all() for t in a.task_rows.all()]
     return "\n".join(
-        [f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all()] + tasks
+        [f"{e.kind} {e.before}>{e.after} {e.reason} {e.message}" for e in job.events.all()] + tasks
     )

@@ -30,7 +30,7 @@ class TwoLocalNodes:
 
     def submit(self, who: str = "owner", command: str | None = None, **fields: Any) -> Job:
         words = ["sh", "-c", command or self.command]
-        fields = {"memory_mib": 64, "stop_grace_s": 1, **fields}
+        fields = {"memory_mib": 64, "termination_grace_s": 1, **fields}
         return record.job(getattr(self, who), self.project, self.environment, command=words, **fields)
 
     def reach(self, job: Job, look: Callable[[], bool], within_s: float = 30.0) -> None:
@@ -38,7 +38,7 @@ class TwoLocalNodes:
 
     def story(self, job: Job) -> str:
         """What befell a job so far, and what its ranks have said."""
-        events = [f"{e.kind} {e.before}>{e.after} {e.reason} {e.sentence}" for e in job.events.all()]
+        events = [f"{e.kind} {e.before}>{e.after} {e.reason} {e.message}" for e in job.events.all()]
         problems = [
             f"{task} {task.state} {task.problem}"
             for each in job.attempts.all()

@@ -1,4 +1,4 @@
-"""Reads what a node's agent answers and pushes into the types of the contract; Malformed where it does not fit."""
+"""Reads what a node's agent answers and pushes into the types of the contract; InvalidMessageError where it does not fit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MAX_LOG_BYTES = 2**40
 
 
 def parse_event(message: Mapping[str, Any]) -> EngineEvent | None:
-    """A pushed line as an event; None for samples and for words this version does not know. Raises Malformed."""
+    """A pushed line as an event; None for samples and for words this version does not know. Raises InvalidMessageError."""
     read = FieldReader(message)
     match message.get("event"):
         case "exited":
@@ -73,7 +73,7 @@ def parse_event(message: Mapping[str, Any]) -> EngineEvent | None:
             )
         case "gpu_xid":
             return GpuFaultReported(
-                read.name("uuid", MAX_UUID_LENGTH), read.integer("xid", maximum=65_535), read.integer("times")
+                read.name("uuid", MAX_UUID_LENGTH), read.integer("xid", maximum=65_535), read.integer("count")
             )
         case "pull_progress":
             return PullProgress(read.text("image", 300), read.text("line", 300))
@@ -81,7 +81,7 @@ def parse_event(message: Mapping[str, Any]) -> EngineEvent | None:
 
 
 def parse_log_chunk(answer: dict[str, Any]) -> LogChunk:
-    """The answer to ``logs``. Raises Malformed."""
+    """The answer to ``logs``. Raises InvalidMessageError."""
     read = FieldReader(answer)
     data = answer.get("data_b64")
     if not isinstance(data, str) or len(data) > 2 * LOG_CHUNK_BYTES:
@@ -109,7 +109,7 @@ def parse_poll_result(answer: dict[str, Any]) -> PollResult:
     return PollResult(
         tuple(map(_to_container, read.list_of("containers", ContainerStatus.from_wire, MAX_TASKS))),
         read.name("boot_id", 64),
-        read.text_or_none("full_disk", 500),
+        read.text_or_none("disk_full_message", 500),
         read.number_or_none("clock_s", 0, MAX_TIMESTAMP_S),
     )
 
@@ -122,7 +122,7 @@ def parse_stop_result(answer: dict[str, Any]) -> StopResult:
 
 def parse_check_result(row: Any) -> CheckResult:
     read = FieldReader(row)
-    return CheckResult(read.text("name", 64), read.boolean("ok"), read.text("sentence"))
+    return CheckResult(read.text("name", 64), read.boolean("ok"), read.text("message"))
 
 
 def parse_image_list(answer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ def parse_store_used_percent(answer: dict[str, Any]) -> float | None:
 def parse_gc_result(answer: dict[str, Any]) -> dict[str, Any]:
     """What was removed by tidying up, of which an agent of an earlier version tells less."""
     read = FieldReader(answer)
-    counted = ("ended_tasks", "folders", "forgotten_jobs", "uploads", "networks", "scratch", "freed_mib")
+    counted = ("ended_tasks", "orphan_dirs", "removed_jobs", "uploads", "networks", "scratch", "freed_mib")
     found: dict[str, Any] = {key: read.integer_or_none(key, maximum=MAX_MIB) for key in counted}
     found["images"] = list(read.list_of("images", _parse_removed_image, 10_000)) if "images" in read else None
     return found | {"store_used_percent": parse_store_used_percent(answer)}
@@ -149,7 +149,7 @@ def _parse_removed_image(row: Any) -> dict[str, Any]:
         "runtime": read.name("runtime", 16),
         "names": list(read.names("names", 256, 1024)),
         "size_mib": read.integer_or_none("size_mib", maximum=MAX_MIB),
-        "idle_s": read.number_or_none("idle_s"),
+        "unused_s": read.number_or_none("unused_s"),
     }
 
 
@@ -168,10 +168,10 @@ def _to_container(row: ContainerStatus) -> Container:
         gpus=row.gpus,
         owner=row.owner,
         project=row.project,
-        saved_ago_s=row.saved_ago_s,
+        checkpoint_age_s=row.checkpoint_age_s,
         progress=row.progress,
         fault=row.fault,
         disk_mib=row.disk_mib,
         disk_used_mib=row.disk_used_mib,
-        progress_ago_s=row.progress_ago_s,
+        progress_age_s=row.progress_age_s,
     )

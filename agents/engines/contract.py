@@ -1,7 +1,7 @@
 """What dispatch and reconcile ask of whatever drives the nodes of a pool: start, poll, stop, logs, watch.
 
-Each call can be repeated, and ends in one of three ways: it returns (ok), it raises ``Refused`` (the other
-side said no, nothing of it was done), or it raises ``Unknown`` (no answer: it may or may not have happened,
+Each call can be repeated, and ends in one of three ways: it returns (ok), it raises ``AgentError`` (the other
+side said no, nothing of it was done), or it raises ``OutcomeUnknownError`` (no answer: it may or may not have happened,
 so the record stays as it is and the same call is made again later). A time-out is never a failure.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agents.link import OutcomeUnknownError as Unknown
+from agents.link import OutcomeUnknownError
 from agents.link import AgentError, InvalidReplyError
 
 
@@ -39,8 +39,8 @@ class Container:
     """A task as its node tells it. ``state`` is created, running or exited; what is not known is None.
 
     ``gpus`` are (uuid, milli) as the node's ledger holds them; ``owner`` and ``project`` are the public ids on
-    its labels, blank where it bears none. ``saved_ago_s``: so long before the answer it last saved its work;
-    ``progress_ago_s``: so long before it wrote that it had done ``progress`` units.
+    its labels, blank where it bears none. ``checkpoint_age_s``: so long before the answer it last saved its work;
+    ``progress_age_s``: so long before it wrote that it had done ``progress`` units.
     """
 
     key: TaskKey
@@ -56,11 +56,11 @@ class Container:
     gpus: tuple[tuple[str, int], ...] = ()
     owner: str = ""
     project: str = ""
-    saved_ago_s: float | None = None
+    checkpoint_age_s: float | None = None
     progress: float | None = None
-    progress_ago_s: float | None = None
+    progress_age_s: float | None = None
     fault: str | None = None
-    """What ended it: mps_lost, the daemon by which it shared a GPU was gone; disk_limit_exceeded."""
+    """What ended it: mps_daemon_lost, the daemon by which it shared a GPU was gone; disk_limit_exceeded."""
     disk_mib: int | None = None
     """How much it might write to the node's disk outside its volumes."""
     disk_used_mib: int | None = None
@@ -73,8 +73,8 @@ class PollResult:
 
     containers: tuple[Container, ...]
     boot_id: str
-    full_disk: str | None = None
-    """Why the node takes no work for want of room, as a sentence; None while there is room."""
+    disk_full_message: str | None = None
+    """Why the node takes no work for want of room, as a message; None while there is room."""
     clock_s: float | None = None
     """Unix time on the node when it answered; None: not told."""
 
@@ -170,7 +170,7 @@ __all__ = [
     "TaskExited",
     "TaskKey",
     "EventHandler",
-    "Unknown",
+    "OutcomeUnknownError",
     "InvalidReplyError",
 ]
 
@@ -187,7 +187,7 @@ class NodeEngine(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """False once the connection has ended; every call from then on raises Unknown."""
+        """False once the connection has ended; every call from then on raises OutcomeUnknownError."""
 
     def start(self, epoch: int, spec: Mapping[str, Any]) -> StartResult:
         """Brings a task up. Started before, with an equal spec: the same answer with ``already``.
@@ -244,7 +244,7 @@ class NodeEngine(Protocol):
     def open_terminal(self, key: TaskKey, *, secret: str, cols: int, rows: int, idle_s: int) -> int:
         """Opens a terminal in a running task; gives the port at which it waits for the one who knows ``secret``.
 
-        Refused where the task does not run, or enough are open. Unknown: one that nobody enters ends by itself.
+        Refused where the task does not run, or enough are open. OutcomeUnknownError: one that nobody enters ends by itself.
         """
 
     def store_used_percent(self) -> float | None:
@@ -262,7 +262,7 @@ class NodeEngine(Protocol):
     def upgrade(self, program: bytes, signature: str, *, confirm_within_s: float) -> None:
         """Puts another agent in place, which the next connection meets; what runs is not touched.
 
-        Unless it is confirmed within ``trial_s``, the node goes back to the one before. Refused ``not_allowed``
+        Unless it is confirmed within ``confirm_within_s``, the node goes back to the one before. Refused ``not_allowed``
         when the signature is not of the enrolment's key. Repeatable.
         """
 
@@ -270,7 +270,7 @@ class NodeEngine(Protocol):
         """The agent of this digest (SHA-256) does well: its trial is over. Repeatable."""
 
     def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[CheckResult]:
-        """What the machine has and lacks, each with a sentence; may take some seconds.
+        """What the machine has and lacks, each with a message; may take some seconds.
 
         ``fabric`` is what its pool names for gangs on several nodes; an agent of before does not look at it.
         """
@@ -288,7 +288,7 @@ class NodeEngine(Protocol):
     def check_rendezvous(self, key: TaskKey, address: str, port: int, *, timeout_s: float) -> str | None:
         """Why the node does not reach the place where the gang of ``key`` will meet; None: it does.
 
-        Repeatable. Asked only where the node takes it (``agents.node.spec.REACHES``).
+        Repeatable. Asked only where the node takes it (``agents.node.spec.CAN_CHECK_RENDEZVOUS``).
         """
 
     def gc(self, **options: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ MAX_BUFFERED_EVENTS = 200
 """So many events wait for the first watch; the next comparison finds what others told."""
 INVALID_EVENTS_REPORT_INTERVAL_S = 10.0
 
-T = TypeVar("Read")
+T = TypeVar("T")
 
 
 class AgentEngine:
@@ -61,10 +61,10 @@ class AgentEngine:
 
     @classmethod
     def local(cls, pyz: Path, settings: Path, *, cluster: str, role: Role = "control") -> AgentEngine:
-        """An agent on this machine, as a child process. Raises OSError, Refused or Unknown."""
+        """An agent on this machine, as a child process. Raises OSError, AgentError or OutcomeUnknownError."""
         engine = cls()
         engine._link = open_local(
-            pyz, role, settings, cluster=cluster, on_event=engine._on_event, hello_within_s=HELLO_TIMEOUT_S
+            pyz, role, settings, cluster=cluster, on_event=engine._on_event, hello_timeout_s=HELLO_TIMEOUT_S
         )
         return engine
 
@@ -80,7 +80,7 @@ class AgentEngine:
         cluster: str,
         role: Role = "control",
     ) -> AgentEngine:
-        """The agent of a node over SSH. Raises SshError, Refused or Unknown."""
+        """The agent of a node over SSH. Raises SshError, AgentError or OutcomeUnknownError."""
         target = SshTarget(host=host, user=user, host_key=host_key, port=port)
         engine = cls()
         engine._link = open_ssh(target, key_path, role, cluster=cluster, on_event=engine._on_event)
@@ -205,7 +205,7 @@ class AgentEngine:
             piece = program[offset : offset + UPGRADE_CHUNK_BYTES]
             fields: dict[str, Any] = {"offset": offset, "data_b64": base64.b64encode(piece).decode("ascii")}
             if offset + len(piece) == len(program):
-                fields |= {"last": True, "signature": signature, "trial_s": confirm_within_s}
+                fields |= {"last": True, "signature": signature, "confirm_within_s": confirm_within_s}
             self._link.request("upgrade", timeout_s=START_TIMEOUT_S, **fields)
 
     @property
@@ -213,7 +213,7 @@ class AgentEngine:
         return CAN_DENY_EGRESS in self._link.hello.capabilities
 
     def deny_egress(self, networks: Sequence[str]) -> None:
-        self._link.request("deny", timeout_s=REPLY_TIMEOUT_S, deny=list(networks))
+        self._link.request("deny_egress", timeout_s=REPLY_TIMEOUT_S, networks=list(networks))
 
     def confirm_upgrade(self, digest: str) -> None:
         self._link.request("upgrade", timeout_s=REPLY_TIMEOUT_S, confirm=digest)
@@ -230,8 +230,8 @@ class AgentEngine:
     def check_rendezvous(self, key: TaskKey, address: str, port: int, *, timeout_s: float) -> str | None:
         place = {"address": address, "port": port, "within_s": timeout_s}
         fields = {"job": key.job, "attempt": key.attempt, **place}
-        read = lambda row: FieldReader(row).text_or_none("why", 500)  # noqa: E731
-        return self._request("reach", read, timeout_s=REPLY_TIMEOUT_S, **fields)
+        read = lambda row: FieldReader(row).text_or_none("reason", 500)  # noqa: E731
+        return self._request("check_rendezvous", read, timeout_s=REPLY_TIMEOUT_S, **fields)
 
     def gc(self, **options: Any) -> dict[str, Any]:
         return self._request("gc", answers.parse_gc_result, timeout_s=GC_TIMEOUT_S, **options)
@@ -253,7 +253,7 @@ class AgentEngine:
     def _request(
         self, verb: str, parse: Callable[[dict[str, Any]], T], *, timeout_s: float, **fields: Any
     ) -> T:
-        """An answer as ``read`` gives it. Raises Unreadable for one that the protocol does not allow."""
+        """An answer as ``read`` gives it. Raises InvalidReplyError for one that the protocol does not allow."""
         answer = self._link.request(verb, timeout_s=timeout_s, **fields)
         try:
             return parse(answer)

@@ -12,7 +12,7 @@ from typing import Optional
 from agents.node.word_files import CHECKPOINT_FILE, report_age_s
 
 
-def saved_ago_s(folder: str, started_s: Optional[float], now_s: float) -> Optional[float]:
+def checkpoint_age_s(folder: str, started_s: Optional[float], now_s: float) -> Optional[float]:
     """Seconds since the task last said that it saved its work; None when it has not, or has no such file."""
     try:
         facts = os.lstat(CHECKPOINT_FILE.path(folder))

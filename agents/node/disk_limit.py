@@ -73,7 +73,7 @@ class DiskLimitEnforcer:
                 return
             folder = self._tasks.directories.task_dir(name)
             files = [each.path(folder) for each in word_files.REPORT_FILES]
-            self._paths[name] = written._replace(own=[*written.task_paths, *files])
+            self._paths[name] = written._replace(task_paths=[*written.task_paths, *files])
         paths = self._paths[name]
         found = self._count([*paths.command_prefix, *self._agent], [*paths.task_paths, *paths.home_paths], record["pid"] or 0)
         if found is None:

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node.durable import read_json, write_json
 from agents.node.machine import read_text
-from agents.node.refusals import bad_spec
+from agents.node.refusals import invalid_spec
 
 OPEN, ALLOW_LIST, NONE = "open", "listed", "none"
 MODES = (OPEN, ALLOW_LIST, NONE)
@@ -67,17 +67,17 @@ def parse_egress_policy(raw: Any) -> EgressPolicy:
     if raw is None:
         return EgressPolicy()
     if not isinstance(raw, dict) or set(raw) != {"mode", "allow"} or raw["mode"] not in MODES:
-        raise bad_spec(f"egress has a mode, one of {', '.join(MODES)}, and a list allow.")
+        raise invalid_spec(f"egress has a mode, one of {', '.join(MODES)}, and a list allow.")
     allow = raw["allow"]
     if not isinstance(allow, list) or len(allow) > MAX_TARGETS:
-        raise bad_spec(f"allow is not a list of at most {MAX_TARGETS} entries.")
+        raise invalid_spec(f"allow is not a list of at most {MAX_TARGETS} entries.")
     for each in allow:
         if each == DNS_ENTRY:
             continue
         try:
             parse_egress_target(each if isinstance(each, str) else "")
         except ValueError as error:
-            raise bad_spec(f"{error}.") from error
+            raise invalid_spec(f"{error}.") from error
     return EgressPolicy(raw["mode"], tuple(allow))
 
 
@@ -118,11 +118,11 @@ def read_denied_networks(state_dir: str) -> List[str]:
 def save_denied_networks(state_dir: str, raw: Any) -> bool:
     """Keeps what the portal says; True when it is news. Refused when it is no list of networks."""
     if not isinstance(raw, list) or len(raw) > MAX_DENIED_NETWORKS:
-        raise bad_spec(f"deny is not a list of at most {MAX_DENIED_NETWORKS} addresses.")
+        raise invalid_spec(f"deny is not a list of at most {MAX_DENIED_NETWORKS} addresses.")
     try:
         deny = sorted({str(ipaddress.ip_network(str(each))) for each in raw})
     except ValueError as error:
-        raise bad_spec(f"deny holds something that is no address: {error}.") from error
+        raise invalid_spec(f"deny holds something that is no address: {error}.") from error
     if deny == read_denied_networks(state_dir):
         return False
     write_json(os.path.join(state_dir, _FILE), {"deny": deny})

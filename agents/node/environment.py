@@ -52,7 +52,7 @@ def task_environment(
     """Variables for a task; ``ports`` maps each port it asked for to the one it must listen on.
 
     ``secrets`` and those in ``word_files``, by the variable that names each, are paths as the task sees them.
-    ``first_rank`` is the address of its gang's rank 0, where the node alone knows it. ``share`` are the variables
+    ``rank0_address`` is the address of its gang's rank 0, where the node alone knows it. ``share`` are the variables
     by which its share of a GPU is enforced.
     """
     environment = {name: text for name, text in spec.env.items() if not is_reserved(name)}

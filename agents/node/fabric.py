@@ -9,7 +9,7 @@ import stat
 from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
 from agents.node.interfaces import list_interfaces
-from agents.node.refusals import AgentError, bad_spec
+from agents.node.refusals import AgentError, invalid_spec
 from agents.node.runtimes import Runtime
 from agents.node.spec import parse_fabric
 
@@ -28,12 +28,12 @@ def expand_device_patterns(patterns: Iterable[str], allowed: Sequence[str]) -> L
         )
         for path in matches:
             if not _is_allowed(os.path.realpath(path), allowed):
-                raise bad_spec(f"{path} is not among the fabric devices that this node lends to jobs.")
+                raise invalid_spec(f"{path} is not among the fabric devices that this node lends to jobs.")
         if not matches or not os.path.exists(matches[0]):
-            raise bad_spec(f"This node has no {pattern}.")
+            raise invalid_spec(f"This node has no {pattern}.")
         for path in matches:
             if not stat.S_ISCHR(os.stat(path).st_mode):
-                raise bad_spec(f"{path} is no character device.")
+                raise invalid_spec(f"{path} is no character device.")
             found[path] = None
     return list(found)
 
@@ -52,7 +52,7 @@ def _is_allowed(real: str, allowed: Sequence[str]) -> bool:
 
 
 def check_fabric(raw: Any, runtimes: Mapping[str, Runtime], allowed_devices: Sequence[str]) -> Dict[str, Any]:
-    """Whether this node has what its pool names (the field ``fabric`` of a preflight), with a sentence."""
+    """Whether this node has what its pool names (the field ``fabric`` of a preflight), with a message."""
     named = parse_fabric(raw)
     runtime = runtimes.get(named.runtime)
     lacks: List[str] = []
@@ -68,9 +68,9 @@ def check_fabric(raw: Any, runtimes: Mapping[str, Runtime], allowed_devices: Seq
     elif named.network and named.network not in [each["name"] for each in runtime.external_networks() or ()]:
         lacks.append(f"{runtime.kind} has no network {named.network}.")
     if lacks:
-        return {"name": "fabric", "ok": False, "sentence": " ".join(lacks)}
+        return {"name": "fabric", "ok": False, "message": " ".join(lacks)}
     words = [each for each in (named.interface, named.network, *devices) if each]
-    return {"name": "fabric", "ok": True, "sentence": f"What the pool names is here: {', '.join(words)}."}
+    return {"name": "fabric", "ok": True, "message": f"What the pool names is here: {', '.join(words)}."}
 
 
 def _has_interface(named: str) -> bool:

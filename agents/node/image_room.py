@@ -14,7 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 from agents.node.image_book import find_usage, record_present
 from agents.node.image_names import UNKNOWN_ARCHIVE, normalize_image_name
 from agents.node.ledger import LIVE_PHASES
-from agents.node.refusals import AgentError, bad_spec
+from agents.node.refusals import AgentError, invalid_spec
 from agents.node.runtimes import Image, Runtime
 from agents.node.tasks import TaskManager
 
@@ -24,11 +24,11 @@ JsonObject = Dict[str, Any]
 
 
 class ImageGcPolicy(NamedTuple):
-    """What the portal says of images: above ``high_percent`` they go until ``low_percent``, unused for ``keep_s``."""
+    """What the portal says of images: above ``high_threshold_percent`` they go until ``low_threshold_percent``, unused for ``min_age_s``."""
 
-    high_percent: float
-    low_percent: float
-    keep_s: float
+    high_threshold_percent: float
+    low_threshold_percent: float
+    min_age_s: float
     include_unmanaged: bool  # also images that we did not bring
     protected: Set[str]  # plain names
 
@@ -38,15 +38,15 @@ def parse_image_gc_policy(raw: Any) -> Optional[ImageGcPolicy]:
     if raw is None:
         return None
     try:
-        high, low, keep_s = (float(raw[key]) for key in ("high_percent", "low_percent", "keep_s"))
-        keep = {normalize_image_name(str(name)) for name in raw.get("keep", ())}
-        wish = ImageGcPolicy(high, min(low, high), keep_s, raw.get("others") is True, keep)
+        high, low, min_age_s = (float(raw[key]) for key in ("high_threshold_percent", "low_threshold_percent", "min_age_s"))
+        keep = {normalize_image_name(str(name)) for name in raw.get("protected", ())}
+        wish = ImageGcPolicy(high, min(low, high), min_age_s, raw.get("include_unmanaged") is True, keep)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise bad_spec(
-            "images has high_percent, low_percent, keep_s, and perhaps others and keep."
+        raise invalid_spec(
+            "images has high_threshold_percent, low_threshold_percent, min_age_s, and perhaps others and keep."
         ) from error
-    if not (wish.low_percent >= 0 and wish.high_percent <= 100 and wish.keep_s >= 0):
-        raise bad_spec("The percentages of images are from 0 to 100, and keep_s is not negative.")
+    if not (wish.low_threshold_percent >= 0 and wish.high_threshold_percent <= 100 and wish.min_age_s >= 0):
+        raise invalid_spec("The percentages of images are from 0 to 100, and min_age_s is not negative.")
     return wish
 
 
@@ -71,12 +71,12 @@ class ImageCollector:
         with self._tasks.ledger.transaction() as state:
             record_present(state, runtime.kind, [image.image_id for image in images], now_s)
         used = store_used_percent(runtime)
-        if used is None or used < policy.high_percent:
+        if used is None or used < policy.high_threshold_percent:
             return []
         in_use = runtime.images_in_use()
         for since_s, image in self._oldest_first(runtime, images, in_use, policy, now_s):
             used = store_used_percent(runtime)
-            if used is None or used <= policy.low_percent or time.monotonic() > until_s:
+            if used is None or used <= policy.low_threshold_percent or time.monotonic() > until_s:
                 break
             with self._tasks.directories.lock_image_for_removal([*image.names, UNKNOWN_ARCHIVE]) as alone:
                 # since we looked, a task may have come to use it and have let go of the lock again
@@ -94,7 +94,7 @@ class ImageCollector:
             mine = facts is not None and (facts.managed or policy.include_unmanaged)
             needed = image.image_id in in_use or any(normalize_image_name(name) in policy.protected for name in image.names)
             since_s = self._unused_since_s(runtime, image)
-            if mine and not needed and since_s is not None and now_s - since_s >= policy.keep_s:
+            if mine and not needed and since_s is not None and now_s - since_s >= policy.min_age_s:
                 found.append((since_s, image))
         return sorted(found, key=lambda each: (each[0], each[1].image_id))
 
@@ -123,4 +123,4 @@ def store_used_percent(runtime: Runtime) -> Optional[float]:
 
 def _row(runtime: str, image: Image, idle_s: float) -> JsonObject:
     names = image.refs or image.digests or [image.image_id]
-    return {"runtime": runtime, "names": names, "size_mib": image.size_mib, "idle_s": round(idle_s)}
+    return {"runtime": runtime, "names": names, "size_mib": image.size_mib, "unused_s": round(idle_s)}

@@ -18,7 +18,7 @@ from agents.node.durable import disk_full_as_error, write_atomic
 from agents.node.image_book import record_arrival
 from agents.node.image_names import UNKNOWN_ARCHIVE, registry_host
 from agents.node.image_room import store_used_percent
-from agents.node.refusals import ENGINE_ERROR, IMAGE_MISSING, AgentError, bad_spec
+from agents.node.refusals import ENGINE_ERROR, IMAGE_MISSING, AgentError, invalid_spec
 from agents.node.runtimes import REGISTRY_AUTH_FILE, Image, Runtime
 from agents.node.spec import parse_integer
 from agents.node.tasks import TaskManager
@@ -74,7 +74,7 @@ class ImageManager:
         """Brings an image from its registry; tells a line of progress at most twice a second."""
         reference = fields.get("image")
         if not isinstance(reference, str) or not _REFERENCE.match(reference):
-            raise bad_spec("image is not a reference.")
+            raise invalid_spec("image is not a reference.")
         runtime, login = self._find_runtime(fields), _login(fields.get("login"))
         self._tasks.directories.check_disk_space()
         told_s = 0.0
@@ -101,7 +101,7 @@ class ImageManager:
         """
         upload = fields.get("upload")
         if not isinstance(upload, str) or not _UPLOAD.match(upload):
-            raise bad_spec("upload is not a short name of letters and digits.")
+            raise invalid_spec("upload is not a short name of letters and digits.")
         runtime = self._find_runtime(fields)
         path = os.path.join(self._tasks.directories.uploads_dir, upload)
         size = self._append(path, fields) if fields.get("data_b64") is not None else _size(path)
@@ -161,9 +161,9 @@ class ImageManager:
         try:
             data = base64.b64decode(fields["data_b64"], validate=True)
         except (binascii.Error, TypeError, ValueError) as error:
-            raise bad_spec("data_b64 is not base64.") from error
+            raise invalid_spec("data_b64 is not base64.") from error
         if offset > _size(path):
-            raise bad_spec(f"The piece begins at {offset}, but only {_size(path)} bytes are here.")
+            raise invalid_spec(f"The piece begins at {offset}, but only {_size(path)} bytes are here.")
         self._tasks.directories.check_disk_space()
         with disk_full_as_error(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -203,9 +203,9 @@ def _login(raw: Any) -> Optional[RegistryLogin]:
     if raw is None:
         return None
     if not isinstance(raw, dict) or set(raw) != set(RegistryLogin._fields):
-        raise bad_spec("login has a username and a password.")
+        raise invalid_spec("login has a username and a password.")
     if not all(isinstance(each, str) and each for each in raw.values()) or ":" in raw["username"]:
-        raise bad_spec("login has a username and a password.")
+        raise invalid_spec("login has a username and a password.")
     return RegistryLogin(**raw)
 
 

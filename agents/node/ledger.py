@@ -88,7 +88,7 @@ class Ledger:
 
     def tombstones(self, *, newest: Optional[int] = None) -> List[Record]:
         """Every (job, attempt) that may never start again, or those of the jobs heard of last."""
-        jobs = sorted(self.read()["jobs"].items(), key=lambda each: float(each[1]["seen_s"]), reverse=True)
+        jobs = sorted(self.read()["jobs"].items(), key=lambda each: float(each[1]["last_seen_s"]), reverse=True)
         return [
             {"job": job, "attempt": attempt}
             for job, facts in jobs[:newest]
@@ -101,7 +101,7 @@ class Ledger:
 
     def pooled_networks(self) -> Dict[str, Record]:
         """Networks made ahead, by name: ``runtime``, ``subnet``, and whether they are ``ready``."""
-        spares: Dict[str, Record] = self.read().get("spares", {})
+        spares: Dict[str, Record] = self.read().get("network_pool", {})
         return spares
 
     def networks(self) -> Set[str]:
@@ -137,7 +137,7 @@ class Ledger:
         """Reserves the GPUs of a task, or refuses; a repeat of what is already admitted is granted again."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
-            job = state["jobs"].setdefault(spec.job, {"attempt": 0, "tombstones": [], "seen_s": 0.0})
+            job = state["jobs"].setdefault(spec.job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
             if spec.attempt in job["tombstones"]:
                 raise AgentError(
                     refusals.TOMBSTONED,
@@ -165,10 +165,10 @@ class Ledger:
             if needs_network:
                 record.update(self._allocate_network(state, spec))
             if needs_uid:
-                record["own_uid"] = self._allocate_uid(state, spec)
+                record["task_uid"] = self._allocate_uid(state, spec)
             state["tasks"][spec.name] = record
             job["attempt"] = spec.attempt
-            job["seen_s"] = time.time()
+            job["last_seen_s"] = time.time()
             return Admission(dict(record), is_repeat=False)
 
     def assign_ports(
@@ -206,11 +206,11 @@ class Ledger:
         """Forbids an attempt for ever and gives its tasks, each with a time at which patience ends."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
-            facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "seen_s": 0.0})
+            facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
             if attempt not in facts["tombstones"]:
                 facts["tombstones"] = sorted([*facts["tombstones"], attempt])
             facts["attempt"] = max(facts["attempt"], attempt)
-            facts["seen_s"] = time.time()
+            facts["last_seen_s"] = time.time()
             return _set_deadlines(state, job, attempt, time.time() + grace_s)
 
     def tombstone_tasks(
@@ -219,10 +219,10 @@ class Ledger:
         """As :meth:`tombstone` for some tasks of an attempt, which itself goes on."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
-            facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "seen_s": 0.0})
-            left = facts.setdefault("left", {})
+            facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
+            left = facts.setdefault("stopped_tasks", {})
             left[str(attempt)] = sorted({*left.get(str(attempt), ()), *tasks})
-            facts["seen_s"] = time.time()
+            facts["last_seen_s"] = time.time()
             return _set_deadlines(state, job, attempt, time.time() + grace_s, tasks)
 
     def set_stop_deadline(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Dict[str, Record]:
@@ -238,7 +238,7 @@ class Ledger:
                 record = state["tasks"].pop(name, None)
                 if record is not None:
                     facts = state["jobs"].setdefault(
-                        record["job"], {"attempt": record["attempt"], "tombstones": [], "seen_s": time.time()}
+                        record["job"], {"attempt": record["attempt"], "tombstones": [], "last_seen_s": time.time()}
                     )
                     if record["phase"] != RESERVED and record["attempt"] not in facts["tombstones"]:
                         facts["tombstones"] = sorted([*facts["tombstones"], record["attempt"]])
@@ -250,7 +250,7 @@ class Ledger:
             old = [
                 job
                 for job, facts in state["jobs"].items()
-                if job not in busy and now_s - facts["seen_s"] > JOB_RETENTION_S
+                if job not in busy and now_s - facts["last_seen_s"] > JOB_RETENTION_S
             ]
             for job in old:
                 del state["jobs"][job]
@@ -292,20 +292,20 @@ class Ledger:
             random.shuffle(upper)
             subnet = self._free_subnet(state, upper)
             if subnet is not None:
-                state.setdefault("spares", {})[name] = {"runtime": runtime, "subnet": subnet, "ready": False}
+                state.setdefault("network_pool", {})[name] = {"runtime": runtime, "subnet": subnet, "ready": False}
             return subnet
 
     def mark_pooled_network_ready(self, name: str) -> None:
         """The network exists: the next job of its runtime may have it."""
         with self.transaction() as state:
-            spare = state.get("spares", {}).get(name)
+            spare = state.get("network_pool", {}).get(name)
             if spare is not None:
                 spare["ready"] = True
 
     def remove_pooled_network(self, name: str) -> None:
         """Forgets a spare that came to nothing."""
         with self.transaction() as state:
-            state.get("spares", {}).pop(name, None)
+            state.get("network_pool", {}).pop(name, None)
 
     # -- choosing -----------------------------------------------------------------------------------------
 
@@ -317,26 +317,26 @@ class Ledger:
                 return {
                     "network": task_network(record),
                     "subnet": record["subnet"],
-                    "made_ahead": bool(record.get("made_ahead")),
+                    "from_pool": bool(record.get("from_pool")),
                 }
-        spares = state.get("spares", {})
+        spares = state.get("network_pool", {})
         for name, spare in spares.items():
             if spare["ready"] and spare["runtime"] == spec.runtime:
                 del spares[name]
-                return {"network": name, "subnet": spare["subnet"], "made_ahead": True}
+                return {"network": name, "subnet": spare["subnet"], "from_pool": True}
         name = network_name(spec.cluster, spec.job)
         for record in state["tasks"].values():  # of an attempt that has ended, perhaps not yet cleaned up
             if task_network(record) == name:
-                return {"network": name, "subnet": record["subnet"], "made_ahead": False}
+                return {"network": name, "subnet": record["subnet"], "from_pool": False}
         subnet = self._free_subnet(state, self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS))
         if subnet is None:
             raise AgentError(refusals.ENGINE_ERROR, "Every job network of this node is in use.")
-        return {"network": name, "subnet": subnet, "made_ahead": False}
+        return {"network": name, "subnet": subnet, "from_pool": False}
 
     @staticmethod
     def _free_subnet(state: Record, candidates: Iterable[ipaddress.IPv4Network]) -> Optional[str]:
         taken = {record.get("subnet") for record in state["tasks"].values()}
-        taken.update(spare["subnet"] for spare in state.get("spares", {}).values())
+        taken.update(spare["subnet"] for spare in state.get("network_pool", {}).values())
         routed = machine.routed_networks()  # another cluster on this machine, or the site's own network
         for subnet in candidates:
             if str(subnet) not in taken and not any(subnet.overlaps(each) for each in routed):
@@ -345,17 +345,17 @@ class Ledger:
 
     def _allocate_uid(self, state: Record, spec: TaskSpec) -> int:
         first, count = self._uids
-        live = [record for record in state["tasks"].values() if record.get("own_uid") is not None]
+        live = [record for record in state["tasks"].values() if record.get("task_uid") is not None]
         home = spec.home.source if spec.home else None
         for record in live:
             if home is not None and record.get("home") == home and record["phase"] in LIVE_PHASES:
-                return int(record["own_uid"])  # one home, one owner, while both live
-        taken = {record["own_uid"] for record in live}
-        turn = int(state.get("uid_turn", 0))
+                return int(record["task_uid"])  # one home, one owner, while both live
+        taken = {record["task_uid"] for record in live}
+        turn = int(state.get("next_uid_offset", 0))
         for step in range(count):
             uid = first + (turn + step) % count
             if uid not in taken:
-                state["uid_turn"] = (turn + step + 1) % count
+                state["next_uid_offset"] = (turn + step + 1) % count
                 return uid
         raise AgentError(refusals.ENGINE_ERROR, "Every account number for jobs of this node is in use.")
 
@@ -368,7 +368,7 @@ def task_network(record: Record) -> Optional[str]:
 
 
 def _empty_ledger() -> Record:
-    return {"version": 1, "boot_id": None, "epoch": 0, "jobs": {}, "tasks": {}, "spares": {}, "uid_turn": 0}
+    return {"version": 1, "boot_id": None, "epoch": 0, "jobs": {}, "tasks": {}, "network_pool": {}, "next_uid_offset": 0}
 
 
 def _fingerprint(state: Record) -> str:
@@ -391,15 +391,15 @@ def _new_record(spec: TaskSpec) -> Record:
         "gpus": [{"uuid": share.uuid, "milli": share.milli} for share in spec.gpus],
         "phase": RESERVED,
         "ports": {},
-        "meet_port": spec.meet_port,
+        "rendezvous_port": spec.rendezvous_port,
         "network": None,
         "subnet": None,
-        "made_ahead": False,
-        "own_uid": None,
+        "from_pool": False,
+        "task_uid": None,
         "pid": None,
         "pid_start": None,
-        "stop_at_s": None,
-        "killed_s": None,
+        "stop_deadline_s": None,
+        "killed_at_s": None,
         "reserved_s": time.time(),
         "started_s": None,
         "ended_s": None,
@@ -438,7 +438,7 @@ def _check_gpu_capacity(state: Record, spec: TaskSpec) -> None:
     for share in spec.gpus:
         if held.get(share.uuid, 0) + share.milli > MILLI_PER_GPU:
             raise AgentError(
-                refusals.OVER_MILLI,
+                refusals.GPU_OVERCOMMITTED,
                 f"GPU {share.uuid} has {held[share.uuid]} of 1000 thousandths in use; "
                 f"{share.milli} more do not fit.",
             )
@@ -446,11 +446,11 @@ def _check_gpu_capacity(state: Record, spec: TaskSpec) -> None:
 
 def _check_rendezvous_port(state: Record, spec: TaskSpec) -> None:
     for record in state["tasks"].values():
-        held = record["phase"] in LIVE_PHASES and record.get("meet_port") is not None  # older records lack it
-        if held and record["meet_port"] == spec.meet_port:
+        held = record["phase"] in LIVE_PHASES and record.get("rendezvous_port") is not None  # older records lack it
+        if held and record["rendezvous_port"] == spec.rendezvous_port:
             raise AgentError(
-                refusals.MEET_PORT_IN_USE,
-                f"Port {spec.meet_port} of this node is where the ranks of {record['job']} meet.",
+                refusals.RENDEZVOUS_PORT_IN_USE,
+                f"Port {spec.rendezvous_port} of this node is where the ranks of {record['job']} meet.",
             )
 
 
@@ -464,7 +464,7 @@ def _free_port(taken: Set[int], is_free: Callable[[int], bool], span: Tuple[int,
 
 def _stopped_tasks(facts: Record, attempt: int) -> Sequence[int]:
     """The tasks of an attempt that were asked to leave alone; ledgers of older agents know none."""
-    tasks: Sequence[int] = facts.get("left", {}).get(str(attempt), ())
+    tasks: Sequence[int] = facts.get("stopped_tasks", {}).get(str(attempt), ())
     return tasks
 
 
@@ -477,6 +477,6 @@ def _set_deadlines(
             continue
         if tasks is None or record["task"] in tasks:
             if record["phase"] in LIVE_PHASES:
-                record["stop_at_s"] = min(record["stop_at_s"] or deadline_s, deadline_s)
+                record["stop_deadline_s"] = min(record["stop_deadline_s"] or deadline_s, deadline_s)
             found[name] = dict(record)
     return found

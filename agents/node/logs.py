@@ -34,7 +34,7 @@ def read_log(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
     ended = record["phase"] == EXITED  # asked before the file is read, so that eof is never early
     runtime = tasks.runtimes[record["runtime"]]
     collect_log(tasks, name)
-    data, size = _read_bytes(tasks.directories.log_path(name), offset, limit, tasks.settings.log_mib)
+    data, size = _read_bytes(tasks.directories.log_path(name), offset, limit, tasks.settings.max_log_mib)
     return {
         "data_b64": base64.b64encode(data).decode("ascii"),
         "offset": offset,

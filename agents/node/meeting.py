@@ -19,7 +19,7 @@ import time
 from typing import Any, Dict, Optional
 
 from agents.node.machine import read_text
-from agents.node.refusals import MEET_PORT_IN_USE, AgentError
+from agents.node.refusals import RENDEZVOUS_PORT_IN_USE, AgentError
 from agents.node.spec import parse_ip_address, parse_public_id, parse_seconds, parse_integer
 
 _POLL_INTERVAL_S = 0.1
@@ -81,7 +81,7 @@ class RendezvousListeners:
 
 
 def _owner_file(folder: str) -> str:
-    return os.path.join(folder, "meeting")
+    return os.path.join(folder, "rendezvous")
 
 
 def _listen_on(port: int, wait_for_release: bool) -> socket.socket:
@@ -94,7 +94,7 @@ def _listen_on(port: int, wait_for_release: bool) -> socket.socket:
         except OSError as error:
             if time.monotonic() >= until_s:
                 message = f"Something else listens at port {port} of this node."
-                raise AgentError(MEET_PORT_IN_USE, message) from error
+                raise AgentError(RENDEZVOUS_PORT_IN_USE, message) from error
         time.sleep(0.02)
 
 
@@ -116,7 +116,7 @@ class _Listener:
         self._server = server
         self._marker, self._token, self._greeting = marker, token, greeting
         self._stop_write, self._stop_read = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="meeting", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rendezvous", daemon=True)
         self._thread.start()
 
     def is_listening(self) -> bool:
@@ -187,4 +187,4 @@ def check_rendezvous(fields: Dict[str, Any], cluster: str) -> Dict[str, Any]:
         why = f"no answer in {within_s:g} s"
     except OSError as error:
         why = _ERRNO_REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
-    return {"why": why, "seconds": round(time.monotonic() - begun_s, 4)}
+    return {"reason": why, "seconds": round(time.monotonic() - begun_s, 4)}

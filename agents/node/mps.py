@@ -19,7 +19,7 @@ from agents.node.spec import MILLI_PER_GPU, GpuShare
 CONTAINER_PIPE_DIR = "/run/fairway-mps"
 SHM_DIR = "/dev/shm"  # noqa: S108 - where clients and server meet, by the driver's choice
 MULTIUSER_OPTION = "-multiuser-server"
-MPS_DAEMON_LOST = "mps_lost"
+MPS_DAEMON_LOST = "mps_daemon_lost"
 """What ``fault`` of an ended task says when its daemon had gone."""
 PROCESS_NAME = "nvidia-cuda-mps"
 """What the kernel calls a daemon and its servers: the first fifteen letters of their programs' names."""
@@ -50,7 +50,7 @@ def share_memory_mib(facts: GpuInfo, milli: int) -> Optional[int]:
     """The memory of a share: of what the driver leaves; at least 1 MiB. None where the GPU does not tell its own."""
     if facts.memory_mib is None:
         return None
-    return max(1, (facts.memory_mib - (facts.reserved_mib or 0)) * milli // MILLI_PER_GPU)
+    return max(1, (facts.memory_mib - (facts.driver_reserved_mib or 0)) * milli // MILLI_PER_GPU)
 
 
 def gpu_key(uuid: str) -> str:
@@ -103,7 +103,7 @@ def client_environment(share: MpsShare, pipes: str) -> Dict[str, str]:
 
 def find_control_program(settings: Settings) -> Optional[str]:
     """The control program on this machine; None where it is not, or is not to be used."""
-    return shutil.which(settings.mps_control) if settings.mps_control else None
+    return shutil.which(settings.mps_control_program) if settings.mps_control_program else None
 
 
 def supports_multiuser(program: str) -> bool:
@@ -121,10 +121,10 @@ def unavailable_reason(settings: Settings, gpus: Sequence[GpuInfo], program: Opt
         return "it has no GPU"
     if any(facts.simulated for facts in gpus):
         return "its GPUs are pretend ones"
-    if settings.mps_control is None:
-        return "its settings turn MPS off (mps_control)"
+    if settings.mps_control_program is None:
+        return "its settings turn MPS off (mps_control_program)"
     if program is None:
-        return f"{settings.mps_control} is not on it"
+        return f"{settings.mps_control_program} is not on it"
     if os.geteuid() == 0:
         if not supports_multiuser(program):
             return "its MPS serves one account at a time, and tasks run under many; newer drivers serve them together"

@@ -115,7 +115,7 @@ class MpsDaemons:
         self._make_folders(share)
         folder = self._path(share.uuid)
         write_json(
-            os.path.join(folder, "order.json"),
+            os.path.join(folder, "launch.json"),
             {
                 "uuid": share.uuid,
                 "command": mps.daemon_command(self._control_program(share.uuid), multiuser=os.geteuid() == 0),
@@ -188,7 +188,7 @@ class MpsDaemons:
         for pid in _daemon_processes(self._path(uuid, "pipe")):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        for name in ("daemon.json", "order.json"):
+        for name in ("daemon.json", "launch.json"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path(uuid, name))
         for folder in (self._path(uuid, "pipe"), self._shm_dir(uuid) if mps.uses_private_shm(self._settings) else None):
@@ -224,7 +224,7 @@ class MpsDaemons:
         return {}
 
     def _uuid(self, key: str) -> Optional[str]:
-        order: Optional[Dict[str, Any]] = read_json(os.path.join(self._root, key, "order.json"))
+        order: Optional[Dict[str, Any]] = read_json(os.path.join(self._root, key, "launch.json"))
         return None if order is None else str(order["uuid"])
 
     def _find_daemon(self, uuid: str) -> Optional[MpsDaemon]:
@@ -248,7 +248,7 @@ class MpsDaemons:
 
     def _control_program(self, uuid: str) -> str:
         if self._program is None:
-            raise self._error(uuid, f"{self._settings.mps_control} is not on the node")
+            raise self._error(uuid, f"{self._settings.mps_control_program} is not on the node")
         return self._program
 
     def _environment(self, uuid: str) -> Dict[str, str]:
@@ -308,7 +308,7 @@ def main(folder: str) -> int:
 
 def _exec_daemon(folder: str) -> None:
     os.setsid()
-    with open(os.path.join(folder, "order.json"), encoding="utf-8") as stream:
+    with open(os.path.join(folder, "launch.json"), encoding="utf-8") as stream:
         order = json.load(stream)
     facts = machine.read_process(os.getpid())
     write_json(

@@ -72,18 +72,18 @@ class NodeDirectories:
 
     def check_disk_space(self) -> None:
         """Refuses when a disk that tasks write to is below the floor."""
-        short = self.disk_shortage(self._settings.disk_floor_mib)
+        short = self.disk_shortage(self._settings.min_free_disk_mib)
         if short is not None:
             raise AgentError(refusals.DISK_FULL, f"The disk of the node is full: {short}")
 
     def disk_shortage(self, minimum_mib: int) -> Optional[str]:
         """The first disk that tasks write to with less than ``floor`` MiB free, as words; None when all have it."""
         settings = self._settings
-        disks = (settings.state_dir, settings.home_root, settings.scratch_root, *settings.disk_paths)
+        disks = (settings.state_dir, settings.home_root, settings.scratch_root, *settings.watched_disk_paths)
         for path in disks:
             free = free_mib(path)
             if free is not None and free < minimum_mib:
-                return f"{path} has {free} MiB left; {settings.disk_floor_mib} MiB are kept."
+                return f"{path} has {free} MiB left; {settings.min_free_disk_mib} MiB are kept."
         return None
 
     def prepare_task(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> str:

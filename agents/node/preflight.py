@@ -1,4 +1,4 @@
-"""What this machine has and lacks: versions against their floors, one sentence for each thing to mend."""
+"""What this machine has and lacks: versions against their floors, one message for each thing to mend."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def installed_versions(tasks: TaskManager) -> Dict[str, Optional[str]]:
     return found
 
 
-def below_floor(tasks: TaskManager, found: Dict[str, Optional[str]]) -> List[str]:
-    """A sentence for each of these versions that is too old for what this node does."""
+def version_warnings(tasks: TaskManager, found: Dict[str, Optional[str]]) -> List[str]:
+    """A message for each of these versions that is too old for what this node does."""
     containers = any(runtime.kind != "process" for runtime in tasks.runtimes.values())
     return versions.version_warnings(found, containers=containers)
 
 
 def gpu_sharing(tasks: TaskManager) -> Optional[Dict[str, Any]]:
-    """Whether shares of this node's GPUs are enforced, and a sentence of it; None without GPUs."""
+    """Whether shares of this node's GPUs are enforced, and a message of it; None without GPUs."""
     if not tasks.gpus.gpus():
         return None
     why_not = tasks.mps_daemons.unavailable_reason()
-    return {"enforced": why_not is None, "sentence": mps.sharing_message(why_not)}
+    return {"enforced": why_not is None, "message": mps.sharing_message(why_not)}
 
 
 def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
-    """Every check with its outcome: ``{"checks": [{name, ok, sentence}]}``.
+    """Every check with its outcome: ``{"checks": [{name, ok, message}]}``.
 
     ``fabric`` is what the node's pool names for gangs on several nodes, and the runtime of these; None: nothing.
     """
@@ -49,7 +49,7 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
     checks.append(
         _check(
             "disk",
-            free is None or free >= settings.disk_floor_mib,
+            free is None or free >= settings.min_free_disk_mib,
             f"{free} MiB are free at {settings.state_dir}.",
         )
     )
@@ -57,19 +57,19 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
     shares = gpu_sharing(tasks)
     if shares is not None:
         pretend = any(facts.simulated for facts in tasks.gpus.gpus())
-        checks.append(_check("shares", shares["enforced"] or pretend, shares["sentence"]))
+        checks.append(_check("gpu_sharing", shares["enforced"] or pretend, shares["message"]))
     for runtime in tasks.runtimes.values():
         fault = runtime.firewall_fault()
         if fault is not None:
-            sentence = fault or f"The network rules for containers of {runtime.kind} are in force."
-            checks.append(_check("firewall", not fault, sentence))
+            message = fault or f"The network rules for containers of {runtime.kind} are in force."
+            checks.append(_check("firewall", not fault, message))
     for name, mount in (("state", settings.state_dir), ("homes", settings.home_root)):
         writable = os.access(mount, os.W_OK)
         checks.append(_check(name, writable, f"{mount} can{'' if writable else 'not'} be written."))
     if fabric is not None:
         checks.append(check_fabric(fabric, tasks.runtimes, settings.fabric_devices))
     found = installed_versions(tasks)
-    checks.extend(_check("version", False, sentence) for sentence in below_floor(tasks, found))
+    checks.extend(_check("version", False, message) for message in version_warnings(tasks, found))
     return {"checks": checks, "versions": found, "ok": all(check["ok"] for check in checks)}
 
 
@@ -105,5 +105,5 @@ def _gpu_check(tasks: TaskManager) -> Dict[str, Any]:
     return _check("gpus", True, f"{len(gpus)} GPUs answer{kind}.")
 
 
-def _check(name: str, ok: bool, sentence: str) -> Dict[str, Any]:
-    return {"name": name, "ok": ok, "sentence": sentence}
+def _check(name: str, ok: bool, message: str) -> Dict[str, Any]:
+    return {"name": name, "ok": ok, "message": message}

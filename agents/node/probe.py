@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional
 
 from agents.node import refusals
 from agents.node.ledger import RUNNING
-from agents.node.refusals import AgentError, bad_spec
+from agents.node.refusals import AgentError, invalid_spec
 from agents.node.spec import container_name, parse_public_id, parse_integer
 from agents.node.tasks import TaskManager
 
@@ -19,7 +19,7 @@ def probe_port(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
     task, port = parse_integer(dict(request, task=request.get("task", 0)), "task"), parse_integer(request, "port")
     path = request.get("path", "/")
     if not isinstance(path, str) or not path.startswith("/") or any(ord(each) <= 32 for each in path):
-        raise bad_spec("path is not an absolute path.")
+        raise invalid_spec("path is not an absolute path.")
     name = container_name(tasks.settings.cluster, job, attempt, task)
     record = tasks.ledger.tasks().get(name)
     if record is None or record["phase"] != RUNNING or str(port) not in record["ports"]:

@@ -1,13 +1,13 @@
-"""The refusals a node answers with: a stable code and one sentence for people."""
+"""The refusals a node answers with: a stable code and one message for people."""
 
 from __future__ import annotations
 
 STALE_EPOCH = "stale_epoch"
 TOMBSTONED = "tombstoned"
-OVER_MILLI = "over_milli"
+GPU_OVERCOMMITTED = "gpu_overcommitted"
 UNKNOWN_GPU = "unknown_gpu"
 NAME_CONFLICT = "name_conflict"
-BAD_SPEC = "bad_spec"
+INVALID_SPEC = "invalid_spec"
 IMAGE_MISSING = "image_missing"
 DISK_FULL = "disk_full"
 ENGINE_ERROR = "engine_error"
@@ -15,7 +15,7 @@ UNKNOWN_VERB = "unknown_verb"
 NOT_ALLOWED = "not_allowed"
 NO_SUCH_CONTAINER = "no_such_container"
 PORT_IN_USE = "port_in_use"
-MEET_PORT_IN_USE = "meet_port_in_use"
+RENDEZVOUS_PORT_IN_USE = "rendezvous_port_in_use"
 PROTOCOL_VERSION = "protocol_version"
 
 
@@ -28,6 +28,6 @@ class AgentError(Exception):
         self.message = message
 
 
-def bad_spec(message: str) -> AgentError:
+def invalid_spec(message: str) -> AgentError:
     """A refusal of what was asked for, whatever the state of the node."""
-    return AgentError(BAD_SPEC, message)
+    return AgentError(INVALID_SPEC, message)

@@ -28,9 +28,9 @@ from agents.node.ledger import Ledger
 from agents.node.logs import read_log
 from agents.node.meeting import check_rendezvous
 from agents.node.places import NodeDirectories
-from agents.node.preflight import below_floor, run_preflight, gpu_sharing, installed_versions
+from agents.node.preflight import version_warnings, run_preflight, gpu_sharing, installed_versions
 from agents.node.probe import probe_port
-from agents.node.refusals import AgentError, bad_spec
+from agents.node.refusals import AgentError, invalid_spec
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.settings import Settings
 from agents.node.spares import NetworkPool
@@ -55,8 +55,8 @@ _IMAGE_VERBS = frozenset({"images", "pull", "load"})
 VERBS_BY_ROLE = {
     "control": _READ_VERBS
     | _IMAGE_VERBS
-    | {"start", "terminal", "prepare", "stop", "remove", "signal", "probe", "reach"}
-    | {"preflight", "gc", "upgrade", "deny"},
+    | {"start", "terminal", "prepare", "stop", "remove", "signal", "probe", "check_rendezvous"}
+    | {"preflight", "gc", "upgrade", "deny_egress"},
     "bulk": (_READ_VERBS | _IMAGE_VERBS | {"upgrade"}) - {"stats"},
     "watch": _READ_VERBS,
 }
@@ -106,10 +106,10 @@ class AgentSession:
             "pull": self._images.pull,
             "load": self._images.load,
             "preflight": lambda fields: run_preflight(self.tasks, fields.get("fabric")),
-            "reach": lambda fields: check_rendezvous(fields, settings.cluster),
+            "check_rendezvous": lambda fields: check_rendezvous(fields, settings.cluster),
             "gc": GarbageCollector(self.tasks, self._images, self._network_pool).collect,
             "upgrade": self._upgrades.receive,
-            "deny": self._deny_egress,
+            "deny_egress": self._deny_egress,
             "terminal": self._terminals.open,
         }
 
@@ -162,7 +162,7 @@ class AgentSession:
         return {
             "protocol": PROTOCOL,
             "agent_version": AGENT_VERSION,
-            "program": self._agent_digest,
+            "agent_digest": self._agent_digest,
             "role": self.role,
             "cluster": self._settings.cluster,
             "boot_id": machine.boot_id(self._settings.boot_id_path),
@@ -175,23 +175,23 @@ class AgentSession:
             "loopback": self._settings.loopback,
             "runtimes": [runtime.info() for runtime in self.tasks.runtimes.values()],
             "gpus": [facts._asdict() for facts in gpus.gpus()],
-            "gpus_silent": silent,
-            "shares": gpu_sharing(self.tasks),
+            "gpu_driver_error": silent,
+            "gpu_sharing": gpu_sharing(self.tasks),
             "links": [link._asdict() for link in gpus.links()],
             "driver": versions["driver"],
-            "cuda_driver": gpus.cuda_driver(),
-            "loader": int(os.environ.get("FAIRWAY_LOADER", "0")),
+            "max_cuda_version": gpus.max_cuda_version(),
+            "loader_version": int(os.environ.get("FAIRWAY_LOADER", "0")),
             "versions": versions,
-            "below_floor": below_floor(self.tasks, versions),
+            "version_warnings": version_warnings(self.tasks, versions),
             "images": self._images.image_rows(),
             "highest_epoch": self.tasks.ledger.epoch(),
-            "separates_people": os.geteuid() == 0,
-            "takes": [*SPEC_CAPABILITIES, *VERB_CAPABILITIES],
+            "per_user_isolation": os.geteuid() == 0,
+            "capabilities": [*SPEC_CAPABILITIES, *VERB_CAPABILITIES],
             "storage": self._directories.volumes.storage_info(),
             "interfaces": [each._asdict() for each in list_interfaces()],
-            "fabric": list_fabric_devices(self._settings.fabric_devices),
+            "fabric_devices": list_fabric_devices(self._settings.fabric_devices),
             "networks": self._networks() if self.role == "control" else None,
-            "gang_ports": list(self._settings.gang_ports),
+            "rendezvous_ports": list(self._settings.rendezvous_ports),
             "egress": {each.kind: each.firewall_fault() == "" for each in self.tasks.runtimes.values()},
         }
 
@@ -239,14 +239,14 @@ class AgentSession:
         line = self._reader.readline(MAX_LINE_BYTES + 1)
         if not line or not line.endswith(b"\n"):
             if len(line) > MAX_LINE_BYTES:
-                raise AgentError(refusals.BAD_SPEC, "A line is longer than 1 MiB.")
+                raise AgentError(refusals.INVALID_SPEC, "A line is longer than 1 MiB.")
             return None
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise AgentError(refusals.BAD_SPEC, "A line is not JSON.") from error
+            raise AgentError(refusals.INVALID_SPEC, "A line is not JSON.") from error
         if not isinstance(value, dict):
-            raise AgentError(refusals.BAD_SPEC, "A line is not a JSON object.")
+            raise AgentError(refusals.INVALID_SPEC, "A line is not a JSON object.")
         return value
 
     def _read_requests(self) -> None:
@@ -291,7 +291,7 @@ class AgentSession:
 
     def _deny_egress(self, fields: JsonObject) -> JsonObject:
         """Keeps to which addresses no container may connect, and has those that run keep to it at once."""
-        save_denied_networks(self._settings.state_dir, fields.get("deny"))
+        save_denied_networks(self._settings.state_dir, fields.get("networks"))
         for runtime in self.tasks.runtimes.values():
             runtime.refresh_firewall()
         return {"denied": len(read_denied_networks(self._settings.state_dir))}
@@ -313,7 +313,7 @@ class AgentSession:
         elif not self._subscribed.is_set():
             phase_s = fields.get("phase_s", time.time() % 1.0)
             if isinstance(phase_s, bool) or not isinstance(phase_s, (int, float)) or not 0 <= phase_s < 1:
-                raise bad_spec("phase_s is a number of at least 0 and less than 1.")
+                raise invalid_spec("phase_s is a number of at least 0 and less than 1.")
             self._subscribed.set()
             threading.Thread(target=self._stream_samples, args=(phase_s,), name="stats", daemon=True).start()
         return {"subscribed": self._subscribed.is_set()}

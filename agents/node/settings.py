@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     cluster: str
     state_dir: str
     home_root: str
-    path_roots: Tuple[str, ...]
+    allowed_mount_roots: Tuple[str, ...]
     runtimes: Tuple[RuntimeSettings, ...]
     gpu_provider: str  # nvml, none, or file:PATH
     boot_id_path: str
@@ -38,44 +38,44 @@ class Settings(NamedTuple):
     subnets: str
     denied_networks: Tuple[str, ...]
     firewall: bool
-    disk_floor_mib: int
-    disk_paths: Tuple[str, ...]
+    min_free_disk_mib: int
+    watched_disk_paths: Tuple[str, ...]
     scratch_root: str
-    log_mib: int
+    max_log_mib: int
     uid_first: int
     uid_count: int
     job_ports: Tuple[int, int]
-    gang_ports: Tuple[int, int]  # where ranks of gangs meet; the last one counts
+    rendezvous_ports: Tuple[int, int]  # where ranks of gangs meet; the last one counts
     fabric_devices: Tuple[str, ...]  # devices, or folders of devices, that gangs may be given
-    mps_control: Optional[str]  # the program by which shares of a GPU are enforced; None: they are not
-    upgrade_signers: Optional[str]
-    program_path: Optional[str]
+    mps_control_program: Optional[str]  # the program by which shares of a GPU are enforced; None: they are not
+    allowed_signers_path: Optional[str]
+    agent_path: Optional[str]
 
     def runtime(self, kind: str) -> Optional[RuntimeSettings]:
         return next((runtime for runtime in self.runtimes if runtime.kind == kind), None)
 
 
 _DEFAULTS: Dict[str, Any] = {
-    "path_roots": [],
+    "allowed_mount_roots": [],
     "runtimes": [{"kind": "process"}],
     "gpus": "nvml",
     "boot_id_path": DEFAULT_BOOT_ID_PATH,
     "loopback": "127.77.0.1",
     "subnets": "10.197.0.0/16",
-    "egress_deny": [],
+    "denied_networks": [],
     "firewall": True,
-    "disk_floor_mib": 512,
-    "disk_paths": [],
+    "min_free_disk_mib": 512,
+    "watched_disk_paths": [],
     "scratch_root": None,
-    "log_mib": 128,
+    "max_log_mib": 128,
     "uid_first": 2_000_000_000,
     "uid_count": 60_000,
     "job_ports": [20_000, 32_000],
-    "gang_ports": [32_000, 32_700],
+    "rendezvous_ports": [32_000, 32_700],
     "fabric_devices": ["/dev/infiniband"],
-    "mps_control": "nvidia-cuda-mps-control",
-    "upgrade_signers": None,
-    "program_path": None,
+    "mps_control_program": "nvidia-cuda-mps-control",
+    "allowed_signers_path": None,
+    "agent_path": None,
 }
 _REQUIRED = ("cluster", "state_dir", "home_root")
 
@@ -109,13 +109,13 @@ def parse_settings(raw: Any) -> Settings:
     network = ipaddress.IPv4Network(merged["subnets"])
     if network.prefixlen > 24:
         raise SettingsError("subnets must be a network of /24 or larger.")
-    merged["path_roots"] = tuple(os.path.realpath(root) for root in merged["path_roots"])
-    merged["egress_deny"] = tuple(str(ipaddress.ip_network(each)) for each in merged["egress_deny"])
-    merged["disk_paths"] = tuple(merged["disk_paths"])
-    if not isinstance(merged["log_mib"], int) or merged["log_mib"] < 1:
-        raise SettingsError("log_mib is not a number of MiB.")
+    merged["allowed_mount_roots"] = tuple(os.path.realpath(root) for root in merged["allowed_mount_roots"])
+    merged["denied_networks"] = tuple(str(ipaddress.ip_network(each)) for each in merged["denied_networks"])
+    merged["watched_disk_paths"] = tuple(merged["watched_disk_paths"])
+    if not isinstance(merged["max_log_mib"], int) or merged["max_log_mib"] < 1:
+        raise SettingsError("max_log_mib is not a number of MiB.")
     merged["job_ports"] = (int(merged["job_ports"][0]), int(merged["job_ports"][1]))
-    merged["gang_ports"] = _parse_port_range(merged["gang_ports"])
+    merged["rendezvous_ports"] = _parse_port_range(merged["rendezvous_ports"])
     merged["fabric_devices"] = tuple(str(each).rstrip("/") for each in merged["fabric_devices"])
     merged["runtimes"] = tuple(_parse_runtime(each) for each in merged["runtimes"])
     return Settings(**merged)
@@ -124,7 +124,7 @@ def parse_settings(raw: Any) -> Settings:
 def _parse_port_range(raw: Any) -> Tuple[int, int]:
     first, last = (int(each) for each in raw)
     if not 1024 <= first <= last <= 65_535:
-        raise SettingsError("gang_ports are two ports from 1024 to 65535, the smaller first.")
+        raise SettingsError("rendezvous_ports are two ports from 1024 to 65535, the smaller first.")
     return first, last
 
 

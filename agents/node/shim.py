@@ -69,7 +69,7 @@ def main(folder: str) -> int:
 def _run(folder: str, report_fd: int) -> None:
     lock = os.open(os.path.join(folder, "shim.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    order: Dict[str, Any] = read_json(os.path.join(folder, "order.json")) or {}
+    order: Dict[str, Any] = read_json(os.path.join(folder, "launch.json")) or {}
     if not claim_task(folder, "run"):
         os.write(report_fd, b"already")
         return
@@ -91,7 +91,7 @@ def _run(folder: str, report_fd: int) -> None:
         _exec_task(order, group, go_read, out_write, err_write)
     for ours_no_more in (go_read, out_write, err_write):
         os.close(ours_no_more)
-    log = TaskLogWriter(order["log_path"], order["log_mib"], out_read, err_read)
+    log = TaskLogWriter(order["log_path"], order["max_log_mib"], out_read, err_read)
     facts = machine.read_process(child)
     write_json(
         os.path.join(folder, "pid.json"),
@@ -189,9 +189,9 @@ def _supervise(folder: str, tree: _ProcessTree, limit_mib: Optional[int], log: T
 def _exec_task(order: Dict[str, Any], group: Optional[cgroup.TaskCgroup], go_fd: int, stdout_fd: int, stderr_fd: int) -> None:
     """Turns the forked child into the task; never returns. What fails is said in the task's log."""
     try:
-        if order["own_uid"] is not None:
+        if order["task_uid"] is not None:
             for stream in (stdout_fd, stderr_fd):
-                os.fchown(stream, order["own_uid"], -1)  # so that it can open /dev/stdout
+                os.fchown(stream, order["task_uid"], -1)  # so that it can open /dev/stdout
         os.setsid()
         if os.read(go_fd, 2) != b"go":
             os._exit(127)
@@ -202,9 +202,9 @@ def _exec_task(order: Dict[str, Any], group: Optional[cgroup.TaskCgroup], go_fd:
         os.dup2(stdout_fd, 1)
         os.dup2(stderr_fd, 2)
         set_rlimits(order)
-        if order["own_uid"] is not None:
+        if order["task_uid"] is not None:
             _enter_namespaces(order)
-        drop_privileges(order["own_uid"])
+        drop_privileges(order["task_uid"])
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.umask(0o027)
         os.chdir(order["workdir"])
@@ -227,7 +227,7 @@ def set_rlimits(order: Dict[str, Any]) -> None:
     """The limits of a task that no control group has."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pids = order["limits"]["pids"]
-    if pids is not None and order["own_uid"] is not None:
+    if pids is not None and order["task_uid"] is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
 
 

@@ -31,11 +31,11 @@ class NetworkPool:
 
     def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
-        self._lock_path = os.path.join(tasks.settings.state_dir, "spares.lock")
+        self._lock_path = os.path.join(tasks.settings.state_dir, "network_pool.lock")
         self._wakeup = threading.Event()
         self._stopped = threading.Event()
         self._idle_at_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="spares", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="network_pool", daemon=True)
 
     def start(self) -> None:
         self._tasks.on_start = self.schedule

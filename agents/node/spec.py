@@ -7,7 +7,7 @@ import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from agents.node.egress import EgressPolicy, parse_egress_policy
-from agents.node.refusals import AgentError, bad_spec
+from agents.node.refusals import AgentError, invalid_spec
 from agents.node.word_files import REPORT_FILES as WORD_FILES
 
 MILLI_PER_GPU = 1000
@@ -77,19 +77,19 @@ class TaskSpec(NamedTuple):
     pids: Optional[int]
     ports: Tuple[int, ...]
     mounts: Tuple[Mount, ...]
-    stop_grace_s: float
+    termination_grace_s: float
     owner: Optional[str] = None
     project: Optional[str] = None
     tasks: Optional[int] = None
     tasks_min: Optional[int] = None
     tasks_max: Optional[int] = None
-    node_network: bool = False  # on the network of the node, not on the job's own
+    host_network: bool = False  # on the network of the node, not on the job's own
     network: Optional[str] = None  # of the engine, made by people: on this one, not on the job's own
     address: Optional[str] = None  # in it, of rank 0
     devices: Tuple[str, ...] = ()  # of a fabric, or patterns; with them it may lock all memory it has
-    meet_port: Optional[int] = None  # on this node, where the ranks of its gang meet: it must be free
+    rendezvous_port: Optional[int] = None  # on this node, where the ranks of its gang meet: it must be free
     hold_rendezvous_port: bool = False  # the agent listens at that port until the task begins, so that others can try it
-    meets_here: bool = False  # all ranks of its gang stand on this node, in the network of their job
+    local_rendezvous: bool = False  # all ranks of its gang stand on this node, in the network of their job
     secret_variables: Dict[str, str] = {}
     egress: EgressPolicy = EgressPolicy()  # where it may connect to
     disk_mib: Optional[int] = None  # what it may write to the node's disk outside its volumes
@@ -128,13 +128,13 @@ SPEC_CAPABILITIES = (
     "tasks",
     "tasks_min",
     "tasks_max",
-    "node_network",
+    "host_network",
     "network",
     "address",
     "devices",
-    "meet_port",
-    "listens",
-    "meets_here",
+    "rendezvous_port",
+    "hold_rendezvous_port",
+    "local_rendezvous",
     "secret_variables",
     "disk_mib",
     "egress",
@@ -146,7 +146,7 @@ CAN_MOUNT_VOLUMES = "mounts.volumes"
 """The same for mounts that are neither a home nor a plain path."""
 CAN_USE_REGISTRY_LOGINS = "pull.login"
 """The same for the field of ``pull`` that says who we are at the registry."""
-CAN_CHECK_RENDEZVOUS = "reach"
+CAN_CHECK_RENDEZVOUS = "check_rendezvous"
 """The same for the verb that looks whether the node reaches the place where a gang will meet."""
 CAN_CHECK_FABRIC = "preflight.fabric"
 """The same for the field of ``preflight`` that says what the node's pool names."""
@@ -156,7 +156,7 @@ CAN_PREPARE = "prepare"
 """The same for the verb that does all of a start but its last step."""
 CAN_OPEN_TERMINALS = "terminal"
 """The same for the verb that opens a terminal in a task."""
-CAN_DENY_EGRESS = "deny"
+CAN_DENY_EGRESS = "deny_egress"
 """The same for the verb that says to which addresses no container may connect."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
@@ -170,22 +170,22 @@ VERB_CAPABILITIES = (
     CAN_DENY_EGRESS,
 )
 """All of these, as this agent says them in its hello."""
-RANK0_ADDRESS_PLACEHOLDER = "{first_rank}"
+RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"
 """A variable of this value is the address of rank 0, where all ranks stand in one network of their job."""
 
 
 def parse_spec(raw: Any) -> TaskSpec:
-    """The spec in a parsed JSON object, or the refusal ``bad_spec`` with the first thing that is wrong."""
+    """The spec in a parsed JSON object, or the refusal ``invalid_spec`` with the first thing that is wrong."""
     if not isinstance(raw, dict):
-        raise bad_spec("The spec is not an object.")
+        raise invalid_spec("The spec is not an object.")
     for key in raw:
         if key not in _REQUIRED and key not in _OPTIONAL:
-            raise bad_spec(f"The spec has an unknown key: {key!r}.")
+            raise invalid_spec(f"The spec has an unknown key: {key!r}.")
     for key in sorted(_REQUIRED):
         if raw.get(key) is None:
-            raise bad_spec(f"The spec has no {key}.")
+            raise invalid_spec(f"The spec has no {key}.")
     if raw["runtime"] not in ("podman", "docker", "process"):
-        raise bad_spec("runtime is not one of podman, docker, process.")
+        raise invalid_spec("runtime is not one of podman, docker, process.")
     spec = TaskSpec(
         cluster=_parse_text(raw, "cluster", _PUBLIC_ID),
         job=_parse_text(raw, "job", _PUBLIC_ID),
@@ -208,35 +208,35 @@ def parse_spec(raw: Any) -> TaskSpec:
         pids=_parse_optional_number(raw, "pids", 2, 4 * 10**6),
         ports=_parse_ports(raw.get("ports")),
         mounts=_parse_mounts(raw.get("mounts")),
-        stop_grace_s=parse_seconds(raw.get("stop_grace_s"), 10.0),
+        termination_grace_s=parse_seconds(raw.get("termination_grace_s"), 10.0),
         owner=_parse_text(raw, "owner", _PUBLIC_ID) if raw.get("owner") is not None else None,
         project=_parse_text(raw, "project", _PUBLIC_ID) if raw.get("project") is not None else None,
         tasks=_parse_optional_number(raw, "tasks", 1, 100_000),
         tasks_min=_parse_optional_number(raw, "tasks_min", 1, 100_000),
         tasks_max=_parse_optional_number(raw, "tasks_max", 1, 100_000),
-        node_network=_parse_boolean(raw, "node_network"),
+        host_network=_parse_boolean(raw, "host_network"),
         network=_parse_text(raw, "network", _NETWORK) if raw.get("network") is not None else None,
         address=parse_ip_address(raw["address"]) if raw.get("address") is not None else None,
         devices=_parse_devices(raw.get("devices")),
-        meet_port=_parse_optional_number(raw, "meet_port", 1024, 65_535),
-        hold_rendezvous_port=_parse_boolean(raw, "listens"),
-        meets_here=_parse_boolean(raw, "meets_here"),
+        rendezvous_port=_parse_optional_number(raw, "rendezvous_port", 1024, 65_535),
+        hold_rendezvous_port=_parse_boolean(raw, "hold_rendezvous_port"),
+        local_rendezvous=_parse_boolean(raw, "local_rendezvous"),
         secret_variables=_parse_env(raw.get("secret_variables")),
         disk_mib=_parse_optional_number(raw, "disk_mib", 1, 2**40),
         egress=parse_egress_policy(raw.get("egress")),
     )
     secrets = (*spec.secret_files.values(), *spec.secret_variables.values())
     if sum(len(content.encode()) for content in secrets) > MAX_SECRET_BYTES:
-        raise bad_spec(f"Secrets are larger than {MAX_SECRET_BYTES // 1024} KiB together.")
+        raise invalid_spec(f"Secrets are larger than {MAX_SECRET_BYTES // 1024} KiB together.")
     if spec.runtime != "process" and spec.image is None:
-        raise bad_spec("The spec has no image.")
+        raise invalid_spec("The spec has no image.")
     return spec
 
 
 def _parse_text(raw: Dict[str, Any], key: str, pattern: "re.Pattern[str]") -> str:
     value = raw[key]
     if not isinstance(value, str) or not pattern.match(value):
-        raise bad_spec(f"{key} is not of the form that is allowed.")
+        raise invalid_spec(f"{key} is not of the form that is allowed.")
     return value
 
 
@@ -247,7 +247,7 @@ def _is_int(value: Any) -> bool:
 def _parse_number(raw: Dict[str, Any], key: str, lowest: int, highest: int) -> int:
     value = raw[key]
     if not _is_int(value) or not lowest <= value <= highest:
-        raise bad_spec(f"{key} is not a whole number from {lowest} to {highest}.")
+        raise invalid_spec(f"{key} is not a whole number from {lowest} to {highest}.")
     return int(value)
 
 
@@ -260,18 +260,18 @@ def parse_seconds(value: Any, default: float) -> float:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86_400:
-        raise bad_spec("The grace is not a number of seconds from 0 to 86400.")
+        raise invalid_spec("The grace is not a number of seconds from 0 to 86400.")
     return float(value)
 
 
 def _parse_command(value: Any) -> Tuple[str, ...]:
     if not isinstance(value, list) or not value or len(value) > 1000:
-        raise bad_spec("command is not a list of at least one word.")
+        raise invalid_spec("command is not a list of at least one word.")
     for word in value:
         if not isinstance(word, str) or "\x00" in word:
-            raise bad_spec("command holds something that is not text.")
+            raise invalid_spec("command holds something that is not text.")
     if not value[0] or value[0].startswith(("[", "-")):
-        raise bad_spec("The first word of command is not a program.")
+        raise invalid_spec("The first word of command is not a program.")
     return tuple(value)
 
 
@@ -279,12 +279,12 @@ def _parse_env(value: Any) -> Dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > 1000:
-        raise bad_spec("env is not an object of names and texts.")
+        raise invalid_spec("env is not an object of names and texts.")
     for name, text in value.items():
         if not _ENV_NAME.match(name) or not isinstance(text, str) or "\x00" in text:
-            raise bad_spec(f"env holds something that is not a name with a text: {name!r}.")
+            raise invalid_spec(f"env holds something that is not a name with a text: {name!r}.")
         if name in FORBIDDEN_ENV:
-            raise bad_spec(f"env may not set {name}.")
+            raise invalid_spec(f"env may not set {name}.")
     return dict(value)
 
 
@@ -292,10 +292,10 @@ def _parse_secret_files(value: Any) -> Dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > 64:
-        raise bad_spec("secret_files is not an object of file names and contents.")
+        raise invalid_spec("secret_files is not an object of file names and contents.")
     for name, content in value.items():
         if not _FILE_NAME.match(name) or not isinstance(content, str):
-            raise bad_spec(f"secret_files holds something that is not a file name with a content: {name!r}.")
+            raise invalid_spec(f"secret_files holds something that is not a file name with a content: {name!r}.")
     return dict(value)
 
 
@@ -303,14 +303,14 @@ def _parse_gpus(value: Any) -> Tuple[GpuShare, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > 256:
-        raise bad_spec("gpus is not a list.")
+        raise invalid_spec("gpus is not a list.")
     shares = []
     for each in value:
         if not isinstance(each, dict) or set(each) != {"uuid", "milli"}:
-            raise bad_spec("Each of gpus has exactly a uuid and a milli.")
+            raise invalid_spec("Each of gpus has exactly a uuid and a milli.")
         shares.append(GpuShare(_parse_text(each, "uuid", _GPU), _parse_number(each, "milli", 1, MILLI_PER_GPU)))
     if len({share.uuid for share in shares}) != len(shares):
-        raise bad_spec("gpus names the same GPU twice.")
+        raise invalid_spec("gpus names the same GPU twice.")
     return tuple(shares)
 
 
@@ -318,7 +318,7 @@ def _parse_ports(value: Any) -> Tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > 32 or len(set(map(str, value))) != len(value):
-        raise bad_spec("ports is not a list of different ports.")
+        raise invalid_spec("ports is not a list of different ports.")
     return tuple(_parse_number({"ports": port}, "ports", 1, 65_535) for port in value)
 
 
@@ -326,25 +326,25 @@ def _parse_mounts(value: Any) -> Tuple[Mount, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > 64:
-        raise bad_spec("mounts is not a list.")
+        raise invalid_spec("mounts is not a list.")
     mounts = []
     for each in value:
         if not isinstance(each, dict) or not {"kind", "source", "target"} <= set(each) <= set(Mount._fields):
-            raise bad_spec("Each of mounts has kind, source, target, and nothing that is not known.")
+            raise invalid_spec("Each of mounts has kind, source, target, and nothing that is not known.")
         mounts.append(_parse_mount(each))
     if len({mount.target for mount in mounts}) != len(mounts):
-        raise bad_spec("Two mounts have the same target.")
+        raise invalid_spec("Two mounts have the same target.")
     if sum(mount.kind == "home" for mount in mounts) > 1:
-        raise bad_spec("A task has at most one home.")
+        raise invalid_spec("A task has at most one home.")
     return tuple(mounts)
 
 
 def _parse_mount(each: Dict[str, Any]) -> Mount:
     kind = each["kind"]
     if kind not in MOUNT_KINDS:
-        raise bad_spec(f"The kind of a mount is one of {', '.join(MOUNT_KINDS)}.")
+        raise invalid_spec(f"The kind of a mount is one of {', '.join(MOUNT_KINDS)}.")
     if kind == "project" and (each.get("folder") is None or each.get("gid") is None):
-        raise bad_spec("A mount of a project has a folder and a gid.")
+        raise invalid_spec("A mount of a project has a folder and a gid.")
     return Mount(
         kind=kind,
         source=_parse_text(each, "source", _PATH if kind in ("path", "project") else _HOME_NAME),
@@ -361,7 +361,7 @@ def _parse_devices(value: Any) -> Tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) > 64:
-        raise bad_spec("devices is not a list.")
+        raise invalid_spec("devices is not a list.")
     return tuple(_parse_text({"devices": each}, "devices", _DEVICE) for each in value)
 
 
@@ -377,12 +377,12 @@ class FabricRequirements(NamedTuple):
 def parse_fabric(raw: Any) -> FabricRequirements:
     """The same in a request."""
     if not isinstance(raw, dict) or set(raw) != set(FabricRequirements._fields):
-        raise bad_spec("fabric has a runtime, an interface, a network and devices.")
+        raise invalid_spec("fabric has a runtime, an interface, a network and devices.")
     if "/" in str(raw["interface"]):
         try:
             ipaddress.ip_network(raw["interface"])
         except ValueError as error:
-            raise bad_spec("interface is no network.") from error
+            raise invalid_spec("interface is no network.") from error
     return FabricRequirements(
         _parse_text(raw, "runtime", _PUBLIC_ID),
         _parse_text(raw, "interface", _INTERFACE) if raw["interface"] else "",
@@ -396,13 +396,13 @@ def parse_ip_address(value: Any) -> str:
     try:
         return str(ipaddress.ip_address(value))
     except ValueError as error:
-        raise bad_spec("address is no address of IPv4 or IPv6.") from error
+        raise invalid_spec("address is no address of IPv4 or IPv6.") from error
 
 
 def _parse_boolean(raw: Dict[str, Any], key: str) -> bool:
     value = raw.get(key, False)
     if not isinstance(value, bool):
-        raise bad_spec(f"{key} is neither true nor false.")
+        raise invalid_spec(f"{key} is neither true nor false.")
     return value
 
 
@@ -416,12 +416,12 @@ def _parse_mount_target(each: Dict[str, Any]) -> str:
     target = _parse_text(each, "target", _PATH).rstrip("/")
     fault = mount_target_error(target)
     if fault is not None:
-        raise bad_spec(fault)
+        raise invalid_spec(fault)
     return target
 
 
 def mount_target_error(target: str) -> Optional[str]:
-    """Why nothing can be mounted at a place in a container, as a sentence; None where something can."""
+    """Why nothing can be mounted at a place in a container, as a message; None where something can."""
     plain = _PATH.match(target) and all(part not in ("", ".", "..") for part in target.split("/")[1:])
     if not plain:
         return "The target of a mount is not a plain absolute path."
@@ -434,12 +434,12 @@ def parse_integer(fields: Dict[str, Any], key: str) -> int:
     """A field of a request that must be a whole number of at least 0."""
     value = fields.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise AgentError("bad_spec", f"{key} is not a whole number.")
+        raise AgentError("invalid_spec", f"{key} is not a whole number.")
     return value
 
 
 def parse_public_id(fields: Dict[str, Any], key: str) -> str:
     """A field of a request that must be a public id."""
     if not isinstance(fields.get(key), str):
-        raise bad_spec(f"{key} is missing.")
+        raise invalid_spec(f"{key} is missing.")
     return _parse_text(fields, key, _PUBLIC_ID)

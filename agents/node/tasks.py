@@ -19,7 +19,7 @@ from agents.node.ledger import EXITED, LIVE_PHASES, RESERVED, RUNNING, STARTING,
 from agents.node.mps_daemons import MpsDaemons
 from agents.node.oom import OomLog
 from agents.node.places import NodeDirectories
-from agents.node.refusals import AgentError, bad_spec
+from agents.node.refusals import AgentError, invalid_spec
 from agents.node.runtimes import CREATED, ContainerInfo, ContainerConfig, Runtime
 from agents.node.runtimes import EXITED as IS_EXITED
 from agents.node.runtimes import RUNNING as IS_RUNNING
@@ -33,7 +33,7 @@ _EXIT_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S, _KILL_TIMEOUT_S, _REPEATED_KILL_TIMEOUT_S = 8.0, 4.0, 0.2
 """How long a stop waits for all it kills, and for one task; for one that stayed the last time only for a moment."""
 _DISK_FULL_HOLD_S = 300.0
-_NO_REPORTS: JsonObject = {"saved_ago_s": None, "progress": None, "progress_ago_s": None}
+_NO_REPORTS: JsonObject = {"checkpoint_age_s": None, "progress": None, "progress_age_s": None}
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 
 
@@ -82,10 +82,10 @@ class TaskManager:
         epoch = parse_integer(request, "epoch")
         spec = parse_spec(request.get("spec"))
         if spec.cluster != self.settings.cluster:
-            raise bad_spec(f"This node belongs to the cluster {self.settings.cluster}.")
+            raise invalid_spec(f"This node belongs to the cluster {self.settings.cluster}.")
         runtime = self.runtimes.get(spec.runtime)
         if runtime is None:
-            raise bad_spec(f"This node has no runtime {spec.runtime}.")
+            raise invalid_spec(f"This node has no runtime {spec.runtime}.")
         self.on_start()
         try:
             return self._start(epoch, spec, runtime, start)
@@ -100,7 +100,7 @@ class TaskManager:
                 self._check_gpus(spec)
                 fabric.expand_device_patterns(spec.devices, self.settings.fabric_devices)
             own = spec.runtime == "process" and os.geteuid() == 0
-            bridged = spec.runtime != "process" and not spec.node_network and spec.network is None
+            bridged = spec.runtime != "process" and not spec.host_network and spec.network is None
             admission = self._admit(epoch, spec, needs_uid=own, needs_network=bridged)
             record, repeated = admission.record, admission.repeated
             try:
@@ -122,7 +122,7 @@ class TaskManager:
         try:
             return self.ledger.admit(epoch, spec, needs_uid=needs_uid, needs_network=needs_network)
         except AgentError as refusal:
-            if refusal.code != refusals.OVER_MILLI:
+            if refusal.code != refusals.GPU_OVERCOMMITTED:
                 raise
         self.reconcile()  # perhaps what holds the GPU has ended and nobody looked
         return self.ledger.admit(epoch, spec, needs_uid=needs_uid, needs_network=needs_network)
@@ -181,13 +181,13 @@ class TaskManager:
 
     def _release_rendezvous_port(self, spec: TaskSpec) -> None:
         """Refuses when something on this machine listens where the ranks of a gang are to meet, but for ourselves."""
-        if spec.meet_port is not None:
-            self._rendezvous.release(spec.name, self.directories.task_dir(spec.name), spec.meet_port)
+        if spec.rendezvous_port is not None:
+            self._rendezvous.release(spec.name, self.directories.task_dir(spec.name), spec.rendezvous_port)
 
     def _hold_rendezvous_port(self, spec: TaskSpec) -> None:
-        if spec.hold_rendezvous_port and spec.meet_port is not None:
+        if spec.hold_rendezvous_port and spec.rendezvous_port is not None:
             says = meeting.rendezvous_greeting(spec.cluster, spec.job, spec.attempt)
-            self._rendezvous.listen(spec.name, self.directories.task_dir(spec.name), spec.meet_port, says)
+            self._rendezvous.listen(spec.name, self.directories.task_dir(spec.name), spec.rendezvous_port, says)
 
     def _create(
         self, spec: TaskSpec, runtime: Runtime, record: Record, lock_fd: Optional[int]
@@ -221,11 +221,11 @@ class TaskManager:
             home_path=sources[spec.home.target] if spec.home else None,
             mount_sources=sources,
             real_gpus=[share.uuid for share in spec.gpus if not simulated.get(share.uuid, True)],
-            network="host" if spec.node_network else spec.network or task_network(record),
+            network="host" if spec.host_network else spec.network or task_network(record),
             subnet=record["subnet"],
-            network_exists=spec.node_network or spec.network is not None or bool(record.get("made_ahead")),
+            network_exists=spec.host_network or spec.network is not None or bool(record.get("from_pool")),
             devices=fabric.expand_device_patterns(spec.devices, self.settings.fabric_devices),
-            own_uid=record["own_uid"],
+            task_uid=record["task_uid"],
             lock_fd=lock_fd,
             mps_share=self.mps_daemons.mps_share(spec),
         )
@@ -234,7 +234,7 @@ class TaskManager:
         if os.geteuid() != 0:
             return None, None  # without root everything belongs to our account
         if spec.runtime == "process":
-            return record["own_uid"], record["own_uid"]
+            return record["task_uid"], record["task_uid"]
         return spec.uid, spec.gid
 
     def _is_port_free(self, port: int) -> bool:
@@ -318,14 +318,14 @@ class TaskManager:
     def _stuck_s(self, names: Iterable[str]) -> Optional[float]:
         """For how long a task of these has been there although it was killed, seconds; None: none is."""
         known = self.ledger.tasks()
-        killed = [known[name]["killed_s"] for name in names if known.get(name, {}).get("killed_s")]
+        killed = [known[name]["killed_at_s"] for name in names if known.get(name, {}).get("killed_at_s")]
         return time.time() - min(killed) if killed else None
 
     def _find_unrecorded(
         self, job: str, attempt: int, tasks: Optional[List[int]] = None
     ) -> Dict[str, Record]:
         return {
-            found.name: {"runtime": runtime.kind, "phase": None, "stop_at_s": None}
+            found.name: {"runtime": runtime.kind, "phase": None, "stop_deadline_s": None}
             for runtime in self.runtimes.values()
             for found in runtime.tasks(self.settings.cluster)
             if found.job == job and found.attempt == attempt and (tasks is None or found.task in tasks)
@@ -339,14 +339,14 @@ class TaskManager:
         with self._task_lock(name):
             found = runtime.find(name)
             if found is not None and found.state == IS_RUNNING:
-                if (record["stop_at_s"] or 0.0) > time.time():
+                if (record["stop_deadline_s"] or 0.0) > time.time():
                     with contextlib.suppress(
                         AgentError
                     ):  # it ended between the two questions: the watch sees that
                         runtime.signal(name, "TERM")
                     return False
                 self.record_peak_memory(name)
-                again = record.get("killed_s") is not None
+                again = record.get("killed_at_s") is not None
                 patience_s = min(_KILL_TIMEOUT_S, deadline_s - time.monotonic())
                 runtime.kill(
                     name,
@@ -361,8 +361,8 @@ class TaskManager:
                 self.ledger.update_task(name, phase=EXITED, removed=True, ended_s=time.time())
             else:
                 gone = self._finalize(name, runtime) is not None
-                if not gone and current.get("killed_s") is None:
-                    self.ledger.update_task(name, killed_s=time.time())
+                if not gone and current.get("killed_at_s") is None:
+                    self.ledger.update_task(name, killed_at_s=time.time())
                 return gone
             return True
 
@@ -371,7 +371,7 @@ class TaskManager:
         return [
             name
             for name, record in self.ledger.tasks().items()
-            if record["phase"] in LIVE_PHASES and record["stop_at_s"] is not None and record["stop_at_s"] <= now_s
+            if record["phase"] in LIVE_PHASES and record["stop_deadline_s"] is not None and record["stop_deadline_s"] <= now_s
         ]
 
     def kill(self, name: str) -> None:
@@ -386,7 +386,7 @@ class TaskManager:
         wanted = str(request.get("signal", "TERM")).upper()
         wanted = wanted[3:] if wanted.startswith("SIG") else wanted
         if wanted not in _SIGNALS:
-            raise bad_spec(f"The signal is not one of {', '.join(_SIGNALS)}.")
+            raise invalid_spec(f"The signal is not one of {', '.join(_SIGNALS)}.")
         job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
         records = {
             name: record
@@ -527,7 +527,7 @@ class TaskManager:
             "tombstones": self.ledger.tombstones(newest=_MAX_TOMBSTONES_LISTED),
             "boot_id": machine.boot_id(self.settings.boot_id_path),
             "highest_epoch": self.ledger.epoch(),
-            "full_disk": self.full_disk(),
+            "disk_full_message": self.disk_full_message(),
             "clock_s": time.time(),
         }
 
@@ -536,24 +536,24 @@ class TaskManager:
         folder, started_s, now_s = self.directories.task_dir(row["name"]), row["started_s"], time.time()
         told = progress.read_progress(folder, started_s, now_s)
         return {
-            "saved_ago_s": checkpoint.saved_ago_s(folder, started_s, now_s),
+            "checkpoint_age_s": checkpoint.checkpoint_age_s(folder, started_s, now_s),
             "progress": told.done if told else None,
-            "progress_ago_s": told.age_s if told else None,
+            "progress_age_s": told.age_s if told else None,
         }
 
     def record_disk_full(self, message: str) -> None:
         """Remembers for a while that an engine had no room: its own disk may not be among those we look at."""
-        if self.directories.disk_shortage(self.settings.disk_floor_mib) is not None:
+        if self.directories.disk_shortage(self.settings.min_free_disk_mib) is not None:
             return
         self._disk_full_message, self._disk_full_until_s = message, time.monotonic() + _DISK_FULL_HOLD_S
 
-    def full_disk(self) -> Optional[str]:
+    def disk_full_message(self) -> Optional[str]:
         """Why this node takes no work for want of room; None while there is some.
 
         A disk that was short counts as full until it has a tenth more than the floor, so that a node on the
         edge does not come and go.
         """
-        floor = self.settings.disk_floor_mib
+        floor = self.settings.min_free_disk_mib
         short = self.directories.disk_shortage(floor + floor // 10 if self._disk_full_message else floor)
         if short is not None:
             self._disk_full_message = f"The disk of the node is full: {short}"
@@ -630,5 +630,5 @@ def _parse_task_numbers(raw: Any) -> Optional[List[int]]:
     if raw is None:
         return None
     if not isinstance(raw, list) or not raw or any(type(each) is not int or each < 0 for each in raw):
-        raise bad_spec("tasks is not a list of task numbers.")
+        raise invalid_spec("tasks is not a list of task numbers.")
     return raw

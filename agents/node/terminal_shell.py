@@ -148,7 +148,7 @@ def _exec_beside_task(shell_info: Dict[str, Any], pid: int, pid_start: Optional[
     Raises OSError. The view may be of the task's own making: nothing is looked up by name before its user is taken.
     """
     views = []
-    if shell_info["own_uid"] is not None:
+    if shell_info["task_uid"] is not None:
         views = [os.open(f"/proc/{pid}/ns/{each}", os.O_RDONLY) for each in _NAMESPACES]
     if not machine.is_alive(pid, pid_start):
         raise OSError("its task has ended")
@@ -160,7 +160,7 @@ def _exec_beside_task(shell_info: Dict[str, Any], pid: int, pid_start: Optional[
         if libc.setns(view, 0) != 0:
             raise OSError(ctypes.get_errno(), "the view of its task cannot be entered")
     set_rlimits(shell_info)
-    drop_privileges(shell_info["own_uid"])
+    drop_privileges(shell_info["task_uid"])
     os.umask(0o027)
     os.chdir(shell_info["workdir"])
     os.closerange(3, 1024)

@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List
 from agents.node import refusals
 from agents.node.durable import file_lock
 from agents.node.ledger import RUNNING
-from agents.node.refusals import AgentError, bad_spec
+from agents.node.refusals import AgentError, invalid_spec
 from agents.node.spec import container_name, parse_public_id, parse_integer
 from agents.node.tasks import TaskManager
 
@@ -47,7 +47,7 @@ class TerminalManager:
         name = container_name(self._tasks.settings.cluster, job, attempt, parse_integer(request, "task"))
         secret = request.get("secret")
         if not isinstance(secret, str) or not _SECRET.match(secret):
-            raise bad_spec("secret is not 32 to 128 letters, digits, hyphens and underscores.")
+            raise invalid_spec("secret is not 32 to 128 letters, digits, hyphens and underscores.")
         order = {
             "secret": secret,
             "cols": _parse_bounded(request, "cols", MAX_ROWS_OR_COLUMNS),
@@ -72,8 +72,8 @@ class TerminalManager:
             if len(taken) >= MAX_PER_NODE:
                 raise AgentError(refusals.NOT_ALLOWED, f"This node has {len(taken)} terminals open already.")
             if taken.count(name) >= MAX_PER_TASK:
-                sentence = f"At most {MAX_PER_TASK} terminals are open in one task. Close another first."
-                raise AgentError(refusals.NOT_ALLOWED, sentence)
+                message = f"At most {MAX_PER_TASK} terminals are open in one task. Close another first."
+                raise AgentError(refusals.NOT_ALLOWED, message)
             with file_lock(os.path.join(self._folder, f"{name}.{secrets.token_hex(6)}")) as seat_fd:
                 if seat_fd is None:
                     raise AgentError(refusals.ENGINE_ERROR, "A new file was locked already.")
@@ -114,5 +114,5 @@ class TerminalManager:
 def _parse_bounded(fields: Dict[str, Any], key: str, maximum: int) -> int:
     number = parse_integer(fields, key)
     if not 1 <= number <= maximum:
-        raise bad_spec(f"{key} is not a number from 1 to {maximum}.")
+        raise invalid_spec(f"{key} is not a number from 1 to {maximum}.")
     return number

@@ -1,6 +1,6 @@
 """The verb ``gc``: removes what nothing on this node needs any more, and never what lives or keeps something away.
 
-Tombstones of jobs that were heard of in the last thirty days stay whatever is asked (``Ledger.forget_old_jobs``):
+Tombstones of jobs that were heard of in the last thirty days stay whatever is asked (``Ledger.remove_old_jobs``):
 they keep an attempt that was stopped from starting after all.
 """
 
@@ -36,17 +36,17 @@ class GarbageCollector:
     def collect(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """How many of each were removed, and by how much the disk is freer for it.
 
-        ``keep_s``: ended attempts of which the portal has not taken leave are kept so long, with their logs.
+        ``min_age_s``: ended attempts of which the portal has not taken leave are kept so long, with their logs.
         ``images``: which images may go (``agents.node.image_room.Wish``); without it none goes.
         """
         wish = parse_image_gc_policy(request.get("images"))
-        keep_s = max(_MIN_AGE_S, parse_integer(dict({"keep_s": _DEFAULT_MIN_AGE_S}, **request), "keep_s"))
+        min_age_s = max(_MIN_AGE_S, parse_integer(dict({"min_age_s": _DEFAULT_MIN_AGE_S}, **request), "min_age_s"))
         before = self._free_mib()
         self._tasks.reconcile()
         removed = {
-            "ended_tasks": self._remove_ended_tasks(time.time() - keep_s),
-            "folders": self._remove_orphan_dirs(time.time() - keep_s),
-            "forgotten_jobs": self._tasks.ledger.remove_old_jobs(time.time()),
+            "ended_tasks": self._remove_ended_tasks(time.time() - min_age_s),
+            "orphan_dirs": self._remove_orphan_dirs(time.time() - min_age_s),
+            "removed_jobs": self._tasks.ledger.remove_old_jobs(time.time()),
             "uploads": self._images.remove_old_uploads(),
             "networks": self._network_pool.remove_orphans(),
             "scratch": self._tasks.directories.volumes.remove_leftover_scratch(),

@@ -12,7 +12,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from agents.node.durable import disk_full_as_error, fsync_dir, write_atomic
-from agents.node.refusals import ENGINE_ERROR, NOT_ALLOWED, AgentError, bad_spec
+from agents.node.refusals import ENGINE_ERROR, NOT_ALLOWED, AgentError, invalid_spec
 from agents.node.settings import Settings
 from agents.node.spec import parse_seconds, parse_integer
 
@@ -35,7 +35,7 @@ def own_digest(agent_command: List[str]) -> Optional[str]:
 class AgentUpgrader:
     """The verb ``upgrade``. The loader verifies the signature once more before it runs anything.
 
-    A program that came with ``trial_s`` is on trial for so long: unless it is confirmed by then, the loader goes
+    A program that came with ``confirm_within_s`` is on trial for so long: unless it is confirmed by then, the loader goes
     back to the one before, so that one which does not answer does not cost the node.
     """
 
@@ -47,7 +47,7 @@ class AgentUpgrader:
 
         With ``confirm`` instead, the digest of the program in place: its trial is over.
         """
-        target, signers = self._settings.program_path, self._settings.upgrade_signers
+        target, signers = self._settings.agent_path, self._settings.allowed_signers_path
         if target is None or signers is None:
             raise AgentError(
                 NOT_ALLOWED, "This node was enrolled without upgrades: it has no key to check them with."
@@ -58,7 +58,7 @@ class AgentUpgrader:
         try:
             data = base64.b64decode(request.get("data_b64") or "", validate=True)
         except (binascii.Error, TypeError, ValueError) as error:
-            raise bad_spec("data_b64 is not base64.") from error
+            raise invalid_spec("data_b64 is not base64.") from error
         offset = parse_integer(request, "offset")
         with disk_full_as_error(part), open(part, "r+b" if offset else "wb") as stream:
             stream.seek(offset)
@@ -69,11 +69,11 @@ class AgentUpgrader:
             return {"size": os.stat(part).st_size}
         signature = request.get("signature")
         if not isinstance(signature, str):
-            raise bad_spec("The last piece comes with a signature.")
+            raise invalid_spec("The last piece comes with a signature.")
         write_atomic(part + ".sig", signature.encode(), mode=0o644)
         self._verify(part, signers)
-        trial_s = None if request.get("trial_s") is None else parse_seconds(request["trial_s"], 0.0)
-        self._install(part, target, trial_s)
+        confirm_within_s = None if request.get("confirm_within_s") is None else parse_seconds(request["confirm_within_s"], 0.0)
+        self._install(part, target, confirm_within_s)
         return {"upgraded": True}
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What this machine runs, version by version, and one sentence for each that is below its floor.
+"""What this machine runs, version by version, and one message for each that is below its floor.
 
 Floors of runc, the NVIDIA Container Toolkit and OpenSSH: RELIABILITY section 5.4. podman: CVE-2026-55686, an image
 may write to the host by its WORKDIR. docker: CVE-2024-41110. crun: CVE-2025-24965. conmon: CVE-2022-1708, a task may
@@ -27,7 +27,7 @@ BANNER_TIMEOUT_S = 1.0
 class MinimumVersion(NamedTuple):
     """The lowest good versions; of several, each but the last is the floor of its own minor series."""
 
-    name: str  # as a sentence begins with it
+    name: str  # as a message begins with it
     versions: Tuple[Version, ...]
     containers: bool = False  # matters only where an engine runs containers
 
@@ -72,7 +72,7 @@ def is_outdated(version: Version, minimums: Tuple[Version, ...]) -> bool:
 
 
 def version_warnings(versions: Dict[str, Optional[str]], *, containers: bool) -> List[str]:
-    """A sentence for each that is below its floor; what is not known is not below."""
+    """A message for each that is below its floor; what is not known is not below."""
     sentences = []
     for key, floor in MINIMUM_VERSIONS.items():
         version = versions.get(key)

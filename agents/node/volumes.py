@@ -1,6 +1,6 @@
 """Declared volumes on the node: which folder each mount shows, made, owned and limited as its kind demands.
 
-Nothing outside ``path_roots`` of the settings is shown, whatever links say: a path is followed to its end first.
+Nothing outside ``allowed_mount_roots`` of the settings is shown, whatever links say: a path is followed to its end first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from agents.node import quota
 from agents.node.durable import free_mib, disk_full_as_error
 from agents.node.machine import MIB, read_text
-from agents.node.refusals import bad_spec
+from agents.node.refusals import invalid_spec
 from agents.node.settings import Settings
 from agents.node.spec import Mount, TaskSpec
 
@@ -64,7 +64,7 @@ class Volumes:
         """
         settings, mounts = self._settings, read_text(_MOUNTINFO) or ""
         places = [("homes", settings.home_root), ("scratch", settings.scratch_root)]
-        places += [("volumes", root) for root in settings.path_roots]
+        places += [("volumes", root) for root in settings.allowed_mount_roots]
         kinds = [(use, path, find_mount(mounts, path)[1]) for use, path in places]
         return [
             _storage_row(use, path, kind) for use, path, kind in kinds if kind in _LOCAL_FILESYSTEMS and os.path.isdir(path)
@@ -134,16 +134,16 @@ class Volumes:
     def _check_host_path(self, mount: Mount) -> str:
         path = os.path.realpath(mount.source)
         inside = any(
-            path == root or path.startswith(root.rstrip("/") + "/") for root in self._settings.path_roots
+            path == root or path.startswith(root.rstrip("/") + "/") for root in self._settings.allowed_mount_roots
         )
         if not inside:
-            raise bad_spec(f"{mount.source} is not under a folder that this node lends to jobs.")
+            raise invalid_spec(f"{mount.source} is not under a folder that this node lends to jobs.")
         if mount.filesystem is not None and not is_mounted(read_text(_MOUNTINFO) or "", path, mount.filesystem):
-            raise bad_spec(f"No {mount.filesystem} file system is mounted at {mount.source} on this node.")
+            raise invalid_spec(f"No {mount.filesystem} file system is mounted at {mount.source} on this node.")
         if not os.path.isdir(path):
-            raise bad_spec(f"{mount.source} is not a folder on this node.")
+            raise invalid_spec(f"{mount.source} is not a folder on this node.")
         if any(character in path for character in ",:"):
-            raise bad_spec(f"{mount.source} has a character in its name that an engine cannot mount.")
+            raise invalid_spec(f"{mount.source} has a character in its name that an engine cannot mount.")
         return path
 
 
@@ -194,7 +194,7 @@ def _make_dir(path: str, what: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     if os.path.islink(path) or not os.path.isdir(path):
-        raise bad_spec(f"{what} is not a folder on this node.")
+        raise invalid_spec(f"{what} is not a folder on this node.")
 
 
 def _chown_home(home: str, uid: int, gid: int) -> None:

@@ -176,14 +176,14 @@ class TaskMonitor:
             facts = now.get(uuid)
             if facts is None:
                 gone = "The GPU is no longer on the node."
-                facts = now[uuid] = before._replace(health=LOST, health_sentence=gone, fatal=True)
+                facts = now[uuid] = before._replace(health=LOST, health_message=gone, fatal=True)
             if _health_state(facts) != _health_state(before) or (again and facts.health == QUARANTINED):
                 self._push(
                     {
                         "event": "gpu_health",
                         "uuid": uuid,
                         "health": facts.health,
-                        "message": facts.health_sentence,
+                        "message": facts.health_message,
                         "fatal": facts.fatal,
                     }
                 )
@@ -191,7 +191,7 @@ class TaskMonitor:
 
 
 def _health_state(facts: GpuInfo) -> Tuple[object, ...]:
-    return facts.health, facts.health_sentence, facts.fatal
+    return facts.health, facts.health_message, facts.fatal
 
 
 def exited_event(name: str, record: Record) -> Dict[str, Any]:

@@ -63,7 +63,7 @@ class MessageReader:
     def feed(self, data: bytes) -> List[Tuple[int, bytes]]:
         """The messages, of kind TEXT, BINARY, CLOSE, PING or PONG, that are whole with these bytes.
 
-        Raises BadPeer.
+        Raises WebSocketProtocolError.
         """
         self._data += data
         whole: List[Tuple[int, bytes]] = []

@@ -2,7 +2,7 @@
 """Builds the production stack and runs it once with a docker of its own, on a Debian machine without a registry.
 
     apt-get install docker.io docker-compose debootstrap openssl nodejs npm
-    python3 deploy/trial/run.py [--folder /var/tmp/fairway-trial] [--keep]
+    python3 deploy/e2e/run.py [--folder /var/tmp/fairway-e2e] [--keep]
 
 As root. It makes stand-ins for the images that would come from a registry, builds the image of deploy/Dockerfile,
 and goes through docs/operations.md as written: keys and tables, up, sign-in, a node, jobs, each service begun anew
@@ -23,66 +23,66 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import acts
-from stack import SERVICES, ComposeStack
+import scenarios
+from compose_stack import SERVICES, ComposeStack
 
 
-def run_steps(trial: ComposeStack) -> Iterator[str]:
+def run_steps(stack: ComposeStack) -> Iterator[str]:
     """The steps of docs/operations.md in their order; a word for each that is done."""
-    trial.build_stand_in_images()
+    stack.build_stand_in_images()
     yield "stand-ins for the images of a registry"
-    trial.compose("--profile", "init", "build", within_s=1800)
+    stack.compose("--profile", "init", "build", within_s=1800)
     yield "deploy/Dockerfile builds"
-    said = trial.compose("run", "--rm", "-T", "init", within_s=300)
+    said = stack.compose("run", "--rm", "-T", "init", within_s=300)
     link = re.search(r"https://\S+", said)
-    acts.expect(link is not None, f"init prints no link: {said}")
+    scenarios.expect(link is not None, f"init prints no link: {said}")
     yield "init: keys, tables, first link"
-    trial.compose("up", "--detach", within_s=600)
-    trial.wait("all services healthy", trial.healthy, 600)
+    stack.compose("up", "--detach", within_s=600)
+    stack.wait("all services healthy", stack.healthy, 600)
     yield f"{SERVICES} services are healthy"
-    visitor = acts.sign_in(trial, link[0])  # type: ignore[index]
+    client = scenarios.sign_in(stack, link[0])  # type: ignore[index]
     yield "healthz, readyz, signed in by the link, every asset of a page"
-    acts.add_node(trial, visitor)
+    scenarios.add_node(stack, client)
     yield "a node over SSH, enrolled by the page's script"
-    long = acts.first_job(trial, visitor)
+    long = scenarios.first_job(stack, client)
     yield "a job to its end, and one that runs from now on"
-    yield from acts.restart_each(trial, visitor, long)
-    trial.wait("all services healthy", trial.healthy, 600)
+    yield from scenarios.restart_each(stack, client, long)
+    stack.wait("all services healthy", stack.healthy, 600)
     yield "all services are healthy again"
-    yield from acts.back_up_and_restore(trial, visitor, long)
+    yield from scenarios.back_up_and_restore(stack, client, long)
 
 
 def main() -> int:
-    """Runs the trial; 0 when every step went well."""
+    """Runs the stack; 0 when every step went well."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--folder", type=Path, default=Path("/var/tmp/fairway-trial"))  # noqa: S108
+    options.add_argument("--folder", type=Path, default=Path("/var/tmp/fairway-e2e"))  # noqa: S108
     options.add_argument("--keep", action="store_true", help="keep docker's layers and Debian's packages")
     chosen = options.parse_args()
-    trial = ComposeStack(chosen.folder.resolve())
-    shutil.rmtree(trial.site, ignore_errors=True)
-    trial.site.mkdir(parents=True)
+    stack = ComposeStack(chosen.folder.resolve())
+    shutil.rmtree(stack.site, ignore_errors=True)
+    stack.site.mkdir(parents=True)
     plugin = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
-    trial.compose_command = ["docker", "compose"] if plugin else ["docker-compose"]
+    stack.compose_command = ["docker", "compose"] if plugin else ["docker-compose"]
     began_s = time.monotonic()
     try:
-        with trial.daemon():
+        with stack.daemon():
             try:
-                trial.prepare_site()
-                trial.clean()
-                for step in run_steps(trial):
+                stack.prepare_site()
+                stack.clean()
+                for step in run_steps(stack):
                     print(f"{time.monotonic() - began_s:6.0f} s  {step}", flush=True)  # noqa: T201
             except Exception:
-                print(trial.diagnostics(), file=sys.stderr)  # noqa: T201
+                print(stack.diagnostics(), file=sys.stderr)  # noqa: T201
                 raise
             finally:
-                trial.clean()
+                stack.clean()
         print(f"{time.monotonic() - began_s:6.0f} s  down, nothing is left running")  # noqa: T201
     finally:
-        shutil.rmtree(trial.site, ignore_errors=True)
+        shutil.rmtree(stack.site, ignore_errors=True)
         if not chosen.keep:
-            shutil.rmtree(trial.folder)
+            shutil.rmtree(stack.folder)
     return 0
 
 

@@ -25,7 +25,7 @@ STAND_IN_IMAGES = {
     'ENTRYPOINT ["postgres.sh"]\nCMD []',
     "valkey/valkey:8-alpine": "",
     "nginx:1.28-alpine": 'ENTRYPOINT ["nginx.sh"]',
-    "fairway-trial/node": 'CMD ["/usr/sbin/sshd", "-D", "-e"]',
+    "fairway-e2e/node": 'CMD ["/usr/sbin/sshd", "-D", "-e"]',
 }
 SERVICES = 11
 
@@ -41,7 +41,7 @@ class ComposeStack:
             "DOCKER_HOST": f"unix://{folder}/docker.sock",
             "DOCKER_BUILDKIT": "0",  # its front end for Dockerfiles would come from a registry
             "COMPOSE_DOCKER_CLI_BUILD": "0",
-            "COMPOSE_PROJECT_NAME": "fairwaytrial",
+            "COMPOSE_PROJECT_NAME": "fairwaye2e",
         }
         self.compose_command: list[str] = []
 
@@ -115,8 +115,8 @@ class ComposeStack:
             self.do("tar", "--directory", str(root), "--create", "--file", f"{base}.new", ".", within_s=300)
             shutil.rmtree(root)
             Path(f"{base}.new").rename(base)
-        if not self.docker("images", "--quiet", "fairway-trial/debian").strip():
-            self.docker("import", str(base), "fairway-trial/debian", within_s=300)
+        if not self.docker("images", "--quiet", "fairway-e2e/debian").strip():
+            self.docker("import", str(base), "fairway-e2e/debian", within_s=300)
         context = self.folder / "stand-ins"
         shutil.rmtree(context, ignore_errors=True)
         shutil.copytree(HERE, context, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
@@ -132,9 +132,9 @@ class ComposeStack:
         for name in ("npm", "npx"):
             (context / "node/bin" / name).symlink_to(f"../lib/node_modules/npm/bin/{name}-cli.js")
         words = ("--file", str(context / "Containerfile"), str(context))
-        self.docker("build", "--quiet", "--tag", "fairway-trial/servers", *words, within_s=1200)
+        self.docker("build", "--quiet", "--tag", "fairway-e2e/servers", *words, within_s=1200)
         for name, more in STAND_IN_IMAGES.items():
-            self.docker("build", "--quiet", "--tag", name, "-", input=f"FROM fairway-trial/servers\n{more}\n")
+            self.docker("build", "--quiet", "--tag", name, "-", input=f"FROM fairway-e2e/servers\n{more}\n")
 
     # -- the site --------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class ComposeStack:
     def delete_all_state(self) -> None:
         """What the stack kept is gone, its keys too, as on a new machine; the node is still there."""
         self.compose("--profile", "init", "rm", "--stop", "--force", within_s=300)
-        self.docker("volume", "rm", *(f"fairwaytrial_{name}" for name in ("postgres", "data", "sockets")))
+        self.docker("volume", "rm", *(f"fairwaye2e_{name}" for name in ("postgres", "data", "sockets")))
         shutil.rmtree(self.site / "secrets")
         self.make_folder(self.site / "secrets")
 
@@ -206,7 +206,7 @@ class ComposeStack:
     def clean(self) -> None:
         """Ends what this run, or one that was killed, has started."""
         subprocess.run(
-            ["docker", "rm", "--force", "fairwaytrial-node"], env=self.env, capture_output=True, timeout=60
+            ["docker", "rm", "--force", "fairwaye2e-node"], env=self.env, capture_output=True, timeout=60
         )
         self.compose("--profile", "init", "down", "--volumes", "--remove-orphans", within_s=300)
 

@@ -41,21 +41,21 @@ class Alert(serializers.Serializer[Any]):
     xid = serializers.IntegerField(
         allow_null=True, help_text="null: of another kind; 0: uncorrected memory errors were counted."
     )
-    grade = serializers.ChoiceField(
+    severity = serializers.ChoiceField(
         [*(each.value for each in XidSeverity), "foreign", "claimed"],
         help_text="fatal: the GPU is out and its work was ended; quarantine: it takes nothing new; "
         "program: of a program, no alarm; claimed: another node reports the same GPU.",
     )
-    meaning = serializers.CharField(
+    description = serializers.CharField(
         help_text="Of the XID after NVIDIA's catalog; whose the foreign program is; which node reports it too."
     )
     node = Reference(help_text="The node to which the GPU counts.")
-    claimant = Reference(allow_null=True, help_text="Another node that reports the same GPU, and cannot use it.")
+    claiming_node = Reference(allow_null=True, help_text="Another node that reports the same GPU, and cannot use it.")
     gpu = serializers.CharField(help_text="Its UUID.")
     first_at = serializers.DateTimeField()
     last_at = serializers.DateTimeField()
-    times = serializers.IntegerField()
-    over_at = serializers.DateTimeField(
+    repeat_count = serializers.IntegerField()
+    resolved_at = serializers.DateTimeField(
         allow_null=True, help_text="When the foreign program was gone, or the claimant stopped."
     )
     acknowledged_at = serializers.DateTimeField(allow_null=True)
@@ -70,15 +70,15 @@ def serialize_alert(row: GpuAlert) -> dict[str, Any]:
         "id": row.public_id,
         "kind": row.kind,
         "xid": row.code if row.kind == AlertKind.XID else None,
-        "grade": alarm.severity,
-        "meaning": alarm.meaning,
+        "severity": alarm.severity,
+        "description": alarm.meaning,
         "node": reference(row.gpu.node),
-        "claimant": reference(row.claimant) if row.claimant else None,
+        "claiming_node": reference(row.claimant) if row.claimant else None,
         "gpu": row.gpu.uuid,
         "first_at": timestamp(row.first_at),
         "last_at": timestamp(row.last_at),
-        "times": row.repeat_count,
-        "over_at": timestamp(row.over_at),
+        "repeat_count": row.repeat_count,
+        "resolved_at": timestamp(row.resolved_at),
         "acknowledged_at": timestamp(row.acknowledged_at),
         "acknowledged_by": user_reference(row.acknowledged_by) if row.acknowledged_by else None,
         "note": row.note,
@@ -90,7 +90,7 @@ class AlertsView(ApiView):
     """Alarms about GPUs."""
 
     @operation(
-        "alarms_list",
+        "alerts_list",
         "List alarms about GPUs",
         tag="nodes",
         scope=Scope.ADMIN,
@@ -107,7 +107,7 @@ class AlertAcknowledgeView(ApiView):
     """Acknowledging one."""
 
     @operation(
-        "alarms_acknowledge",
+        "alerts_acknowledge",
         "Acknowledge an alarm",
         tag="nodes",
         scope=Scope.ADMIN,
@@ -125,7 +125,7 @@ class AlertAcknowledgeView(ApiView):
 class InvalidRowsQuery(ListQuery):
     """Which invalid rows."""
 
-    over = serializers.BooleanField(
+    resolved = serializers.BooleanField(
         required=False, default=False, help_text="Those that are valid again instead."
     )
 
@@ -139,7 +139,7 @@ class InvalidRowSummary(serializers.Serializer[Any]):
     field = serializers.CharField(help_text="The value that is wrong, such as nodes[n1].cpu_milli.")
     message = serializers.CharField()
     first_at = serializers.DateTimeField()
-    over_at = serializers.DateTimeField(allow_null=True, help_text="When it was valid again, or gone.")
+    resolved_at = serializers.DateTimeField(allow_null=True, help_text="When it was valid again, or gone.")
     acknowledged_at = serializers.DateTimeField(allow_null=True)
     acknowledged_by = UserReference(allow_null=True)
     note = serializers.CharField(allow_blank=True)
@@ -154,7 +154,7 @@ def serialize_invalid_row(row: InvalidRow) -> dict[str, Any]:
         "field": row.field,
         "message": row.message,
         "first_at": timestamp(row.first_at),
-        "over_at": timestamp(row.over_at),
+        "resolved_at": timestamp(row.resolved_at),
         "acknowledged_at": timestamp(row.acknowledged_at),
         "acknowledged_by": user_reference(row.acknowledged_by) if row.acknowledged_by else None,
         "note": row.note,
@@ -176,7 +176,7 @@ class InvalidRowsView(ApiView):
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first."""
-        return self.paginated_response(invalid_rows(resolved=self.query["over"]), serialize_invalid_row, NEWEST)
+        return self.paginated_response(invalid_rows(resolved=self.query["resolved"]), serialize_invalid_row, NEWEST)
 
 
 @access_policy(AccessPolicy.ADMIN)

@@ -33,10 +33,10 @@ class PreviewVictim(serializers.Serializer[Any]):
 
     job = Reference(allow_null=True, help_text="null: a job that one may not see.")
     project = Reference(allow_null=True)
-    reason = serializers.ChoiceField(["reclaimed", "preempted", "consolidated", "stale_gang"])
+    reason = serializers.ChoiceField(["reclaimed", "preempted", "migrated", "gang_incomplete"])
     milli = serializers.IntegerField(help_text="What it would give back.")
-    lost_gpu_s = serializers.FloatField(help_text="GPU-seconds since it last saved, else since it started.")
-    saved_at = serializers.DateTimeField(
+    lost_gpu_seconds = serializers.FloatField(help_text="GPU-seconds since it last saved, else since it started.")
+    checkpoint_at = serializers.DateTimeField(
         allow_null=True, help_text="When it last saved its work; null: it has not said so."
     )
 
@@ -44,19 +44,19 @@ class PreviewVictim(serializers.Serializer[Any]):
 class JobPreview(serializers.Serializer[Any]):
     """Whether a request could run here, and whether it would start now."""
 
-    possible = serializers.BooleanField(
+    feasible = serializers.BooleanField(
         help_text="This cluster could run it. What no node could ever hold gets 422 with the nearest request."
     )
     starts_now = serializers.BooleanField(
         allow_null=True, help_text="null: the scheduler did not answer within a second."
     )
-    where = serializers.ListField(child=serializers.CharField(), help_text="Nodes it would start on.")
-    verdict = serializers.DictField(allow_null=True, help_text="Why it would wait: code, sentence, numbers.")
+    nodes = serializers.ListField(child=serializers.CharField(), help_text="Nodes it would start on.")
+    verdict = serializers.DictField(allow_null=True, help_text="Why it would wait: code, message, details.")
     interval = PreviewInterval(
         allow_null=True, help_text="When else; null: it starts now, or there is no estimate yet."
     )
     victims = PreviewVictim(many=True, help_text="Running jobs that would be asked to leave for it.")
-    lost_gpu_s = serializers.FloatField(
+    lost_gpu_seconds = serializers.FloatField(
         allow_null=True, help_text="GPU-seconds of work that they would lose together; null: no answer."
     )
     alternatives = serializers.ListField(
@@ -69,7 +69,7 @@ class JobPreviewView(ApiView):
     """A question to the scheduler."""
 
     @operation(
-        "ask",
+        "jobs_preview",
         "Would this start now",
         tag="jobs",
         scope=Scope.READ,
@@ -86,19 +86,19 @@ class JobPreviewView(ApiView):
         told = preview_start(self.user, wanted) or {}
         verdict = told.get("verdict")
         if verdict is not None:
-            seen = visible_job_ids(self.user, verdict.get("ahead") or [])
-            verdict = {**verdict, "ahead": [job for job in verdict.get("ahead") or [] if job in seen]}
+            seen = visible_job_ids(self.user, verdict.get("jobs_ahead") or [])
+            verdict = {**verdict, "jobs_ahead": [job for job in verdict.get("jobs_ahead") or [] if job in seen]}
         leaving = preemption_candidates(self.user, told.get("victims") or [])
         return self.json_response(
             {
-                "possible": True,
+                "feasible": True,
                 "starts_now": told.get("starts_now"),
-                "where": told.get("where", []),
+                "nodes": told.get("where", []),
                 "verdict": verdict,
                 "alternatives": told.get("alternatives", []),
                 "interval": _serialize_interval(told.get("interval")),
                 "victims": [_serialize_victim(one) for one in leaving],
-                "lost_gpu_s": total_lost_gpu_seconds(leaving) if told else None,
+                "lost_gpu_seconds": total_lost_gpu_seconds(leaving) if told else None,
             }
         )
 
@@ -109,8 +109,8 @@ def _serialize_victim(one: PreemptionCandidate) -> dict[str, Any]:
         "project": reference(one.job.project) if one.job else None,
         "reason": one.reason,
         "milli": one.milli,
-        "lost_gpu_s": one.lost_gpu_seconds,
-        "saved_at": timestamp(one.checkpoint_at),
+        "lost_gpu_seconds": one.lost_gpu_seconds,
+        "checkpoint_at": timestamp(one.checkpoint_at),
     }
 
 

@@ -40,7 +40,7 @@ class StrictJson(BaseParser):
     def parse(
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Any:
-        """The parsed body; ParseError with a sentence, or TooLarge."""
+        """The parsed body; ParseError with a message, or TooLarge."""
         raw = stream.read(MAX_BODY_BYTES + 1)
         if len(raw) > MAX_BODY_BYTES:
             raise PayloadTooLarge

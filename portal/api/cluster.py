@@ -15,7 +15,7 @@ from portal.api import cursors
 from portal.api.bodies import StrictSerializer, QueryBooleanField, StrictCharField
 from portal.api.cursors import OLDEST, Order
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import cluster as shapes
+from portal.api.shapes import cluster as representations
 from portal.errors import NotFound
 from portal.models import Gpu, Node
 from portal.selectors.machines import (
@@ -37,7 +37,7 @@ class NodesQuery(ListQuery):
     """Which nodes."""
 
     pool = StrictCharField(required=False, max_length=63, help_text="Id or name.")
-    state = serializers.ChoiceField(shapes.NODE_STATES, required=False)
+    state = serializers.ChoiceField(representations.NODE_STATES, required=False)
     reachable = QueryBooleanField(required=False, default=None)
 
 
@@ -69,27 +69,27 @@ def _read(
 class PoolsView(ApiView):
     """All pools."""
 
-    @_read("pools_list", "List pools", shapes.Pool, ListQuery)
+    @_read("pools_list", "List pools", representations.Pool, ListQuery)
     def get(self, request: Request) -> HttpResponse:
         """By name, with sums."""
-        return self.paginated_response(list_pools(self.user), shapes.pool, BY_NAME)
+        return self.paginated_response(list_pools(self.user), representations.pool, BY_NAME)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class PoolView(ApiView):
     """One pool."""
 
-    @_read("pools_get", "Get a pool", shapes.Pool)
+    @_read("pools_get", "Get a pool", representations.Pool)
     def get(self, request: Request, pool: str) -> HttpResponse:
         """By id or name."""
-        return self.json_response(shapes.pool(get_by_key(list_pools(self.user), pool)))
+        return self.json_response(representations.pool(get_by_key(list_pools(self.user), pool)))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodesView(ApiView):
     """All nodes but the retired."""
 
-    @_read("nodes_list", "List nodes", shapes.Node, NodesQuery)
+    @_read("nodes_list", "List nodes", representations.Node, NodesQuery)
     def get(self, request: Request) -> HttpResponse:
         """By name, with their GPUs and the jobs on them that one may see."""
         rows = list_nodes(self.user)
@@ -102,25 +102,25 @@ class NodesView(ApiView):
         found: list[Node] = []
         page = cursors.paginate(request, rows, BY_NAME, self.query, found.append)
         holders = gpu_holders(self.user, [gpu for node in found for gpu in node.gpus.all()])
-        return self.json_response({**page, "items": [shapes.node(node, holders) for node in found]})
+        return self.json_response({**page, "items": [representations.node(node, holders) for node in found]})
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodeView(ApiView):
     """One node."""
 
-    @_read("nodes_get", "Get a node", shapes.Node)
+    @_read("nodes_get", "Get a node", representations.Node)
     def get(self, request: Request, node: str) -> HttpResponse:
         """By id or name."""
         row = get_by_key(list_nodes(self.user), node)
-        return self.json_response(shapes.node(row, gpu_holders(self.user, row.gpus.all())))
+        return self.json_response(representations.node(row, gpu_holders(self.user, row.gpus.all())))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpusView(ApiView):
     """All GPUs."""
 
-    @_read("gpus_list", "List GPUs", shapes.Gpu, GpusQuery)
+    @_read("gpus_list", "List GPUs", representations.Gpu, GpusQuery)
     def get(self, request: Request) -> HttpResponse:
         """With how much of each is given away, and to which jobs that one may see."""
         rows = list_gpus(self.user)
@@ -135,57 +135,57 @@ class GpusView(ApiView):
         found: list[Gpu] = []
         page = cursors.paginate(request, rows, OLDEST, self.query, found.append)
         holders = gpu_holders(self.user, found)
-        return self.json_response({**page, "items": [shapes.gpu(gpu, holders) for gpu in found]})
+        return self.json_response({**page, "items": [representations.gpu(gpu, holders) for gpu in found]})
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpuView(ApiView):
     """One GPU."""
 
-    @_read("gpus_get", "Get a GPU", shapes.Gpu)
+    @_read("gpus_get", "Get a GPU", representations.Gpu)
     def get(self, request: Request, uuid: str) -> HttpResponse:
         """By its UUID."""
         row = list_gpus(self.user).filter(uuid=uuid).first()
         if row is None:
             raise NotFound("There is no such GPU.")
-        return self.json_response(shapes.gpu(row, gpu_holders(self.user, [row])))
+        return self.json_response(representations.gpu(row, gpu_holders(self.user, [row])))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class EnvironmentsView(ApiView):
     """What jobs run in."""
 
-    @_read("environments_list", "List environments", shapes.Environment, ListQuery)
+    @_read("environments_list", "List environments", representations.Environment, ListQuery)
     def get(self, request: Request) -> HttpResponse:
         """By name; for administrators also those that are not offered."""
-        return self.paginated_response(list_environments(self.user), shapes.environment, BY_NAME)
+        return self.paginated_response(list_environments(self.user), representations.environment, BY_NAME)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class EnvironmentView(ApiView):
     """One environment."""
 
-    @_read("environments_get", "Get an environment", shapes.Environment)
+    @_read("environments_get", "Get an environment", representations.Environment)
     def get(self, request: Request, environment: str) -> HttpResponse:
         """By id or name."""
-        return self.json_response(shapes.environment(get_by_key(list_environments(self.user), environment)))
+        return self.json_response(representations.environment(get_by_key(list_environments(self.user), environment)))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TemplatesView(ApiView):
     """Filled launch forms."""
 
-    @_read("templates_list", "List templates", shapes.Template, ListQuery)
+    @_read("templates_list", "List templates", representations.Template, ListQuery)
     def get(self, request: Request) -> HttpResponse:
         """By name."""
-        return self.paginated_response(list_templates(self.user), shapes.template, BY_NAME)
+        return self.paginated_response(list_templates(self.user), representations.template, BY_NAME)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TemplateView(ApiView):
     """One template."""
 
-    @_read("templates_get", "Get a template", shapes.Template)
+    @_read("templates_get", "Get a template", representations.Template)
     def get(self, request: Request, template: str) -> HttpResponse:
         """By id or name."""
-        return self.json_response(shapes.template(get_by_key(list_templates(self.user), template)))
+        return self.json_response(representations.template(get_by_key(list_templates(self.user), template)))

@@ -23,7 +23,7 @@ class BearerTokenAuthentication(BaseAuthentication):
             return None
         kind, _, text = header.partition(" ")
         if kind.lower() != "bearer":
-            raise Unauthenticated("Use 'Authorization: Bearer fw_...'.", code="bad_token")
+            raise Unauthenticated("Use 'Authorization: Bearer fw_...'.", code="invalid_token")
         try:
             token = get_token(text.strip())
         except Unauthenticated:

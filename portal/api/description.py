@@ -36,7 +36,7 @@ DOCS_CSP = (
 class BearerScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """How tokens are described."""
 
-    target_class = "portal.api.credentials.BearerToken"
+    target_class = "portal.api.credentials.BearerTokenAuthentication"
     name = "token"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class BearerScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-c
 class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """How the portal's session is described."""
 
-    target_class = "portal.api.credentials.Session"
+    target_class = "portal.api.credentials.PortalSessionAuthentication"
     name = "session"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-
 class StrictSerializerSchema(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
     """A body with a field that is not described is refused, and the document says so."""
 
-    target_class = "portal.api.bodies.Closed"
+    target_class = "portal.api.bodies.StrictSerializer"
     match_subclasses = True
 
     def map_serializer(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _field_schema(field: Any, auto_schema: Any, direction: Any) -> dict[str, Any
 class StrictCharFieldSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]
     """Texts with the pattern that they are held to."""
 
-    target_class = "portal.api.bodies.Text"
+    target_class = "portal.api.bodies.StrictCharField"
     match_subclasses = True
 
     def map_serializer_field(self, auto_schema: Any, direction: Any) -> dict[str, Any]:

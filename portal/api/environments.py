@@ -11,7 +11,7 @@ from rest_framework.request import Request
 from portal.access import AccessPolicy, access_policy
 from portal.api.bodies import StrictSerializer, EmptyBody, StrictCharField
 from portal.api.route import ApiView, operation
-from portal.api.shapes import cluster as shapes
+from portal.api.shapes import cluster as representations
 from portal.models import Environment, User
 from portal.selectors.machines import list_environments, get_by_key
 from portal.services.image_pins import do_check_tag, do_update_image
@@ -35,7 +35,7 @@ def _operation(
         tag="cluster",
         scope=Scope.ADMIN,
         body=body,
-        response=shapes.Environment,
+        response=representations.Environment,
         idempotent=True,
         error_statuses=(404, 409),
         detail=detail,
@@ -46,7 +46,7 @@ class _EnvironmentImageView(ApiView):
     def environment_response(self, environment: str, act: Callable[[User, Environment], object]) -> HttpResponse:
         def work() -> dict[str, Any]:
             act(self.user, get_by_key(list_environments(self.user), environment))
-            return shapes.environment(get_by_key(list_environments(self.user), environment))
+            return representations.environment(get_by_key(list_environments(self.user), environment))
 
         return self.idempotent_response(work, 200)
 
@@ -76,7 +76,7 @@ class UpdateImageView(_EnvironmentImageView):
         "Use an image that the tag names on a node",
         "New jobs run `image_digest`, one of `image_claims`; leave it out where nodes report a single image other "
         "than the present one. Jobs that were submitted before keep theirs. Refused with `image_unchanged` while no "
-        "node reports another image under the tag, and with `several_images` where one has to be named.",
+        "node reports another image under the tag, and with `ambiguous_image` where one has to be named.",
         ImageBody,
     )
     def post(self, request: Request, environment: str) -> HttpResponse:

@@ -10,7 +10,7 @@ from portal.api.bodies import StrictSerializer, EmptyBody, StrictCharField
 from portal.api.cursors import NEWEST
 from portal.api.jobs import JobActionView
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import idle as shapes
+from portal.api.shapes import idle as representations
 from portal.api.shapes.jobs import JobDetail
 from portal.selectors.idle import get_exemption, active_exemptions
 from portal.selectors.jobs import get_job
@@ -21,7 +21,7 @@ from portal.services.tokens import Scope
 class IdleExemptionBody(StrictSerializer):
     """Why a workspace is to be kept."""
 
-    text = StrictCharField(
+    reason = StrictCharField(
         min_length=MIN_REASON_LENGTH, max_length=500, help_text="Others read it, and it is kept in the audit trail."
     )
 
@@ -51,20 +51,20 @@ class JobIdleExemptionView(ApiView):
     """Keeping for a reason."""
 
     @operation(
-        "jobs_excuse",
+        "jobs_idle_exemption",
         "Say why a workspace is kept although nobody uses it",
         tag="workspaces",
         scope=Scope.WORKSPACES,
         body=IdleExemptionBody,
-        response=shapes.IdleExemption,
+        response=representations.IdleExemption,
         status=201,
         error_statuses=[404, 409],
         detail="It holds as long as the policy says, unless somebody who manages the project cuts it short.",
     )
     def post(self, request: Request, job: str) -> HttpResponse:
         """The reason, and until when it holds."""
-        row = do_exempt_from_idle(self.user, get_job(self.user, job), self.body["text"])
-        return self.json_response(shapes.idle_exemption(get_exemption(self.user, row.public_id)), 201)
+        row = do_exempt_from_idle(self.user, get_job(self.user, job), self.body["reason"])
+        return self.json_response(representations.idle_exemption(get_exemption(self.user, row.public_id)), 201)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -72,16 +72,16 @@ class IdleExemptionsView(ApiView):
     """The reasons that hold now."""
 
     @operation(
-        "excuses_list",
+        "idle_exemptions_list",
         "List the reasons that keep idle workspaces",
         tag="workspaces",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(shapes.IdleExemption),
+        response=list_schema(representations.IdleExemption),
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first."""
-        return self.paginated_response(active_exemptions(self.user), shapes.idle_exemption, NEWEST)
+        return self.paginated_response(active_exemptions(self.user), representations.idle_exemption, NEWEST)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -89,16 +89,16 @@ class IdleExemptionRevokeView(ApiView):
     """Ending one."""
 
     @operation(
-        "excuses_cut",
+        "idle_exemptions_revoke",
         "Cut a reason short",
         tag="workspaces",
         scope=Scope.WORKSPACES,
         body=EmptyBody,
-        response=shapes.IdleExemption,
+        response=representations.IdleExemption,
         error_statuses=[404, 409],
         detail="For managers of the project and administrators; from then on administrators alone give another.",
     )
     def post(self, request: Request, exemption: str) -> HttpResponse:
         """The reason, which holds no more."""
         do_revoke_exemption(self.user, get_exemption(self.user, exemption))
-        return self.json_response(shapes.idle_exemption(get_exemption(self.user, exemption)))
+        return self.json_response(representations.idle_exemption(get_exemption(self.user, exemption)))

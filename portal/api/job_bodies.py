@@ -28,7 +28,7 @@ from portal.words.secrets import USER_SCOPE, PROJECT_SCOPE
 from portal.words.states import JobKind
 
 ID_OR_NAME = "Id or name."
-REFERENCE_FIELDS = ("project", "environment", "pool", "template", "after")
+REFERENCE_FIELDS = ("project", "environment", "pool", "template", "dependencies")
 
 
 class TopologyConstraintBody(StrictSerializer):
@@ -69,7 +69,7 @@ class JobSecretBody(StrictSerializer):
     """A secret that a job gets: as a variable, or as a file in the folder that FAIRWAY_SECRETS names."""
 
     secret = StrictCharField(max_length=63, help_text="Its name.")
-    of = serializers.ChoiceField([USER_SCOPE, PROJECT_SCOPE], required=False, default=USER_SCOPE)
+    owner_type = serializers.ChoiceField([USER_SCOPE, PROJECT_SCOPE], required=False, default=USER_SCOPE)
     variable = StrictCharField(required=False, allow_null=True, default=None, max_length=128)
     file = StrictCharField(required=False, allow_null=True, default=None, max_length=64)
 
@@ -100,11 +100,11 @@ class SubmitBody(StrictSerializer):
     min_compute_capability = StrictFloatField(
         required=False, allow_null=True, min_value=1.0, max_value=99.9, help_text="Such as 8.0."
     )
-    near = TopologyConstraintBody(required=False, allow_null=True, help_text="null: anywhere.")
+    topology_constraint = TopologyConstraintBody(required=False, allow_null=True, help_text="null: anywhere.")
     cpu_milli = StrictIntegerField(required=False, min_value=100, max_value=1_000_000)
     memory_mib = StrictIntegerField(required=False, min_value=32, max_value=64 * 1024 * 1024)
     shm_mib = StrictIntegerField(required=False, min_value=1, max_value=1024 * 1024)
-    environ = serializers.DictField(
+    env = serializers.DictField(
         required=False,
         child=StrictCharField(allow_blank=True, max_length=32_768),
         help_text="Environment variables: names with text values.",
@@ -114,15 +114,15 @@ class SubmitBody(StrictSerializer):
     priority = StrictIntegerField(required=False, min_value=PRIORITIES.start, max_value=PRIORITIES.stop - 1)
     preemptible = StrictBooleanField(required=False)
     time_limit_s = StrictIntegerField(required=False, allow_null=True, min_value=1, max_value=MAX_TIME_LIMIT_S)
-    stop_grace_s = StrictIntegerField(required=False, min_value=1, max_value=600)
+    termination_grace_s = StrictIntegerField(required=False, min_value=1, max_value=600)
     held = StrictBooleanField(required=False)
-    after = serializers.ListField(
+    dependencies = serializers.ListField(
         child=StrictCharField(max_length=63),
         required=False,
         max_length=MAX_DEPENDENCIES,
         help_text="Ids of jobs that must have completed before it starts. When one ends otherwise, it is cancelled.",
     )
-    after_any = StrictBooleanField(required=False, help_text="true: it starts after them however they end.")
+    ignore_dependency_failure = StrictBooleanField(required=False, help_text="true: it starts after them however they end.")
 
 
 class WorkspaceBody(SubmitBody):
@@ -148,7 +148,7 @@ class JobBody(SubmitBody):
         help_text="Argument list; no shell reads it.",
     )
     max_attempts = StrictIntegerField(required=False, min_value=1, max_value=20)
-    retry_failures = StrictBooleanField(
+    retry_on_failure = StrictBooleanField(
         required=False, help_text="true: a command that fails is tried again too, all its tasks as one."
     )
     launcher = serializers.ChoiceField(
@@ -182,7 +182,7 @@ def build_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBod
     environment = _get_row(visible_environments(user), values["environment"], "environment")
     pool = _get_row(NodePool.objects.all(), values["pool"], "pool") if values.get("pool") else None
     rest = {name: value for name, value in values.items() if name not in REFERENCE_FIELDS}
-    after = _get_jobs(user, values.get("after", []))
+    after = _get_jobs(user, values.get("dependencies", []))
     return JobRequest(
         **rest, project=project, environment=environment, pool=pool, template=template, dependencies=after
     )
@@ -209,7 +209,7 @@ def _get_jobs(user: User, keys: list[str]) -> list[Job]:
     seen = {job.public_id: job for job in visible_jobs(user).filter(public_id__in=keys)}
     for key in keys:
         if key not in seen:
-            raise InvalidRequest(fields={"after": unknown_job_message(key)})
+            raise InvalidRequest(fields={"dependencies": unknown_job_message(key)})
     return [seen[key] for key in dict.fromkeys(keys)]
 
 

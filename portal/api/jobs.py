@@ -14,7 +14,7 @@ from portal.api.bodies import QueryBooleanField, EmptyBody, StrictCharField
 from portal.api.cursors import NEWEST, OLDEST, Order
 from portal.api.job_bodies import JobBody, check_job_request, build_job_request
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import jobs as shapes
+from portal.api.shapes import jobs as representations
 from portal.models import Job, User
 from portal.selectors.forecasts import forecast_revisions
 from portal.selectors.idle import idle_status
@@ -59,10 +59,10 @@ class JobsQuery(ListQuery):
     """Which jobs, and in which order."""
 
     state = serializers.ListField(
-        child=serializers.ChoiceField(shapes.STATES), required=False, default=list, help_text="Repeatable."
+        child=serializers.ChoiceField(representations.STATES), required=False, default=list, help_text="Repeatable."
     )
     kind = serializers.ListField(
-        child=serializers.ChoiceField(shapes.KINDS), required=False, default=list, help_text="Repeatable."
+        child=serializers.ChoiceField(representations.KINDS), required=False, default=list, help_text="Repeatable."
     )
     project = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
     owner = StrictCharField(required=False, default="", max_length=63, help_text="Id or user name.")
@@ -87,20 +87,20 @@ def build_filter(query: dict[str, Any]) -> JobFilter:
 
 def serialize_job_detail(user: User, row: Job) -> dict[str, Any]:
     """One job with all that the person may know of it."""
-    standing = shapes.current_verdict(row)
+    standing = representations.current_verdict(row)
     newest = list(job_events(row).order_by("-id")[:TIMELINE_LIMIT])
-    attempts, room_made, chain = list_attempts(row), attempts_preempted_for(row), dependency_chain(row)
+    attempts, preempted_attempts, chain = list_attempts(row), attempts_preempted_for(row), dependency_chain(row)
     moves = forecast_revisions(row)
     named = {one for move in moves for one in (*move.jobs_ahead_added, *move.jobs_ahead_removed)}
     ahead = visible_job_ids(user, {*(standing.jobs_ahead if standing else []), *named})
-    return shapes.job_detail(
+    return representations.job_detail(
         row,
         attempts=attempts,
         layouts=compare_job_layouts(row),
-        preempted_jobs=room_made,
+        preempted_jobs=preempted_attempts,
         chain=chain,
         events=newest[::-1],
-        seen=ahead | visible_related_jobs(user, attempts, room_made, chain),
+        seen=ahead | visible_related_jobs(user, attempts, preempted_attempts, chain),
         moves=moves,
         fair_share_breakdowns=list_breakdowns(user, row) if standing else [],
         private=private_fields(user, row),
@@ -119,12 +119,12 @@ class JobsView(ApiView):
         tag="jobs",
         scope=Scope.READ,
         query=JobsQuery,
-        response=list_schema(shapes.Job),
+        response=list_schema(representations.Job),
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first unless asked otherwise."""
         rows = list_jobs(self.user, build_filter(self.query))
-        return self.paginated_response(rows, shapes.job, ORDERS[self.query["order"]])
+        return self.paginated_response(rows, representations.job, ORDERS[self.query["order"]])
 
     @operation(
         "jobs_submit",
@@ -132,7 +132,7 @@ class JobsView(ApiView):
         tag="jobs",
         scope=Scope.JOBS,
         body=JobBody,
-        response=shapes.JobDetail,
+        response=representations.JobDetail,
         status=201,
         rate=throttle.JOB_SUBMITS,
         idempotent=True,
@@ -153,7 +153,7 @@ class JobsView(ApiView):
 class JobView(ApiView):
     """One job."""
 
-    @operation("jobs_get", "Get a job", tag="jobs", scope=Scope.READ, response=shapes.JobDetail, error_statuses=[404])
+    @operation("jobs_get", "Get a job", tag="jobs", scope=Scope.READ, response=representations.JobDetail, error_statuses=[404])
     def get(self, request: Request, job: str) -> HttpResponse:
         """With verdict, attempts, tasks and timeline."""
         return self.json_response(serialize_job_detail(self.user, get_job(self.user, job)))
@@ -162,10 +162,10 @@ class JobView(ApiView):
 _ACTION: dict[str, Any] = {
     "tag": "jobs",
     "scope": Scope.JOBS,
-    "by_kind": True,
+    "scope_by_job_kind": True,
     "body": EmptyBody,
-    "answer": shapes.JobDetail,
-    "refusals": [404, 409],
+    "response": representations.JobDetail,
+    "error_statuses": [404, 409],
 }
 
 
@@ -258,13 +258,13 @@ class JobResubmitView(JobActionView):
     """The same once more."""
 
     @operation(
-        "jobs_start_again",
+        "jobs_resubmit",
         "Submit an ended job again",
         tag="jobs",
         scope=Scope.JOBS,
         scope_by_job_kind=True,
         body=EmptyBody,
-        response=shapes.JobDetail,
+        response=representations.JobDetail,
         status=201,
         rate=throttle.JOB_SUBMITS,
         idempotent=True,
@@ -292,9 +292,9 @@ class JobEventsView(ApiView):
         tag="jobs",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(shapes.TimelineEvent),
+        response=list_schema(representations.TimelineEvent),
         error_statuses=[404],
     )
     def get(self, request: Request, job: str) -> HttpResponse:
         """Oldest first."""
-        return self.paginated_response(job_events(get_job(self.user, job)), shapes.timeline_event, OLDEST)
+        return self.paginated_response(job_events(get_job(self.user, job)), representations.timeline_event, OLDEST)

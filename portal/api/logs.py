@@ -65,7 +65,7 @@ def serialize_connection_loss(log: LogFile) -> dict[str, Any] | None:
     """The lost connection to the log's node, or null."""
     if log.connection_loss is None:
         return None
-    return {"node": log.connection_loss.node, "since": timestamp(log.connection_loss.since), "sentence": log.connection_loss.message}
+    return {"node": log.connection_loss.node, "since": timestamp(log.connection_loss.since), "message": log.connection_loss.message}
 
 
 @access_policy(AccessPolicy.SIGNED_IN)

@@ -67,7 +67,7 @@ class DatabaseMetricsCollector(Collector):
                 self.found.last_cycle_s,
             )
         yield GaugeMetricFamily(
-            "fairway_scheduler_alarm", "1 while the scheduler starts nothing.", int(self.found.has_scheduler_alert)
+            "fairway_scheduler_alert", "1 while the scheduler starts nothing.", int(self.found.has_scheduler_alert)
         )
 
     def _cluster(self) -> Iterator[Metric]:
@@ -90,7 +90,7 @@ class DatabaseMetricsCollector(Collector):
             nodes.add_metric([word], number)
         yield nodes
         unwell = GaugeMetricFamily(
-            "fairway_gpus_unwell",
+            "fairway_gpus_unhealthy",
             "GPUs that take no work: lost, in quarantine, or with a program on them that is no job's.",
             labels=["pool", "what"],
         )
@@ -98,13 +98,13 @@ class DatabaseMetricsCollector(Collector):
             unwell.add_metric(labels, number)
         yield unwell
         aside = GaugeMetricFamily(
-            "fairway_nodes_aside", "Nodes that are not trusted with new work, by cause.", labels=["cause"]
+            "fairway_nodes_quarantined", "Nodes that are not trusted with new work, by cause.", labels=["cause"]
         )
         for cause, number in self.found.quarantined_nodes.items():
             aside.add_metric([cause], number)
         yield aside
         yield GaugeMetricFamily(
-            "fairway_nodes_clock_off", "Nodes whose clock is off by more than 2 s.", self.found.clock_skewed_nodes
+            "fairway_nodes_clock_skewed", "Nodes whose clock is off by more than 2 s.", self.found.clock_skewed_nodes
         )
 
     def _nodes(self) -> Iterator[Metric]:

@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from portal.access import AccessPolicy, access_policy
 from portal.api.bodies import StrictSerializer, EmptyBody, StrictCharField, StrictBooleanField
 from portal.api.route import ApiView, operation
-from portal.api.shapes import cluster as shapes
+from portal.api.shapes import cluster as representations
 from portal.errors import NotFound
 from portal.models import Gpu, Node, AgentRollout
 from portal.selectors.machines import list_gpus, gpu_holders, get_nodes_by_id, list_nodes, get_by_key
@@ -69,7 +69,7 @@ def _node_action(name: str, summary: str, detail: str, body: type[StrictSerializ
         tag="cluster",
         scope=Scope.ADMIN,
         body=body,
-        response=shapes.Node,
+        response=representations.Node,
         idempotent=True,
         error_statuses=(404,),
         detail=detail,
@@ -87,7 +87,7 @@ class NodeActionView(ApiView):
     def action_response(self) -> dict[str, Any]:
         """The node as it stands after the act, also when it is retired now."""
         row = get_nodes_by_id([self.node.pk]).get()
-        return shapes.node(row, gpu_holders(self.user, row.gpus.all()))
+        return representations.node(row, gpu_holders(self.user, row.gpus.all()))
 
     def set_state(self, state: NodeState) -> HttpResponse:
         """Sets its state, at most once per key."""
@@ -119,13 +119,13 @@ class NodeUncordonView(NodeActionView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=UncordonBody,
-        response=shapes.ReturningNode,
+        response=representations.ReturningNode,
         idempotent=True,
         error_statuses=(404,),
         detail="Also after a drain or a fence. The node is checked first, and takes work by itself once nothing is "
         "amiss: `check` says where that stands, under checks/{id}/. When something is, it stays as it is; `force` "
         "returns it all the same. Refused with `node_unreachable` while it does not answer (but with `force`), and "
-        "with `node_never_seen` for one that never answered.",
+        "with `node_never_connected` for one that never answered.",
     )
     def post(self, request: Request, node: str) -> HttpResponse:
         """The node, ready or about to be."""
@@ -133,7 +133,7 @@ class NodeUncordonView(NodeActionView):
         def work() -> dict[str, Any]:
             said = self.body
             check = do_uncordon_node(self.user, self.node, reason=said["reason"], force=said["force"])
-            return self.action_response() | {"check": check.public_id if check else None}
+            return self.action_response() | {"operation": check.public_id if check else None}
 
         return self.idempotent_response(work, 200)
 
@@ -143,7 +143,7 @@ class NodeClearQuarantineView(NodeActionView):
     """Trusting it again."""
 
     @_node_action(
-        "nodes_trust",
+        "nodes_clear_quarantine",
         "Trust a node again",
         "One that was put aside takes new work at once, and its next time aside is short again. Repeatable.",
     )
@@ -212,7 +212,7 @@ class NodeLabelsView(NodeActionView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=NodeLabelsBody,
-        response=shapes.Node,
+        response=representations.Node,
         error_statuses=(404,),
         detail="All of them: those that are not named are taken away. What runs stays where it is.",
     )
@@ -232,7 +232,7 @@ class NodeTestView(NodeActionView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=EmptyBody,
-        response=shapes.NodeOperation,
+        response=representations.NodeOperation,
         status=201,
         idempotent=True,
         error_statuses=(404,),
@@ -240,7 +240,7 @@ class NodeTestView(NodeActionView):
     )
     def post(self, request: Request, node: str) -> HttpResponse:
         """The test that has begun."""
-        return self.idempotent_response(lambda: shapes.node_operation(do_start_connection_test(self.user, self.node)))
+        return self.idempotent_response(lambda: representations.node_operation(do_start_connection_test(self.user, self.node)))
 
 
 def _node_operation(name: str, summary: str, detail: str) -> Callable[[_Method], _Method]:
@@ -250,7 +250,7 @@ def _node_operation(name: str, summary: str, detail: str) -> Callable[[_Method],
         tag="cluster",
         scope=Scope.ADMIN,
         body=EmptyBody,
-        response=shapes.NodeOperation,
+        response=representations.NodeOperation,
         status=201,
         idempotent=True,
         error_statuses=(404,),
@@ -264,7 +264,7 @@ class BaseNodeOperationView(NodeActionView):
 
     def start_operation(self, kind: OperationKind) -> HttpResponse:
         """The act, which its node carries out."""
-        return self.idempotent_response(lambda: shapes.node_operation(do_request_operation(self.user, self.node, kind)))
+        return self.idempotent_response(lambda: representations.node_operation(do_request_operation(self.user, self.node, kind)))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -281,7 +281,7 @@ class NodeUpgradeView(BaseNodeOperationView):
 class NodeCheckView(BaseNodeOperationView):
     """A look at the machine."""
 
-    @_node_operation("nodes_preflight", "Check what a node has and lacks", "A sentence for each thing it looked at.")
+    @_node_operation("nodes_check", "Check what a node has and lacks", "A message for each thing it looked at.")
     def post(self, request: Request, node: str) -> HttpResponse:
         """The check that has begun."""
         return self.start_operation(OperationKind.PREFLIGHT)
@@ -307,16 +307,16 @@ class AgentRolloutsView(ApiView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=EmptyBody,
-        response=shapes.AgentRollout,
+        response=representations.AgentRollout,
         status=201,
         idempotent=True,
         detail="One node first, then some side by side, up to the first that fails. Nodes that do not answer, or "
-        "have this agent, are left out. Refused with `rollout_runs` while one is under way, and with "
+        "have this agent, are left out. Refused with `rollout_in_progress` while one is under way, and with "
         "`nothing_to_upgrade`.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The upgrade that has begun."""
-        return self.idempotent_response(lambda: shapes.agent_rollout(do_upgrade_all(self.user)))
+        return self.idempotent_response(lambda: representations.agent_rollout(do_upgrade_all(self.user)))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -328,7 +328,7 @@ class AgentRolloutView(ApiView):
         "Get an upgrade of all nodes",
         tag="cluster",
         scope=Scope.ADMIN,
-        response=shapes.AgentRollout,
+        response=representations.AgentRollout,
         error_statuses=(404,),
     )
     def get(self, request: Request, rollout: str) -> HttpResponse:
@@ -336,7 +336,7 @@ class AgentRolloutView(ApiView):
         row = AgentRollout.objects.filter(public_id=rollout).first()
         if row is None:
             raise NotFound("There is no such upgrade.")
-        return self.json_response(shapes.agent_rollout(row))
+        return self.json_response(representations.agent_rollout(row))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -344,19 +344,19 @@ class NodeOperationView(NodeActionView):
     """One act on a node, such as a connection test."""
 
     @operation(
-        "nodes_check",
+        "nodes_operation_get",
         "Get a test, a check or an upgrade of a node",
         tag="cluster",
         scope=Scope.ADMIN,
-        response=shapes.NodeOperation,
+        response=representations.NodeOperation,
         error_statuses=(404,),
     )
     def get(self, request: Request, node: str, operation_id: str) -> HttpResponse:
         """With the steps that have finished."""
-        row = self.node.checks.filter(public_id=operation_id).first()
+        row = self.node.operations.filter(public_id=operation_id).first()
         if row is None:
             raise NotFound("There is no such test of this node.")
-        return self.json_response(shapes.node_operation(row))
+        return self.json_response(representations.node_operation(row))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -364,12 +364,12 @@ class GpuReturnToServiceView(ApiView):
     """Giving a GPU back to the cluster."""
 
     @operation(
-        "gpus_give_back",
+        "gpus_return_to_service",
         "Give back a GPU that was lost or in quarantine",
         tag="cluster",
         scope=Scope.ADMIN,
         body=ReasonBody,
-        response=shapes.Gpu,
+        response=representations.Gpu,
         idempotent=True,
         error_statuses=(404,),
         detail="It takes work again; one that its node names no more is forgotten. Refused with `gpu_lost` "
@@ -385,6 +385,6 @@ class GpuReturnToServiceView(ApiView):
         def work() -> dict[str, Any]:
             do_return_gpu_to_service(self.user, found, reason=self.body["reason"])
             now = Gpu.objects.select_related("node__pool").get(pk=found.pk)
-            return shapes.gpu(now, gpu_holders(self.user, [now]))
+            return representations.gpu(now, gpu_holders(self.user, [now]))
 
         return self.idempotent_response(work, 200)

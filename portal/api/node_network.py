@@ -10,7 +10,7 @@ from portal.access import AccessPolicy, access_policy
 from portal.api.bodies import StrictSerializer, StrictCharField, StrictBooleanField
 from portal.api.node_acts import NodeActionView
 from portal.api.route import ApiView, operation
-from portal.api.shapes import cluster as shapes
+from portal.api.shapes import cluster as representations
 from portal.selectors.machines import get_by_key, list_pools
 from portal.services.node_network import do_set_interface, do_set_gang_fabric
 from portal.services.tokens import Scope
@@ -20,7 +20,7 @@ from portal.words.fabric import MAX_DEVICES, GangFabric
 class NetworkBody(StrictSerializer):
     """The network of a pool's nodes."""
 
-    allow_node_network = StrictBooleanField(help_text="true: gangs on several nodes use the network of these nodes.")
+    allow_host_network = StrictBooleanField(help_text="true: gangs on several nodes use the network of these nodes.")
     fabric_interface = StrictCharField(
         required=False,
         default="",
@@ -70,7 +70,7 @@ class PoolNetworkView(ApiView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=NetworkBody,
-        response=shapes.Pool,
+        response=representations.Pool,
         error_statuses=(404,),
         detail="Such tasks can reach what listens on their node, so they share none with a workspace of another "
         "project. What runs stays as it is; nodes that answer are asked to check whether they have what is named.",
@@ -81,7 +81,7 @@ class PoolNetworkView(ApiView):
         do_set_gang_fabric(
             self.user,
             row,
-            allowed=self.body["allow_node_network"],
+            allowed=self.body["allow_host_network"],
             fabric=GangFabric(
                 self.body["fabric_interface"],
                 self.body["fabric_network"],
@@ -90,7 +90,7 @@ class PoolNetworkView(ApiView):
             ),
             reason=self.body["reason"],
         )
-        return self.json_response(shapes.pool(get_by_key(list_pools(self.user), pool)))
+        return self.json_response(representations.pool(get_by_key(list_pools(self.user), pool)))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -103,7 +103,7 @@ class NodeInterfaceView(NodeActionView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=InterfaceBody,
-        response=shapes.Node,
+        response=representations.Node,
         error_statuses=(404,),
         detail="For gangs that start from now on.",
     )

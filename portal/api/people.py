@@ -10,7 +10,7 @@ from portal import throttle
 from portal.access import AccessPolicy, access_policy, roles_by_project
 from portal.api.bodies import StrictSerializer, NonBlankCharField, StrictIntegerField
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import people as shapes
+from portal.api.shapes import people as representations
 from portal.selectors.projects import list_projects
 from portal.services.tokens import DEFAULT_DAYS, MAX_DAYS, Scope, do_create_token, do_revoke_token, visible_tokens
 
@@ -19,11 +19,11 @@ from portal.services.tokens import DEFAULT_DAYS, MAX_DAYS, Scope, do_create_toke
 class CurrentUserView(ApiView):
     """The person who asks."""
 
-    @operation("me", "Who am I", tag="me", scope=Scope.READ, response=shapes.CurrentUser)
+    @operation("me", "Who am I", tag="me", scope=Scope.READ, response=representations.CurrentUser)
     def get(self, request: Request) -> HttpResponse:
         """Account, projects with roles, and the scopes of this way of asking."""
         return self.json_response(
-            shapes.current_user(self.user, list(list_projects(self.user)), roles_by_project(self.user), self.token)
+            representations.current_user(self.user, list(list_projects(self.user)), roles_by_project(self.user), self.token)
         )
 
 
@@ -32,7 +32,7 @@ class NewTokenBody(StrictSerializer):
 
     name = NonBlankCharField(max_length=100)
     scopes = serializers.ListField(
-        child=serializers.ChoiceField(shapes.SCOPES), allow_empty=False, max_length=len(shapes.SCOPES)
+        child=serializers.ChoiceField(representations.SCOPES), allow_empty=False, max_length=len(representations.SCOPES)
     )
     days = StrictIntegerField(required=False, default=DEFAULT_DAYS, min_value=1, max_value=MAX_DAYS)
 
@@ -47,12 +47,12 @@ class TokensView(ApiView):
         tag="tokens",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(shapes.Token),
+        response=list_schema(representations.Token),
         detail="Asked with a token: those that have no scope it lacks.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first, revoked and expired ones included."""
-        return self.paginated_response(visible_tokens(self.user, self.token), shapes.token)
+        return self.paginated_response(visible_tokens(self.user, self.token), representations.token)
 
     @operation(
         "tokens_create",
@@ -60,7 +60,7 @@ class TokensView(ApiView):
         tag="tokens",
         scope=Scope.TOKENS,
         body=NewTokenBody,
-        response=shapes.NewToken,
+        response=representations.NewToken,
         status=201,
         rate=throttle.TOKEN_CREATIONS,
         error_statuses=[409],
@@ -72,7 +72,7 @@ class TokensView(ApiView):
         row, text = do_create_token(
             self.user, name=self.body["name"].strip(), scopes=scopes, days=self.body["days"], by=self.token
         )
-        return self.json_response({**shapes.token(row), "token": text}, 201)
+        return self.json_response({**representations.token(row), "token": text}, 201)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)

@@ -48,14 +48,14 @@ def _value_schema(name: str) -> dict[str, Any]:
 class PolicyBody(StrictSerializer):
     """Changes of the cluster's policy."""
 
-    knobs = settings_field(setting_names())
+    settings = settings_field(setting_names())
     reason = StrictCharField(required=False, max_length=500, allow_blank=True, default="", help_text="Why; audited.")
 
 
 class PoolPolicyBody(PolicyBody):
     """Changes of a pool's policy."""
 
-    knobs = settings_field(setting_names(per_pool=True))
+    settings = settings_field(setting_names(per_pool=True))
 
 
 class PolicySetting(serializers.Serializer[Any]):
@@ -71,7 +71,7 @@ class PolicySetting(serializers.Serializer[Any]):
     low = serializers.FloatField(allow_null=True, help_text="null for a choice.")
     high = serializers.FloatField(allow_null=True)
     options = serializers.ListField(child=serializers.CharField(), help_text="Empty for a number.")
-    sentence = serializers.CharField()
+    message = serializers.CharField()
 
 
 class PolicyDocument(serializers.Serializer[Any]):
@@ -80,7 +80,7 @@ class PolicyDocument(serializers.Serializer[Any]):
     pool = Reference(allow_null=True, help_text="null: the cluster's.")
     version = serializers.IntegerField()
     etag = serializers.CharField()
-    knobs = PolicySetting(many=True)
+    settings = PolicySetting(many=True)
 
 
 def serialize_policy(sheet: SettingsSheet) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def serialize_policy(sheet: SettingsSheet) -> dict[str, Any]:
         "pool": reference(sheet.pool),
         "version": sheet.version,
         "etag": sheet.etag,
-        "knobs": [
+        "settings": [
             {
                 "name": knob.name,
                 "value": knob.value,
@@ -101,7 +101,7 @@ def serialize_policy(sheet: SettingsSheet) -> dict[str, Any]:
                 "low": knob.bounds[0] if knob.bounds else None,
                 "high": knob.bounds[1] if knob.bounds else None,
                 "options": list(knob.options),
-                "sentence": knob.description,
+                "message": knob.description,
             }
             for knob in sheet.settings
         ],
@@ -126,7 +126,7 @@ class BasePolicyView(ApiView):
             do_change_policy(
                 self.user,
                 pool,
-                self.body.get("knobs", {}),
+                self.body.get("settings", {}),
                 version=sheet.version,
                 reason=self.body["reason"],
             )
@@ -141,11 +141,11 @@ class BasePolicyView(ApiView):
         )
 
 
-_READ: dict[str, Any] = {"tag": "policy", "scope": Scope.READ, "answer": PolicyDocument}
+_READ: dict[str, Any] = {"tag": "policy", "scope": Scope.READ, "response": PolicyDocument}
 _WRITE: dict[str, Any] = {
     "tag": "policy",
     "scope": Scope.ADMIN,
-    "answer": PolicyDocument,
+    "response": PolicyDocument,
     "if_match": True,
     "detail": "Only the knobs that are named are turned. Effective at the next scheduling cycle. A value outside "
     "its range is refused with the knob named, and nothing is changed.",

@@ -23,8 +23,8 @@ UNPROCESSABLE = 422
 """What REST answers to a request that has the described shape and still cannot be carried out as it is."""
 CODES = {
     400: "bad_request",
-    401: "sign_in_needed",
-    403: "not_allowed",
+    401: "unauthenticated",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     406: "not_acceptable",
@@ -64,7 +64,7 @@ def problem_response(
     if errors:
         body["errors"] = errors
     if details:
-        body["facts"] = dict(details)
+        body["details"] = dict(details)
     answer = JsonResponse(body, status=status, headers=dict(headers or {}), content_type=MEDIA_TYPE)
     answer["Cache-Control"] = "no-store"
     return answer
@@ -77,12 +77,12 @@ def response_for(failure: Exception) -> HttpResponse | None:
             return _error_response(failure)
         case exceptions.ValidationError():
             errors = list(_field_errors(failure.detail))
-            sentence = " ".join(dict.fromkeys(error["sentence"] for error in errors))
-            return problem_response(400, "invalid", sentence or "The request is not valid.", errors=errors)
+            message = " ".join(dict.fromkeys(error["message"] for error in errors))
+            return problem_response(400, "invalid", message or "The request is not valid.", errors=errors)
         case exceptions.Throttled():
             wait_s = max(1, math.ceil(getattr(failure, "wait", None) or 1))
-            sentence = f"Too many requests. Try again in {wait_s} s."
-            return problem_response(429, CODES[429], sentence, headers={"Retry-After": str(wait_s)})
+            message = f"Too many requests. Try again in {wait_s} s."
+            return problem_response(429, CODES[429], message, headers={"Retry-After": str(wait_s)})
         case exceptions.APIException():
             code = CODES.get(failure.status_code, "error")
             if isinstance(failure, exceptions.ParseError):
@@ -121,7 +121,7 @@ def _error_response(refusal: FairwayError) -> HttpResponse:
             headers["WWW-Authenticate"] += ', error="invalid_token"'
     errors = None
     if isinstance(refusal, InvalidRequest) and refusal.fields:
-        errors = [_field_error(field, refusal.code, sentence) for field, sentence in refusal.fields.items()]
+        errors = [_field_error(field, refusal.code, message) for field, message in refusal.fields.items()]
     shapeless = isinstance(refusal, MalformedRequest)
     status = UNPROCESSABLE if isinstance(refusal, InvalidRequest) and not shapeless else refusal.status
     return problem_response(
@@ -130,7 +130,7 @@ def _error_response(refusal: FairwayError) -> HttpResponse:
 
 
 def _field_errors(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
-    """Flattens DRF's nested errors: a list of field path, code and sentence."""
+    """Flattens DRF's nested errors: a list of field path, code and message."""
     if isinstance(detail, Mapping):
         for key, inner in detail.items():
             name = str(key)
@@ -144,4 +144,4 @@ def _field_errors(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
 
 
 def _field_error(field: str, code: str, message: str) -> dict[str, str]:
-    return {"field": field, "code": code, "sentence": message}
+    return {"field": field, "code": code, "message": message}

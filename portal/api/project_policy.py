@@ -25,7 +25,7 @@ from portal.words.knobs import setting_names
 class ProjectPolicyBody(PolicyBody):
     """Changes of a project's policy."""
 
-    knobs = settings_field(setting_names(per_project=True))
+    settings = settings_field(setting_names(per_project=True))
 
 
 class ProjectPoolSetting(IdleSettingDetail):
@@ -39,7 +39,7 @@ class ProjectSetting(serializers.Serializer[Any]):
 
     name = serializers.CharField()
     own = serializers.JSONField(help_text="null: it holds what the project above or the pool has.")
-    room = serializers.JSONField(
+    loosest_effective = serializers.JSONField(
         help_text="The least strict value that would count in some pool; null: no pool."
     )
     pools = ProjectPoolSetting(many=True)
@@ -51,7 +51,7 @@ class ProjectPolicyDocument(serializers.Serializer[Any]):
     project = Reference()
     version = serializers.IntegerField()
     etag = serializers.CharField()
-    knobs = ProjectSetting(many=True)
+    settings = ProjectSetting(many=True)
 
 
 def serialize_project_policy(sheet: ProjectSettingsSheet) -> dict[str, Any]:
@@ -60,11 +60,11 @@ def serialize_project_policy(sheet: ProjectSettingsSheet) -> dict[str, Any]:
         "project": reference(sheet.project),
         "version": sheet.version,
         "etag": sheet.etag,
-        "knobs": [
+        "settings": [
             {
                 "name": knob.name,
                 "own": knob.own_value,
-                "room": knob.loosest_effective,
+                "loosest_effective": knob.loosest_effective,
                 "pools": [idle_setting(each) | {"pool": reference(each.pool)} for each in knob.rules],
             }
             for knob in sheet.settings
@@ -108,7 +108,7 @@ class ProjectPolicyView(ApiView):
         sheet = project_settings_sheet(row)
         if not self.if_match(sheet.etag):
             raise self._stale_error(row)
-        knobs, reason = self.body.get("knobs", {}), self.body["reason"]
+        knobs, reason = self.body.get("settings", {}), self.body["reason"]
         try:
             do_change_policy(self.user, row, knobs, version=sheet.version, reason=reason)
         except PreconditionFailed as lost:

@@ -16,7 +16,7 @@ from portal.api.bodies import StrictSerializer, QueryBooleanField, NameField, St
 from portal.api.cursors import Order
 from portal.api.job_choice import AffectedJobsFields, parse_job_choice
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import projects as shapes
+from portal.api.shapes import projects as representations
 from portal.api.shapes.people import ROLES
 from portal.errors import InvalidRequest, NotFound
 from portal.models import Project, User
@@ -92,7 +92,7 @@ def find_parent(user: User, key: str | None) -> Project | None:
 def serialize_current(user: User, key: str) -> dict[str, Any]:
     """A project as it stands now, for an answer."""
     row = get_project(user, key)
-    return shapes.project(row, roles_by_project(user).get(row.pk), project_counts([row])[row.pk])
+    return representations.project(row, roles_by_project(user).get(row.pk), project_counts([row])[row.pk])
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -105,7 +105,7 @@ class ProjectsView(ApiView):
         tag="projects",
         scope=Scope.READ,
         query=ProjectsQuery,
-        response=list_schema(shapes.Project),
+        response=list_schema(representations.Project),
     )
     def get(self, request: Request) -> HttpResponse:
         """By name."""
@@ -117,7 +117,7 @@ class ProjectsView(ApiView):
         found: list[Project] = []
         page = cursors.paginate(request, rows, Order("name"), self.query, found.append)
         counts = project_counts(found)
-        items = [shapes.project(row, roles.get(row.pk), counts[row.pk]) for row in found]
+        items = [representations.project(row, roles.get(row.pk), counts[row.pk]) for row in found]
         return self.json_response({**page, "items": items})
 
     @operation(
@@ -126,7 +126,7 @@ class ProjectsView(ApiView):
         tag="projects",
         scope=Scope.PROJECTS,
         body=ProjectBody,
-        response=shapes.Project,
+        response=representations.Project,
         status=201,
         idempotent=True,
         detail="Administrators make top-level projects; managers make projects below their own.",
@@ -153,7 +153,7 @@ class ProjectView(ApiView):
         "Get a project",
         tag="projects",
         scope=Scope.READ,
-        response=shapes.Project,
+        response=representations.Project,
         error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
@@ -167,7 +167,7 @@ class ProjectView(ApiView):
         scope=Scope.PROJECTS,
         body=ProjectChangeBody,
         partial=True,
-        response=shapes.Project,
+        response=representations.Project,
         error_statuses=[404, 409],
         detail="Managers change the title; administrators also rename, move and archive, and set "
         "`egress_allow`.",
@@ -194,13 +194,13 @@ class MembersView(ApiView):
         tag="projects",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(shapes.Member),
+        response=list_schema(representations.Member),
         error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """Direct members, by user name."""
         row = get_project(self.user, project)
-        return self.paginated_response(list_members(row), shapes.member, Order("user__username"))
+        return self.paginated_response(list_members(row), representations.member, Order("user__username"))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -213,7 +213,7 @@ class MemberView(ApiView):
         tag="projects",
         scope=Scope.PROJECTS,
         body=MemberBody,
-        response=shapes.Member,
+        response=representations.Member,
         error_statuses=[404],
     )
     def put(self, request: Request, project: str, user: str) -> HttpResponse:
@@ -223,7 +223,7 @@ class MemberView(ApiView):
         member = do_set_member(
             self.user, row, get_user(user), Role(self.body["role"]), choice=parse_job_choice(self.body)
         )
-        return self.json_response(shapes.member(member))
+        return self.json_response(representations.member(member))
 
     @operation(
         "members_delete",

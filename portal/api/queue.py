@@ -35,9 +35,9 @@ class QueueQuery(StrictSerializer):
 
 
 class QueuedJob(serializers.Serializer[Any]):
-    """A waiting job. Its name, project, person and sentence are null where one may not see it."""
+    """A waiting job. Its name, project, person and message are null where one may not see it."""
 
-    turn = serializers.IntegerField(
+    position = serializers.IntegerField(
         allow_null=True,
         help_text="1 is next in its pool; 0: others make room for it; null: it is in no queue.",
     )
@@ -51,7 +51,7 @@ class QueuedJob(serializers.Serializer[Any]):
     code = serializers.CharField(
         allow_null=True, help_text="Its verdict; null: no cycle has looked at it yet."
     )
-    sentence = serializers.CharField(allow_null=True)
+    message = serializers.CharField(allow_null=True)
     submitted_at = serializers.DateTimeField()
     interval = StartInterval(allow_null=True, help_text="null: no estimate yet.")
 
@@ -69,10 +69,10 @@ class QueuePage(serializers.Serializer[Any]):
 def serialize_queued_job(visibility: NameVisibility, job: Job) -> dict[str, Any]:
     """A waiting job as JSON; ``job`` comes from ``selectors.queue.with_rows``."""
     seen = visibility.can_name_job(job)
-    standing = getattr(job, "standing", None)
+    verdict = getattr(job, "verdict", None)
     turn = int(getattr(job, "turn", NO_POSITION))
     return {
-        "turn": None if turn >= NO_POSITION else turn,
+        "position": None if turn >= NO_POSITION else turn,
         "job": reference(job) if seen else None,
         "project": reference(job.project) if seen else None,
         "owner": user_reference(job.owner) if seen else None,
@@ -80,10 +80,10 @@ def serialize_queued_job(visibility: NameVisibility, job: Job) -> dict[str, Any]
         "total_milli": job.total_milli,
         "priority": job.priority,
         "held": job.held,
-        "code": standing.code if standing else None,
-        "sentence": standing.sentence if standing and seen else None,
+        "code": verdict.code if verdict else None,
+        "message": verdict.message if verdict and seen else None,
         "submitted_at": timestamp(job.submitted_at),
-        "interval": start_interval(standing),
+        "interval": start_interval(verdict),
     }
 
 

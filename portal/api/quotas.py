@@ -13,7 +13,7 @@ from portal.access import AccessPolicy, access_policy, require_admin
 from portal.api.bodies import StrictSerializer, StrictFloatField, StrictCharField, StrictIntegerField
 from portal.api.cursors import NEWEST
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import projects as shapes
+from portal.api.shapes import projects as representations
 from portal.errors import Conflict, NotFound, PreconditionFailed
 from portal.models import NodePool, Project, Quota
 from portal.selectors.projects import get_pool, get_project, list_quota_changes, list_quotas
@@ -71,11 +71,11 @@ class QuotaTarget:
     @property
     def etag(self) -> str:
         """The entity tag of what stands."""
-        return self.quota.etag if self.quota else shapes.unset_etag(self.project, self.pool)
+        return self.quota.etag if self.quota else representations.unset_etag(self.project, self.pool)
 
     def representation(self) -> dict[str, Any]:
         """What stands, set or default."""
-        return shapes.quota(self.quota) if self.quota else shapes.default_quota(self.project, self.pool)
+        return representations.quota(self.quota) if self.quota else representations.default_quota(self.project, self.pool)
 
 
 class BaseQuotaView(ApiView):
@@ -153,14 +153,14 @@ class QuotasView(ApiView):
         tag="quotas",
         scope=Scope.READ,
         query=QuotasQuery,
-        response=list_schema(shapes.QuotaDetail),
+        response=list_schema(representations.QuotaDetail),
         detail="Quotas of the projects you may see. Where none was set, defaults stand: nothing guaranteed, "
         "no limit, weight 1.",
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first."""
         rows = list_quotas(self.user, project=self.query["project"], pool=self.query["pool"])
-        return self.paginated_response(rows, shapes.quota, NEWEST)
+        return self.paginated_response(rows, representations.quota, NEWEST)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -173,7 +173,7 @@ class ProjectQuotasView(ApiView):
         tag="quotas",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(shapes.QuotaDetail),
+        response=list_schema(representations.QuotaDetail),
         error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
@@ -191,15 +191,15 @@ class ProjectQuotasView(ApiView):
 _READ: dict[str, Any] = {
     "tag": "quotas",
     "scope": Scope.READ,
-    "answer": shapes.QuotaDetail,
-    "refusals": [404],
+    "response": representations.QuotaDetail,
+    "error_statuses": [404],
 }
 _WRITE: dict[str, Any] = {
     "tag": "quotas",
     "scope": Scope.QUOTAS,
-    "answer": shapes.QuotaDetail,
+    "response": representations.QuotaDetail,
     "if_match": True,
-    "refusals": [404],
+    "error_statuses": [404],
     "detail": "Needs If-Match with the ETag you read. Effective at the next scheduling cycle; lowering it "
     "below what is used stops nothing, it only keeps more from starting.",
 }
@@ -257,7 +257,7 @@ class QuotaChangesView(BaseQuotaView):
         tag="quotas",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(shapes.QuotaChangeDetail),
+        response=list_schema(representations.QuotaChangeDetail),
         error_statuses=[404],
     )
     def get(self, request: Request, quota: str) -> HttpResponse:
@@ -265,7 +265,7 @@ class QuotaChangesView(BaseQuotaView):
         found = self.get_target(quota=quota).quota
         if found is None:
             raise NotFound("There is no such quota.")
-        return self.paginated_response(list_quota_changes(found), shapes.quota_change, NEWEST)
+        return self.paginated_response(list_quota_changes(found), representations.quota_change, NEWEST)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -273,7 +273,7 @@ class QuotaUndoView(BaseQuotaView):
     """Taking back the newest change."""
 
     @operation(
-        "quota_undo", "Undo the newest change of a quota", body=UndoBody, **{**_WRITE, "refusals": [404, 409]}
+        "quota_undo", "Undo the newest change of a quota", body=UndoBody, **{**_WRITE, "error_statuses": [404, 409]}
     )
     def post(self, request: Request, quota: str) -> HttpResponse:
         """The quota as it stood before, as a change of its own."""

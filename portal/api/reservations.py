@@ -13,7 +13,7 @@ from portal.api import cursors
 from portal.api.bodies import StrictSerializer, EmptyBody, StrictCharField, StrictIntegerField, StrictBooleanField
 from portal.api.cursors import NEWEST
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import reservations as shapes
+from portal.api.shapes import reservations as representations
 from portal.errors import InvalidRequest, PreconditionFailed
 from portal.models import NodePool, Reservation
 from portal.selectors.machines import get_by_key, list_pools
@@ -57,10 +57,10 @@ class ReservationBody(StrictSerializer):
         max_length=1_000,
         help_text="Ids or names; those below them count too. Empty: nobody may start there (maintenance).",
     )
-    begin = serializers.DateTimeField()
-    end = serializers.DateTimeField(help_text="Not included.")
+    starts_at = serializers.DateTimeField()
+    ends_at = serializers.DateTimeField(help_text="Not included.")
     reason = StrictCharField(required=False, max_length=500, allow_blank=True)
-    clears = StrictBooleanField(
+    drain_at_start = StrictBooleanField(
         required=False,
         help_text="Who still stands there when it begins is asked to leave; for maintenance only.",
     )
@@ -71,7 +71,7 @@ class BaseReservationView(ApiView):
 
     def serialize(self, row: Reservation) -> dict[str, Any]:
         """A reservation as the person sees it now."""
-        return shapes.reservation(reservation_views(self.user, [get_reservation(self.user, row.public_id)])[0])
+        return representations.reservation(reservation_views(self.user, [get_reservation(self.user, row.public_id)])[0])
 
     def build_input(self, row: Reservation | None = None) -> ReservationInput:
         """What the body asks for; what it leaves out stands as in ``row``."""
@@ -79,8 +79,8 @@ class BaseReservationView(ApiView):
         if {"nodes", "count"} <= set(given):
             raise InvalidRequest(fields={"count": "Give either nodes or count."})
         pool = self._pool(given, row)
-        begin = given["begin"] if "begin" in given or row is None else row.starts_at
-        end = given["end"] if "end" in given or row is None else row.ends_at
+        begin = given["starts_at"] if "starts_at" in given or row is None else row.starts_at
+        end = given["ends_at"] if "ends_at" in given or row is None else row.ends_at
         if "count" in given:
             nodes = (
                 choose_nodes(pool, given["count"], begin, end, row) if begin < end else list(reservable_nodes(pool))
@@ -90,14 +90,14 @@ class BaseReservationView(ApiView):
         elif row is None or pool.pk != row.pool_id:
             nodes = list(reservable_nodes(pool))
         else:
-            nodes = [one.node for one in row.reserved.all()]
+            nodes = [one.node for one in row.reservation_nodes.all()]
         if "projects" in given or row is None:
             projects = get_projects(given.get("projects", []))
         else:
             projects = list(row.projects.all())
         name = given["name"] if "name" in given or row is None else row.name
         reason = given.get("reason", "" if row is None else row.reason)
-        clears = given.get("clears", row is not None and row.drain_at_start)
+        clears = given.get("drain_at_start", row is not None and row.drain_at_start)
         return ReservationInput(name, pool, nodes, projects, begin, end, reason, clears)
 
     def _pool(self, given: dict[str, Any], row: Reservation | None) -> NodePool:
@@ -116,7 +116,7 @@ class ReservationsView(BaseReservationView):
         tag="cluster",
         scope=Scope.READ,
         query=ReservationsQuery,
-        response=list_schema(shapes.Reservation),
+        response=list_schema(representations.Reservation),
     )
     def get(self, request: Request) -> HttpResponse:
         """The newest first; with who is still in the way."""
@@ -125,7 +125,7 @@ class ReservationsView(BaseReservationView):
             rows = filter_by_phase(rows, ReservationPhase(self.query["phase"]))
         found: list[Reservation] = []
         page = cursors.paginate(request, rows, NEWEST, self.query, found.append)
-        items = [shapes.reservation(each) for each in reservation_views(self.user, found)]
+        items = [representations.reservation(each) for each in reservation_views(self.user, found)]
         return self.json_response({**page, "items": items})
 
     @operation(
@@ -134,13 +134,13 @@ class ReservationsView(BaseReservationView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=ReservationBody,
-        response=shapes.Reservation,
+        response=representations.Reservation,
         status=201,
         idempotent=True,
         error_statuses=[404, 409],
         detail="Jobs of others start there only if their time limit ends before it begins. Who stands there stays, "
         "unless it `clears`. "
-        "Refused with `reserved_already` when another reservation keeps one of the nodes at that time.",
+        "Refused with `already_reserved` when another reservation keeps one of the nodes at that time.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The new reservation."""
@@ -157,13 +157,13 @@ class ReservationDetailView(BaseReservationView):
         "Get a reservation",
         tag="cluster",
         scope=Scope.READ,
-        response=shapes.Reservation,
+        response=representations.Reservation,
         error_statuses=[404],
     )
     def get(self, request: Request, reservation: str) -> HttpResponse:
         """With its ETag."""
         row = get_reservation(self.user, reservation)
-        return self.json_response(self.serialize(row), headers={"ETag": shapes.etag_of(row)})
+        return self.json_response(self.serialize(row), headers={"ETag": representations.etag_of(row)})
 
     @operation(
         "reservations_change",
@@ -172,7 +172,7 @@ class ReservationDetailView(BaseReservationView):
         scope=Scope.ADMIN,
         body=ReservationBody,
         partial=True,
-        response=shapes.Reservation,
+        response=representations.Reservation,
         if_match=True,
         error_statuses=[404, 409],
         detail="Only what is named changes. The begin of one that has begun stays.",
@@ -181,13 +181,13 @@ class ReservationDetailView(BaseReservationView):
         """The reservation as it stands then."""
         require_admin(self.user, "reserve nodes")  # before anything is looked up
         row = get_reservation(self.user, reservation)
-        if not self.if_match(shapes.etag_of(row)):
+        if not self.if_match(representations.etag_of(row)):
             raise PreconditionFailed(
                 "Somebody else changed this reservation while you were editing it.",
                 details={"current": self.serialize(row)},
             )
         saved = do_save_reservation(self.user, self.build_input(row), row, version=row.version)
-        return self.json_response(self.serialize(saved), headers={"ETag": shapes.etag_of(saved)})
+        return self.json_response(self.serialize(saved), headers={"ETag": representations.etag_of(saved)})
 
     @operation(
         "reservations_cancel",
@@ -215,7 +215,7 @@ class ReservationRestoreView(BaseReservationView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=EmptyBody,
-        response=shapes.Reservation,
+        response=representations.Reservation,
         idempotent=True,
         error_statuses=[404, 409],
     )

@@ -14,7 +14,7 @@ from portal.api import cursors
 from portal.api.bodies import EmptyBody
 from portal.api.cursors import OLDEST
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import cluster as shapes
+from portal.api.shapes import cluster as representations
 from portal.api.shapes.words import Reference, UserReference, reference, user_reference, timestamp
 from portal.errors import NotFound
 from portal.models import OrphanContainer as Row
@@ -28,9 +28,9 @@ _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 class UnreconciledNodeDetail(Reference):
     """A node that was not compared with the record yet."""
 
-    state = serializers.ChoiceField(shapes.NODE_STATES)
+    state = serializers.ChoiceField(representations.NODE_STATES)
     reachable = serializers.BooleanField()
-    why = serializers.CharField(help_text="What is missing, as a sentence.")
+    message = serializers.CharField(help_text="What is missing, as a message.")
     containers = serializers.IntegerField(help_text="Unknown containers there.")
     undecided = serializers.IntegerField(help_text="Of these, those that wait for a decision.")
 
@@ -38,7 +38,7 @@ class UnreconciledNodeDetail(Reference):
 class RecoveryStatus(serializers.Serializer[Any]):
     """Where the portal stands after a restore."""
 
-    adopting = serializers.BooleanField(help_text="true: nothing starts yet.")
+    recovery_mode = serializers.BooleanField(help_text="true: nothing starts yet.")
     nodes = UnreconciledNodeDetail(many=True, help_text="Nodes to be compared or fenced; empty: none.")
 
 
@@ -64,9 +64,9 @@ class OrphanContainer(serializers.Serializer[Any]):
     gpus = ContainerGpu(many=True)
     started_at = serializers.DateTimeField(allow_null=True)
     first_seen_at = serializers.DateTimeField()
-    wanted = serializers.ChoiceField(["", "stop", "keep"], help_text="Blank: nobody has decided.")
+    decision = serializers.ChoiceField(["", "stop", "keep"], help_text="Blank: nobody has decided.")
     decided_at = serializers.DateTimeField(allow_null=True)
-    gone_at = serializers.DateTimeField(allow_null=True, help_text="Its node proved that it lives no more.")
+    removed_at = serializers.DateTimeField(allow_null=True, help_text="Its node proved that it lives no more.")
 
 
 def serialize_containers(rows: list[Row]) -> list[dict[str, Any]]:
@@ -85,9 +85,9 @@ def serialize_containers(rows: list[Row]) -> list[dict[str, Any]]:
             "gpus": held.row.gpus,
             "started_at": timestamp(held.row.started_at),
             "first_seen_at": timestamp(held.row.first_seen_at),
-            "wanted": held.row.decision,
+            "decision": held.row.decision,
             "decided_at": timestamp(held.row.decided_at),
-            "gone_at": timestamp(held.row.gone_at),
+            "removed_at": timestamp(held.row.removed_at),
         }
         for held in orphan_views(rows)
     ]
@@ -99,7 +99,7 @@ def _serialize_node(left: UnreconciledNode) -> dict[str, Any]:
         "name": left.node.name,
         "state": left.node.state,
         "reachable": left.node.reachable,
-        "why": left.reason,
+        "message": left.reason,
         "containers": len(left.containers),
         "undecided": left.undecided,
     }
@@ -110,7 +110,7 @@ class RecoveryView(ApiView):
     """Where the portal stands after a restore."""
 
     @operation(
-        "restored_get",
+        "recovery_get",
         "What is missing after a restore",
         tag="cluster",
         scope=Scope.ADMIN,
@@ -121,7 +121,7 @@ class RecoveryView(ApiView):
     def get(self, request: Request) -> HttpResponse:
         """Node by node."""
         now = recovery_status()
-        return self.json_response({"adopting": now.in_recovery, "nodes": list(map(_serialize_node, now.nodes))})
+        return self.json_response({"recovery_mode": now.in_recovery, "nodes": list(map(_serialize_node, now.nodes))})
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -129,7 +129,7 @@ class OrphanContainersView(ApiView):
     """The unknown containers."""
 
     @operation(
-        "restored_containers",
+        "recovery_containers",
         "List unknown containers",
         tag="cluster",
         scope=Scope.ADMIN,
@@ -181,10 +181,10 @@ class AdoptContainerView(BaseOrphanContainerView):
     """Keeping."""
 
     @_decision(
-        "restored_keep",
+        "recovery_adopt",
         "Keep an unknown container",
         "It runs on as an attempt of its job, or as a stub job of the owner and project on its labels, else of "
-        "you; the other ranks of its attempt with it. Refused with `gpu_taken`, `job_runs`, `job_ended` or "
+        "you; the other ranks of its attempt with it. Refused with `gpu_taken`, `job_running`, `job_ended` or "
         "`attempt_ended` where the record stands against it.",
     )
     def post(self, request: Request, container: str) -> HttpResponse:
@@ -197,9 +197,9 @@ class StopContainerView(BaseOrphanContainerView):
     """Stopping."""
 
     @_decision(
-        "restored_stop",
+        "recovery_stop",
         "Stop an unknown container",
-        "Its whole attempt is forbidden for ever and asked to end; `gone_at` is set once its node proves it.",
+        "Its whole attempt is forbidden for ever and asked to end; `removed_at` is set once its node proves it.",
     )
     def post(self, request: Request, container: str) -> HttpResponse:
         """The container, being stopped."""

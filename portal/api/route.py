@@ -43,7 +43,7 @@ _Row = TypeVar("_Row", bound=Model)
 
 
 class Problem(serializers.Serializer[Any]):
-    """RFC 9457 problem details; ``code`` is stable, ``detail`` is a sentence for people."""
+    """RFC 9457 problem details; ``code`` is stable, ``detail`` is a message for people."""
 
     type = serializers.CharField()
     title = serializers.CharField()
@@ -53,9 +53,9 @@ class Problem(serializers.Serializer[Any]):
     errors = serializers.ListField(  # type: ignore[assignment]
         child=serializers.DictField(child=serializers.CharField()),
         required=False,
-        help_text="One entry per wrong field: field, code, sentence.",
+        help_text="One entry per wrong field: field, code, message.",
     )
-    facts = serializers.DictField(
+    details = serializers.DictField(
         required=False, help_text="Numbers and nearest requests behind the refusal."
     )
 
@@ -214,7 +214,7 @@ class ApiView(APIView):
         """Whether the request is based on what stands; PreconditionNeeded when it does not say."""
         given = self.request.headers.get("If-Match")
         if not given:
-            raise PreconditionRequired("Send the ETag you read as If-Match.", code="if_match_needed")
+            raise PreconditionRequired("Send the ETag you read as If-Match.", code="if_match_required")
         return given.strip() == "*" or etag in re.findall(r'"[^"]*"', given)
 
     def idempotent_response(
@@ -340,11 +340,11 @@ def status_description(code: int) -> str:
         404: "Not there, or not for you to know of.",
         405: "The route does not know this method.",
         409: "The object is in a state in which this cannot be done.",
-        412: "Somebody changed it since it was read; `facts.current` is what stands now.",
+        412: "Somebody changed it since it was read; `details.current` is what stands now.",
         413: "The body is too large.",
         415: "The body must be application/json.",
         422: "The request has the described shape, but it names something that does not exist, contradicts itself, "
-        "or could never be done on this cluster; `facts` may hold the nearest request that could.",
+        "or could never be done on this cluster; `details` may hold the nearest request that could.",
         428: "If-Match is missing.",
         429: "Too many requests; see Retry-After.",
         503: "Something this needs does not answer; see Retry-After.",

@@ -26,7 +26,7 @@ class SchedulingCycle(serializers.Serializer[Any]):
     """A cycle that decided something."""
 
     started_at = serializers.DateTimeField()
-    woken_by = serializers.CharField()
+    trigger = serializers.CharField()
     snapshot_ms = serializers.FloatField()
     decide_ms = serializers.FloatField()
     commit_ms = serializers.FloatField()
@@ -43,7 +43,7 @@ class ForecastAccuracy(serializers.Serializer[Any]):
 
     days = serializers.IntegerField()
     scored = serializers.IntegerField()
-    inside = serializers.IntegerField()
+    covered = serializers.IntegerField()
     coverage = serializers.FloatField(allow_null=True, help_text="The part that held; 0.8 is meant.")
     mean_score_s = serializers.FloatField(
         allow_null=True, help_text="Mean interval score (Winkler, alpha 0.2), seconds; less is better."
@@ -53,10 +53,10 @@ class ForecastAccuracy(serializers.Serializer[Any]):
 class SchedulerStatus(serializers.Serializer[Any]):
     """How the scheduler does."""
 
-    alarm = serializers.CharField(
+    alert = serializers.CharField(
         allow_blank=True, help_text="Why nothing is started, in full for administrators; blank: it works."
     )
-    alarm_at = serializers.DateTimeField(allow_null=True)
+    alert_since = serializers.DateTimeField(allow_null=True)
     last_cycle = SchedulingCycle(allow_null=True)
     forecasts = ForecastAccuracy()
 
@@ -67,11 +67,11 @@ class FailedSchedulingCycle(serializers.Serializer[Any]):
     id = serializers.CharField()
     first_at = serializers.DateTimeField()
     last_at = serializers.DateTimeField()
-    times = serializers.IntegerField(help_text="Cycles that failed alike, one after the other.")
+    repeat_count = serializers.IntegerField(help_text="Cycles that failed alike, one after the other.")
     kind = serializers.ChoiceField(["snapshot", "policy", "fault"])
     field = serializers.CharField(allow_blank=True, help_text="What of the snapshot or policy is wrong.")
-    sentence = serializers.CharField()
-    woken_by = serializers.CharField(allow_blank=True)
+    message = serializers.CharField()
+    trigger = serializers.CharField(allow_blank=True)
     size_bytes = serializers.IntegerField(help_text="0: it could not be saved.")
 
 
@@ -79,7 +79,7 @@ def serialize_cycle(row: Cycle) -> dict[str, Any]:
     """A cycle as JSON."""
     return {
         "started_at": timestamp(row.started_at),
-        "woken_by": row.woken_by,
+        "trigger": row.trigger,
         "snapshot_ms": row.snapshot_ms,
         "decide_ms": row.decide_ms,
         "commit_ms": row.commit_ms,
@@ -98,11 +98,11 @@ def serialize_failed_cycle(row: FailedCycle) -> dict[str, Any]:
         "id": row.public_id,
         "first_at": timestamp(row.first_at),
         "last_at": timestamp(row.last_at),
-        "times": row.repeat_count,
+        "repeat_count": row.repeat_count,
         "kind": row.kind,
         "field": row.field,
-        "sentence": row.message,
-        "woken_by": row.woken_by,
+        "message": row.message,
+        "trigger": row.trigger,
         "size_bytes": row.size_bytes,
     }
 
@@ -119,13 +119,13 @@ class SchedulerView(ApiView):
         now, forecasts = scheduler_health(), forecast_accuracy()
         return self.json_response(
             {
-                "alarm": now.alarm.scheduler_alert if self.user.is_admin or not now.alarm.scheduler_alert else STOPPED_MESSAGE,
-                "alarm_at": timestamp(now.alarm.alarm_at),
+                "alert": now.alarm.scheduler_alert if self.user.is_admin or not now.alarm.scheduler_alert else STOPPED_MESSAGE,
+                "alert_since": timestamp(now.alarm.scheduler_alert_at),
                 "last_cycle": serialize_cycle(now.last_cycle) if now.last_cycle else None,
                 "forecasts": {
                     "days": forecasts.days,
                     "scored": forecasts.scored,
-                    "inside": forecasts.covered,
+                    "covered": forecasts.covered,
                     "coverage": forecasts.coverage,
                     "mean_score_s": forecasts.mean_score_s,
                 },
@@ -138,7 +138,7 @@ class FailedCyclesView(ApiView):
     """Cycles that decided nothing."""
 
     @operation(
-        "failed_cycles",
+        "failed_cycles_list",
         "List failed cycles",
         tag="scheduler",
         scope=Scope.ADMIN,

@@ -9,7 +9,7 @@ from portal.access import AccessPolicy, Permission, access_policy, require_permi
 from portal.api.bodies import StrictSerializer, StrictCharField
 from portal.api.cursors import Order
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import secrets as shapes
+from portal.api.shapes import secrets as representations
 from portal.selectors.projects import get_project
 from portal.services.secrets import do_delete_secret, do_save_secret
 from portal.services.tokens import Scope
@@ -32,11 +32,11 @@ class SecretsView(ApiView):
         tag="people",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(shapes.Secret),
+        response=list_schema(representations.Secret),
     )
     def get(self, request: Request) -> HttpResponse:
         """By name, without values."""
-        return self.paginated_response(visible_secrets(self.user).filter(owner=self.user), shapes.secret, Order("name"))
+        return self.paginated_response(visible_secrets(self.user).filter(owner=self.user), representations.secret, Order("name"))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -49,13 +49,13 @@ class SecretView(ApiView):
         tag="people",
         scope=Scope.ADMIN,
         body=SecretValueBody,
-        response=shapes.Secret,
+        response=representations.Secret,
         detail="Over the one of that name, if there is one. Jobs get the new value with their next attempt.",
     )
     def put(self, request: Request, secret: str) -> HttpResponse:
         """The secret, without its value."""
         return self.json_response(
-            shapes.secret(do_save_secret(self.user, self.user, secret, self.body["value"]))
+            representations.secret(do_save_secret(self.user, self.user, secret, self.body["value"]))
         )
 
     @operation(
@@ -83,14 +83,14 @@ class ProjectSecretsView(ApiView):
         tag="projects",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(shapes.Secret),
+        response=list_schema(representations.Secret),
         error_statuses=[403, 404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
         """By name, without values; for those who may run jobs in it."""
         row = get_project(self.user, project)
         require_permission(self.user, Permission.SUBMIT, row)
-        return self.paginated_response(visible_secrets(self.user).filter(project=row), shapes.secret, Order("name"))
+        return self.paginated_response(visible_secrets(self.user).filter(project=row), representations.secret, Order("name"))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -103,14 +103,14 @@ class ProjectSecretView(ApiView):
         tag="projects",
         scope=Scope.PROJECTS,
         body=SecretValueBody,
-        response=shapes.Secret,
+        response=representations.Secret,
         error_statuses=[404],
         detail="Managers write it; every job of the project may name it.",
     )
     def put(self, request: Request, project: str, secret: str) -> HttpResponse:
         """The secret, without its value."""
         row = get_project(self.user, project)
-        return self.json_response(shapes.secret(do_save_secret(self.user, row, secret, self.body["value"])))
+        return self.json_response(representations.secret(do_save_secret(self.user, row, secret, self.body["value"])))
 
     @operation(
         "project_secrets_remove",

@@ -12,7 +12,7 @@ from portal.access import AccessPolicy, access_policy
 from portal.api.bodies import StrictSerializer, QueryBooleanField, StrictCharField, StrictIntegerField
 from portal.api.cursors import NEWEST
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import jobs as shapes
+from portal.api.shapes import jobs as representations
 from portal.models import TimeLimitExtension
 from portal.selectors.jobs import get_job, visible_job_ids
 from portal.selectors.time_limits import get_extension, list_extensions
@@ -24,7 +24,7 @@ from portal.services.tokens import Scope
 class ExtensionRequestBody(StrictSerializer):
     """More time."""
 
-    more_s = StrictIntegerField(min_value=MIN_EXTENSION_S, max_value=MAX_TIME_LIMIT_S)
+    extra_s = StrictIntegerField(min_value=MIN_EXTENSION_S, max_value=MAX_TIME_LIMIT_S)
     reason = StrictCharField(required=False, allow_blank=True, default="", max_length=500)
 
 
@@ -51,7 +51,7 @@ class BaseExtensionView(ApiView):
     def serialize(self, row: TimeLimitExtension) -> dict[str, Any]:
         """A request; delayed jobs are named only to those who may see them."""
         seen = visible_job_ids(self.user, [each["job"] for each in row.delays])
-        return shapes.extension_detail(row, seen)
+        return representations.extension_detail(row, seen)
 
     def decision_response(self, public_id: str, *, grant: bool) -> HttpResponse:
         """The request, decided."""
@@ -72,7 +72,7 @@ class JobExtendView(BaseExtensionView):
         scope=Scope.JOBS,
         scope_by_job_kind=True,
         body=ExtensionRequestBody,
-        response=shapes.ExtensionDetail,
+        response=representations.ExtensionDetail,
         rate=throttle.JOB_SUBMITS,
         error_statuses=[404, 409],
         detail="Granted at once when the scheduler says that it delays nobody, counted as if the job used all of it. "
@@ -83,7 +83,7 @@ class JobExtendView(BaseExtensionView):
         """The request: granted, or waiting."""
         row = get_job(self.user, job)
         self.require_scope_of(row)
-        asked = do_request_extension(self.user, row, self.body["more_s"], self.body["reason"])
+        asked = do_request_extension(self.user, row, self.body["extra_s"], self.body["reason"])
         return self.json_response(self.serialize(get_extension(self.user, asked.public_id)))
 
 
@@ -97,12 +97,12 @@ class ExtensionsView(BaseExtensionView):
         tag="jobs",
         scope=Scope.READ,
         query=ExtensionsQuery,
-        response=list_schema(shapes.ExtensionSummary),
+        response=list_schema(representations.ExtensionSummary),
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first."""
         rows = list_extensions(self.user, pending_only=self.query["waiting"])
-        return self.paginated_response(rows, shapes.extension_summary, NEWEST)
+        return self.paginated_response(rows, representations.extension_summary, NEWEST)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -114,7 +114,7 @@ class ExtensionView(BaseExtensionView):
         "Get a request for more time",
         tag="jobs",
         scope=Scope.READ,
-        response=shapes.ExtensionDetail,
+        response=representations.ExtensionDetail,
         error_statuses=[404],
     )
     def get(self, request: Request, extension: str) -> HttpResponse:
@@ -125,10 +125,10 @@ class ExtensionView(BaseExtensionView):
 _DECIDE: dict[str, Any] = {
     "tag": "jobs",
     "scope": Scope.JOBS,
-    "by_kind": True,
+    "scope_by_job_kind": True,
     "body": ExtensionDecisionBody,
-    "answer": shapes.ExtensionDetail,
-    "refusals": [404, 409],
+    "response": representations.ExtensionDetail,
+    "error_statuses": [404, 409],
 }
 
 

@@ -13,7 +13,7 @@ from portal.access import AccessPolicy, access_policy
 from portal.api.bodies import StrictSerializer, NameField, StrictCharField
 from portal.api.cursors import Order
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import cluster as shapes
+from portal.api.shapes import cluster as representations
 from portal.models import Topology
 from portal.selectors.topologies import labelled_node_counter, list_topologies, get_topology
 from portal.services.tokens import Scope
@@ -51,7 +51,7 @@ class TopologiesView(ApiView):
         tag="cluster",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(shapes.Topology),
+        response=list_schema(representations.Topology),
     )
     def get(self, request: Request) -> HttpResponse:
         """By name, each with how many nodes it places."""
@@ -59,7 +59,7 @@ class TopologiesView(ApiView):
 
         def one(row: Model) -> dict[str, Any]:
             assert isinstance(row, Topology)  # noqa: S101
-            return shapes.topology(row, labelled(row))
+            return representations.topology(row, labelled(row))
 
         return self.paginated_response(list_topologies(self.user), one, Order("name"))
 
@@ -69,7 +69,7 @@ class TopologiesView(ApiView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=TopologyBody,
-        response=shapes.Topology,
+        response=representations.Topology,
         status=201,
         idempotent=True,
     )
@@ -80,7 +80,7 @@ class TopologiesView(ApiView):
             row = do_save_topology(
                 self.user, self.body["name"], self.body["levels"], reason=self.body["reason"]
             )
-            return shapes.topology(row, labelled_node_counter(self.user)(row))
+            return representations.topology(row, labelled_node_counter(self.user)(row))
 
         return self.idempotent_response(work)
 
@@ -94,13 +94,13 @@ class TopologyView(ApiView):
         "Get a topology",
         tag="cluster",
         scope=Scope.READ,
-        response=shapes.Topology,
+        response=representations.Topology,
         error_statuses=[404],
     )
     def get(self, request: Request, topology: str) -> HttpResponse:
         """By id or name."""
         row = get_topology(self.user, topology)
-        return self.json_response(shapes.topology(row, labelled_node_counter(self.user)(row)))
+        return self.json_response(representations.topology(row, labelled_node_counter(self.user)(row)))
 
     @operation(
         "topologies_put",
@@ -108,7 +108,7 @@ class TopologyView(ApiView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=LevelsBody,
-        response=shapes.Topology,
+        response=representations.Topology,
         error_statuses=[404],
         detail="What runs stays where it is. A waiting job that asks for a level which is gone can never start.",
     )
@@ -116,7 +116,7 @@ class TopologyView(ApiView):
         """The topology with these levels."""
         row = get_topology(self.user, topology)
         saved = do_save_topology(self.user, row.name, self.body["levels"], row, reason=self.body["reason"])
-        return self.json_response(shapes.topology(saved, labelled_node_counter(self.user)(saved)))
+        return self.json_response(representations.topology(saved, labelled_node_counter(self.user)(saved)))
 
     @operation(
         "topologies_remove",

@@ -47,7 +47,7 @@ V1: list[URLPattern | URLResolver] = [
     path("projects/", projects.ProjectsView.as_view()),
     path("projects/<slug:project>/", projects.ProjectView.as_view()),
     path("projects/<slug:project>/members/", projects.MembersView.as_view()),
-    path("projects/<slug:project>/members/<slug:person>/", projects.MemberView.as_view()),
+    path("projects/<slug:project>/members/<slug:user>/", projects.MemberView.as_view()),
     path("projects/<slug:project>/quotas/", quotas.ProjectQuotasView.as_view()),
     path("projects/<slug:project>/quotas/<slug:pool>/", quotas.ProjectQuotaView.as_view()),
     path("projects/<slug:project>/secrets/", secrets.ProjectSecretsView.as_view()),
@@ -58,20 +58,20 @@ V1: list[URLPattern | URLResolver] = [
     path("quotas/<slug:quota>/", quotas.QuotaView.as_view()),
     path("quotas/<slug:quota>/changes/", quotas.QuotaChangesView.as_view()),
     path("quotas/<slug:quota>/undo/", quotas.QuotaUndoView.as_view()),
-    path("jobs/", jobs.JobsView.as_view()),
+    path("jobs/preview/", asking.JobPreviewView.as_view()), path("jobs/", jobs.JobsView.as_view()),
     path("jobs/<slug:job>/", jobs.JobView.as_view()),
     path("jobs/<slug:job>/cancel/", jobs.JobCancelView.as_view()),
     path("jobs/<slug:job>/hold/", jobs.JobHoldView.as_view()),
     path("jobs/<slug:job>/release/", jobs.JobReleaseView.as_view()),
     path("jobs/<slug:job>/suspend/", jobs.JobSuspendView.as_view()),
     path("jobs/<slug:job>/resume/", jobs.JobResumeView.as_view()),
-    path("jobs/<slug:job>/start-again/", jobs.JobResubmitView.as_view()),
+    path("jobs/<slug:job>/resubmit/", jobs.JobResubmitView.as_view()),
     path("jobs/<slug:job>/extend/", time_limits.JobExtendView.as_view()),
     path("jobs/<slug:job>/snooze/", idle.JobSnoozeView.as_view()),
     path("jobs/<slug:job>/signal/", sent_signals.JobSignalView.as_view()),
-    path("jobs/<slug:job>/excuse/", idle.JobIdleExemptionView.as_view()),
-    path("excuses/", idle.IdleExemptionsView.as_view()),
-    path("excuses/<slug:excuse>/cut/", idle.IdleExemptionRevokeView.as_view()),
+    path("jobs/<slug:job>/idle-exemption/", idle.JobIdleExemptionView.as_view()),
+    path("idle-exemptions/", idle.IdleExemptionsView.as_view()),
+    path("idle-exemptions/<slug:exemption>/revoke/", idle.IdleExemptionRevokeView.as_view()),
     path("extensions/", time_limits.ExtensionsView.as_view()),
     path("extensions/<slug:extension>/", time_limits.ExtensionView.as_view()),
     path("extensions/<slug:extension>/grant/", time_limits.ExtensionGrantView.as_view()),
@@ -84,9 +84,9 @@ V1: list[URLPattern | URLResolver] = [
     path("workspaces/<slug:workspace>/", workspaces.WorkspaceView.as_view()),
     path("workspaces/<slug:workspace>/open/", workspaces.WorkspaceOpenView.as_view()),
     path("workspaces/<slug:workspace>/stop/", workspaces.WorkspaceStopView.as_view()),
-    path("workspaces/<slug:workspace>/start-again/", workspaces.WorkspaceResubmitView.as_view()),
+    path("workspaces/<slug:workspace>/resubmit/", workspaces.WorkspaceResubmitView.as_view()),
     path("queue/", queue.QueueView.as_view()),
-    path("ask/", asking.JobPreviewView.as_view()),
+    
     path("pools/", cluster.PoolsView.as_view()),
     path("pools/<slug:pool>/", cluster.PoolView.as_view()),
     path("pools/<slug:pool>/network/", node_network.PoolNetworkView.as_view()),
@@ -100,16 +100,16 @@ V1: list[URLPattern | URLResolver] = [
     path("nodes/<slug:node>/drain/", node_acts.NodeDrainView.as_view()),
     path("nodes/<slug:node>/retire/", node_acts.NodeRetireView.as_view()),
     path("nodes/<slug:node>/fence/", node_acts.NodeFenceView.as_view()),
-    path("nodes/<slug:node>/trust/", node_acts.NodeClearQuarantineView.as_view()),
+    path("nodes/<slug:node>/clear-quarantine/", node_acts.NodeClearQuarantineView.as_view()),
     path("nodes/<slug:node>/labels/", node_acts.NodeLabelsView.as_view()),
     path("nodes/<slug:node>/interface/", node_network.NodeInterfaceView.as_view()),
     path("nodes/<slug:node>/test/", node_acts.NodeTestView.as_view()),
     path("nodes/<slug:node>/upgrade/", node_acts.NodeUpgradeView.as_view()),
-    path("nodes/<slug:node>/preflight/", node_acts.NodeCheckView.as_view()),
+    path("nodes/<slug:node>/check/", node_acts.NodeCheckView.as_view()),
     path("nodes/<slug:node>/gc/", node_acts.NodeGcView.as_view()),
     path("rollouts/", node_acts.AgentRolloutsView.as_view()),
     path("rollouts/<slug:rollout>/", node_acts.AgentRolloutView.as_view()),
-    path("nodes/<slug:node>/checks/<slug:check>/", node_acts.NodeOperationView.as_view()),
+    path("nodes/<slug:node>/operations/<slug:operation_id>/", node_acts.NodeOperationView.as_view()),
     path("reservations/", reservations.ReservationsView.as_view()),
     path("reservations/<slug:reservation>/", reservations.ReservationDetailView.as_view()),
     path("reservations/<slug:reservation>/restore/", reservations.ReservationRestoreView.as_view()),
@@ -119,20 +119,20 @@ V1: list[URLPattern | URLResolver] = [
     path("topologies/<slug:topology>/", topologies.TopologyView.as_view()),
     path("volumes/", volumes.VolumesView.as_view()),
     path("volumes/<slug:volume>/", volumes.VolumeView.as_view()),
-    path("restored/", restored.RecoveryView.as_view()),
-    path("restored/containers/", restored.OrphanContainersView.as_view()),
-    path("restored/containers/<slug:container>/keep/", restored.AdoptContainerView.as_view()),
-    path("restored/containers/<slug:container>/stop/", restored.StopContainerView.as_view()),
+    path("recovery/", restored.RecoveryView.as_view()),
+    path("recovery/containers/", restored.OrphanContainersView.as_view()),
+    path("recovery/containers/<slug:container>/adopt/", restored.AdoptContainerView.as_view()),
+    path("recovery/containers/<slug:container>/stop/", restored.StopContainerView.as_view()),
     path("scheduler/", scheduler.SchedulerView.as_view()),
-    path("scheduler/failed/", scheduler.FailedCyclesView.as_view()),
-    path("scheduler/failed/<slug:cycle>/", scheduler.FailedCycleView.as_view()),
-    path("alarms/", alarms.AlertsView.as_view()),
-    path("alarms/<slug:alarm>/acknowledge/", alarms.AlertAcknowledgeView.as_view()),
+    path("scheduler/failed-cycles/", scheduler.FailedCyclesView.as_view()),
+    path("scheduler/failed-cycles/<slug:cycle>/", scheduler.FailedCycleView.as_view()),
+    path("alerts/", alarms.AlertsView.as_view()),
+    path("alerts/<slug:alert>/acknowledge/", alarms.AlertAcknowledgeView.as_view()),
     path("scheduler/invalid-rows/", alarms.InvalidRowsView.as_view()),
     path("scheduler/invalid-rows/<slug:row>/acknowledge/", alarms.InvalidRowAcknowledgeView.as_view()),
     path("gpus/", cluster.GpusView.as_view()),
     path("gpus/<slug:uuid>/", cluster.GpuView.as_view()),
-    path("gpus/<slug:uuid>/give-back/", node_acts.GpuReturnToServiceView.as_view()),
+    path("gpus/<slug:uuid>/return-to-service/", node_acts.GpuReturnToServiceView.as_view()),
     path("environments/", cluster.EnvironmentsView.as_view()),
     path("environments/<slug:environment>/", cluster.EnvironmentView.as_view()),
     path("environments/<slug:environment>/check-tag/", environments.CheckTagView.as_view()),
@@ -147,14 +147,14 @@ V1: list[URLPattern | URLResolver] = [
 @csrf_exempt
 def api_not_found(request: HttpRequest) -> HttpResponse:
     """Every other address below /api/: a problem, never a page."""
-    sentence = problems.MESSAGES[404]
+    message = problems.MESSAGES[404]
     if not request.path.endswith("/"):
         try:
             if resolve(request.path + "/").func is not api_not_found:
-                sentence = f"Addresses end with a slash: {request.path}/"
+                message = f"Addresses end with a slash: {request.path}/"
         except Resolver404:
             pass
-    return problems.problem_response(404, problems.CODES[404], sentence)
+    return problems.problem_response(404, problems.CODES[404], message)
 
 
 urlpatterns: list[URLPattern | URLResolver] = [

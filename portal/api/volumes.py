@@ -14,7 +14,7 @@ from portal.api.bodies import StrictSerializer, NameField, StrictCharField, Stri
 from portal.api.cursors import Order
 from portal.api.job_choice import AffectedJobsFields, parse_job_choice
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import volumes as shapes
+from portal.api.shapes import volumes as representations
 from portal.errors import InvalidRequest
 from portal.models import NodePool
 from portal.selectors.volumes import get_rows_by_key, get_volume, list_volumes
@@ -26,7 +26,7 @@ from portal.words.volumes import VolumeScope, VolumeKind
 class VolumeFields(StrictSerializer):
     """What can be changed of a volume; what is left out is nothing."""
 
-    reach = serializers.ChoiceField([reach.value for reach in VolumeScope], required=False, default="node")
+    scope = serializers.ChoiceField([reach.value for reach in VolumeScope], required=False, default="node")
     path = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
     description = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
     read_only = StrictBooleanField(required=False, default=False)  # type: ignore[assignment]
@@ -57,7 +57,7 @@ class _BaseVolumeView(ApiView):
         return VolumeInput(
             name=name,
             kind=VolumeKind(kind),
-            scope=VolumeScope(body["reach"]),
+            scope=VolumeScope(body["scope"]),
             path=body["path"],
             description=body["description"],
             read_only=body["read_only"],
@@ -85,11 +85,11 @@ class VolumesView(_BaseVolumeView):
         tag="cluster",
         scope=Scope.READ,
         query=ListQuery,
-        response=list_schema(shapes.Volume),
+        response=list_schema(representations.Volume),
     )
     def get(self, request: Request) -> HttpResponse:
         """By name."""
-        return self.paginated_response(list_volumes(self.user), shapes.volume, Order("name"))
+        return self.paginated_response(list_volumes(self.user), representations.volume, Order("name"))
 
     @operation(
         "volumes_create",
@@ -97,17 +97,17 @@ class VolumesView(_BaseVolumeView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=VolumeBody,
-        response=shapes.Volume,
+        response=representations.Volume,
         status=201,
         idempotent=True,
-        detail="A node shows only what its own settings lend (`path_roots`).",
+        detail="A node shows only what its own settings lend (`allowed_mount_roots`).",
     )
     def post(self, request: Request) -> HttpResponse:
         """The new volume."""
 
         def work() -> dict[str, Any]:
             words = self.build_input(self.body["name"], self.body["kind"])
-            return shapes.volume(do_save_volume(self.user, words, reason=self.body["reason"]))
+            return representations.volume(do_save_volume(self.user, words, reason=self.body["reason"]))
 
         return self.idempotent_response(work)
 
@@ -121,12 +121,12 @@ class VolumeView(_BaseVolumeView):
         "Get a volume",
         tag="cluster",
         scope=Scope.READ,
-        response=shapes.Volume,
+        response=representations.Volume,
         error_statuses=[404],
     )
     def get(self, request: Request, volume: str) -> HttpResponse:
         """By id or name."""
-        return self.json_response(shapes.volume(get_volume(self.user, volume)))
+        return self.json_response(representations.volume(get_volume(self.user, volume)))
 
     @operation(
         "volumes_put",
@@ -134,7 +134,7 @@ class VolumeView(_BaseVolumeView):
         tag="cluster",
         scope=Scope.ADMIN,
         body=VolumeChangeBody,
-        response=shapes.Volume,
+        response=representations.Volume,
         error_statuses=[404],
         detail="Name and kind stay. What runs keeps what it was started with. Jobs of projects that it is closed to "
         "are held, or cancelled or stopped, as `queued_jobs` and `running_jobs` say.",
@@ -146,7 +146,7 @@ class VolumeView(_BaseVolumeView):
         saved = do_save_volume(
             self.user, words, row, reason=self.body["reason"], choice=parse_job_choice(self.body)
         )
-        return self.json_response(shapes.volume(saved))
+        return self.json_response(representations.volume(saved))
 
     @operation(
         "volumes_remove",

@@ -15,7 +15,7 @@ from portal.api.bodies import QueryBooleanField, EmptyBody, StrictCharField
 from portal.api.job_bodies import WorkspaceBody, check_job_request, build_job_request
 from portal.api.jobs import ORDERS, build_filter
 from portal.api.route import ListQuery, ApiView, operation, list_schema
-from portal.api.shapes import jobs as shapes
+from portal.api.shapes import jobs as representations
 from portal.errors import NotFound
 from portal.models import Job, User
 from portal.selectors.jobs import list_workspaces
@@ -28,7 +28,7 @@ class WorkspacesQuery(ListQuery):
     """Which workspaces."""
 
     state = serializers.ListField(
-        child=serializers.ChoiceField(shapes.STATES), required=False, default=list, help_text="Repeatable."
+        child=serializers.ChoiceField(representations.STATES), required=False, default=list, help_text="Repeatable."
     )
     project = StrictCharField(required=False, default="", max_length=63, help_text="Id or name.")
     owner = StrictCharField(required=False, default="", max_length=63, help_text="Id or user name.")
@@ -48,7 +48,7 @@ def get_workspace(user: User, public_id: str) -> Job:
 
 def serialize_workspace(row: Job) -> dict[str, Any]:
     """A workspace with its address."""
-    return shapes.workspace(row, workspace_origin(row))
+    return representations.workspace(row, workspace_origin(row))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -61,7 +61,7 @@ class WorkspacesView(ApiView):
         tag="workspaces",
         scope=Scope.READ,
         query=WorkspacesQuery,
-        response=list_schema(shapes.Workspace),
+        response=list_schema(representations.Workspace),
     )
     def get(self, request: Request) -> HttpResponse:
         """Newest first unless asked otherwise."""
@@ -74,7 +74,7 @@ class WorkspacesView(ApiView):
         tag="workspaces",
         scope=Scope.WORKSPACES,
         body=WorkspaceBody,
-        response=shapes.Workspace,
+        response=representations.Workspace,
         status=201,
         rate=throttle.JOB_SUBMITS,
         idempotent=True,
@@ -98,7 +98,7 @@ class WorkspaceView(ApiView):
         "Get a workspace",
         tag="workspaces",
         scope=Scope.READ,
-        response=shapes.Workspace,
+        response=representations.Workspace,
         error_statuses=[404],
     )
     def get(self, request: Request, workspace: str) -> HttpResponse:
@@ -116,7 +116,7 @@ class WorkspaceOpenView(ApiView):
         tag="workspaces",
         scope=Scope.WORKSPACES,
         body=EmptyBody,
-        response=shapes.WorkspaceAccess,
+        response=representations.WorkspaceAccess,
         error_statuses=[404, 409],
         detail="With a session: a single-use ticket for the browser to post. A ticket is bound to a session, so a "
         "token gets the address of the page that hands a signed-in browser over. Only the owner gets in.",
@@ -142,7 +142,7 @@ class WorkspaceStopView(ApiView):
         tag="workspaces",
         scope=Scope.WORKSPACES,
         body=EmptyBody,
-        response=shapes.Workspace,
+        response=representations.Workspace,
         error_statuses=[404],
         detail="Its GPUs go back; its home stays. Repeatable.",
     )
@@ -157,12 +157,12 @@ class WorkspaceResubmitView(ApiView):
     """The same once more."""
 
     @operation(
-        "workspaces_start_again",
+        "workspaces_resubmit",
         "Start a stopped workspace again",
         tag="workspaces",
         scope=Scope.WORKSPACES,
         body=EmptyBody,
-        response=shapes.Workspace,
+        response=representations.Workspace,
         status=201,
         rate=throttle.JOB_SUBMITS,
         idempotent=True,

@@ -38,7 +38,7 @@ _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)\s*(
 
 
 class BootstrapError(Exception):
-    """The environment cannot be made; the message is a sentence for the person at the keyboard."""
+    """The environment cannot be made; the message is a message for the person at the keyboard."""
 
 
 def enter(root: Path, argv: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ FINGERPRINT_FILE = ".inputs"
 
 
 class FrontendError(Exception):
-    """The front end cannot be built; the message is a sentence, with the tool's own last lines."""
+    """The front end cannot be built; the message is a message, with the tool's own last lines."""
 
 
 def build_frontend(root: Path) -> bool:

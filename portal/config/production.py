@@ -41,7 +41,7 @@ def is_weak_key(key: str) -> bool:
 
 
 def unsafe_setting_errors(*, debug: bool, allowed_hosts: Iterable[str], redis_url: str) -> list[str]:
-    """One sentence for each setting with which nothing may be served over https."""
+    """One message for each setting with which nothing may be served over https."""
     found = []
     if debug:
         found.append("FAIRWAY_DEBUG is on: error pages would show settings and source code.")

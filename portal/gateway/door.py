@@ -114,12 +114,12 @@ class WorkspaceApp:
             )
             return
         self._activity.record_request(decision.target, scope)
-        journey = self._proxied_request(scope, job, cookie, decision.target)
+        proxied = self._proxied_request(scope, job, cookie, decision.target)
         try:
             if websocket:
-                await proxy_websocket(journey, scope)
+                await proxy_websocket(proxied, scope)
             else:
-                await proxy_http(journey, scope, receive, send)
+                await proxy_http(proxied, scope, receive, send)
         except BodyTooLargeError:
             await send_too_large(send, scope, receive, self._addresses.max_upload_bytes, secure=self._addresses.secure)
         except HandshakeRejectedError as problem:
@@ -148,22 +148,22 @@ class WorkspaceApp:
     # -- parts -------------------------------------------------------------------------------------
 
     def _proxied_request(self, scope: Scope, job: str, cookie: str, target: Target) -> ProxiedRequest:
-        places = self._addresses
+        addresses = self._addresses
         kept = rules.upstream_request_headers(scope["headers"], drop=(b"authorization",))
         host = single_header(scope["headers"], b"host") or b""
         passed = cookies.tool_headers(kept)
-        passed += rules.forwarded_headers(None, "https" if places.secure else "http", host)
+        passed += rules.forwarded_headers(None, "https" if addresses.secure else "http", host)
         passed.append((b"authorization", target.authorization.encode("ascii")))
         return ProxiedRequest(
             pool=self._upstreams.port(target.node, target.port),
             headers=passed,
             response_headers=lambda pairs: rules.tool_response_headers(
                 pairs,
-                secure=places.secure,
+                secure=addresses.secure,
                 sent=scope["headers"],
                 ports={target.port, target.tool_port},
             ),
-            max_body_bytes=places.max_upload_bytes,
+            max_body_bytes=addresses.max_upload_bytes,
             grant=ActiveGrant(job, cookie, target),
             monitor=self._monitor,
         )

@@ -69,8 +69,8 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         """Says why and closes; only closes where the answer to an earlier request is still on its way."""
         self._stop_head_timer()
         if not self._response_in_progress():
-            status, sentence = self._rejection
-            _, headers, body = build_response(status, "bad_request", "Bad request", sentence)
+            status, message = self._rejection
+            _, headers, body = build_response(status, "bad_request", "Bad request", message)
             self.transport.write(_head(status, [*headers, (b"connection", b"close")]) + body)
         self.transport.close()
 
@@ -137,9 +137,9 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         begun = cycle is not None and cycle.response_started and not cycle.response_complete
         return begun or bool(self.pipeline)
 
-    def _reject(self, status: int, sentence: str) -> None:
-        self._rejection = (status, sentence)
-        raise HeadRejectedError(sentence)
+    def _reject(self, status: int, message: str) -> None:
+        self._rejection = (status, message)
+        raise HeadRejectedError(message)
 
     def _start_head_timer(self) -> None:
         self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)

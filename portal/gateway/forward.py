@@ -77,9 +77,9 @@ async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, se
         task = asyncio.current_task()
         if task is not None:
             task.uncancel()
-        if not watch.response_started and watch.cancel_reason == "silent":
+        if not watch.response_started and watch.cancel_reason == "body_timeout":
             raise BodyTimeoutError from None
-        if not watch.response_started and watch.cancel_reason != "gone":
+        if not watch.response_started and watch.cancel_reason != "disconnected":
             raise NoResponseError(watch.cancel_reason) from None
     except (ClientDisconnectedError, IncompleteResponseError):
         pass  # the server sees an answer without its end, and closes the connection
@@ -201,9 +201,9 @@ class RequestWatchdog:
             self._main.cancel()
 
     async def _check(self) -> None:
-        journey = self._proxied
-        if journey.grant is not None and journey.monitor is not None:
-            with journey.monitor.watch(journey.grant, lambda: self._cancel("the right ended")):
+        proxied = self._proxied
+        if proxied.grant is not None and proxied.monitor is not None:
+            with proxied.monitor.watch(proxied.grant, lambda: self._cancel("the right ended")):
                 await self._wait_for_end()
         else:
             await self._wait_for_end()
@@ -219,8 +219,8 @@ class RequestWatchdog:
                 await asyncio.sleep(min(left_s, CHECK_INTERVAL_S))
             else:
                 if limit_s is not None and self._loop.time() - (body.last_received_s or self._started_s) > BODY_IDLE_TIMEOUT_S:
-                    self._cancel("silent")
+                    self._cancel("body_timeout")
                     return
                 await asyncio.sleep(CHECK_INTERVAL_S)
         await body.wait_for_disconnect()
-        self._cancel("gone")
+        self._cancel("disconnected")

@@ -16,7 +16,7 @@ WEBDAV = frozenset({"PROPFIND", "PROPPATCH", "MKCOL", "COPY", "MOVE", "LOCK", "U
 
 
 def framing_error(headers: Headers, raw_path: bytes, query: bytes) -> str | None:
-    """Why a request is refused with 400, as a sentence; None when there is only one way to read it."""
+    """Why a request is refused with 400, as a message; None when there is only one way to read it."""
     if not _TARGET.fullmatch(raw_path) or not _QUERY.fullmatch(query):
         return "The address holds characters that are not allowed in one."
     seen: set[bytes] = set()

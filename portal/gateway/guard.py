@@ -54,7 +54,7 @@ class AuthorizationMonitor:
     @property
     def active_attempts(self) -> set[int]:
         """The attempts (row numbers) to which a socket or a long request is open."""
-        return {hold.target.attempt_pk for hold in self._callbacks}
+        return {grant.target.attempt_pk for grant in self._callbacks}
 
     def close(self) -> None:
         """Stops watching."""
@@ -64,7 +64,7 @@ class AuthorizationMonitor:
     async def _run(self) -> None:
         while self._callbacks:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            await asyncio.gather(*(self._check(hold) for hold in list(self._callbacks)))
+            await asyncio.gather(*(self._check(grant) for grant in list(self._callbacks)))
 
     async def _check(self, grant: ActiveGrant) -> None:
         try:

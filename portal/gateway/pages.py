@@ -25,7 +25,7 @@ def build_response(
     status: int,
     code: str,
     title: str,
-    sentence: str,
+    message: str,
     *,
     json_wanted: bool = False,
     link: tuple[str, str] | None = None,
@@ -39,13 +39,13 @@ def build_response(
             "type": f"urn:fairway:problem:{code}",
             "title": HTTPStatus(status).phrase,
             "status": status,
-            "detail": sentence,
+            "detail": message,
             "code": code,
         }
         body = json.dumps(problem).encode()
     else:
         kind = MEDIA_TYPE
-        body = static_error_page(title, sentence, link=link, is_temporary=retry_after_s is not None).encode()
+        body = static_error_page(title, message, link=link, is_temporary=retry_after_s is not None).encode()
     headers: Headers = [
         (b"content-type", kind.encode()),
         (b"content-length", str(len(body)).encode()),
@@ -95,9 +95,9 @@ async def send_too_large(
 ) -> None:
     """Refuses a body: 413."""
     mebibytes = (max_bytes or 0) // 1024**2
-    sentence = f"It may hold at most {mebibytes} MiB. Nothing of it was kept."
+    message = f"It may hold at most {mebibytes} MiB. Nothing of it was kept."
     status, headers, body = build_response(
-        413, "too_large", "This is too large", sentence, json_wanted=wants_json(scope), secure=secure
+        413, "too_large", "This is too large", message, json_wanted=wants_json(scope), secure=secure
     )
     headers.append((b"connection", b"close"))
     await send_response(send, (status, headers, body), unread=receive)
@@ -109,7 +109,7 @@ async def send_error(
     status: int,
     code: str,
     title: str,
-    sentence: str,
+    message: str,
     *,
     link: tuple[str, str] | None = None,
     retry_after_s: int | None = None,
@@ -124,7 +124,7 @@ async def send_error(
         status,
         code,
         title,
-        sentence,
+        message,
         json_wanted=wants_json(scope),
         link=link,
         retry_after_s=retry_after_s,

@@ -17,7 +17,7 @@ from typing import Any
 from portal.gateway.wire import Headers, Message
 
 HIGH_WATER_BYTES = 256 * 1024
-WEBSOCKET_EXTENSION = "fairway.pipe"
+WEBSOCKET_EXTENSION = "fairway.websocket"
 KEEPALIVE_S = 30
 
 
@@ -140,7 +140,7 @@ def enable_keepalive(transport: asyncio.BaseTransport) -> None:
 class RawWebSocketProtocol(RelayEndpoint):
     """What uvicorn gives an upgraded connection to (its ``ws`` option): asks the application, then pipes.
 
-    The application gets a WebSocket scope whose extension ``fairway.pipe`` is this object. It answers by
+    The application gets a WebSocket scope whose extension ``fairway.websocket`` is this object. It answers by
     ``websocket.http.response``, or joins the pipe with another half.
     """
 

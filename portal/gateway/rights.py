@@ -118,8 +118,8 @@ def _attempt_access(attempt: Attempt) -> AccessDecision:
     job = attempt.job
     if (
         job.kind != JobKind.WORKSPACE.value
-        or job.desired != DesiredState.RUN.value
-        or attempt.stop_wanted_at is not None
+        or job.desired_state != DesiredState.RUN.value
+        or attempt.stop_requested_at is not None
         or attempt.state not in {AttemptState.CONFIGURING.value, AttemptState.RUNNING.value}
     ):
         return AccessDecision(AccessResult.STOPPED)

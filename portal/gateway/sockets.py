@@ -97,17 +97,17 @@ async def proxy_websocket(proxied: ProxiedRequest, scope: Scope) -> bool:
 
     Raises NoAnswer or HandshakeRefused while the handshake with the browser is still open.
     """
-    near: RawWebSocketProtocol = scope["extensions"][WEBSOCKET_EXTENSION]
+    browser: RawWebSocketProtocol = scope["extensions"][WEBSOCKET_EXTENSION]
     asked = [(name, value) for name, value in scope["headers"] if name in _REQUEST_HEADERS]
     key = next((value for name, value in asked if name == b"sec-websocket-key"), b"")
     if scope["method"] != "GET" or not key:
         raise HandshakeRejectedError(400)
-    far: _UpstreamEndpoint = await proxied.pool.connect(lambda: _UpstreamEndpoint(near))
+    upstream: _UpstreamEndpoint = await proxied.pool.connect(lambda: _UpstreamEndpoint(browser))
     try:
-        if far.transport is not None:
-            far.transport.write(build_request_head(scope, proxied.headers, extra=[*_UPGRADE, *asked]))
+        if upstream.transport is not None:
+            upstream.transport.write(build_request_head(scope, proxied.headers, extra=[*_UPGRADE, *asked]))
         try:
-            status, headers = await asyncio.wait_for(far.handshake, HANDSHAKE_TIMEOUT_S)
+            status, headers = await asyncio.wait_for(upstream.handshake, HANDSHAKE_TIMEOUT_S)
         except TimeoutError:
             raise NoResponseError("no answer to the handshake in time") from None
         if status != 101:
@@ -116,14 +116,14 @@ async def proxy_websocket(proxied: ProxiedRequest, scope: Scope) -> bool:
         wanted = base64.b64encode(hashlib.sha1(key + _MAGIC).digest())  # noqa: S324  (RFC 6455 names it)
         if (b"sec-websocket-accept", wanted) not in told:
             raise NoResponseError("the answer to the handshake is not one to this key")
-        near.upgrade([*_UPGRADE, *told])
-        near.attach(far)
-        far.attach(near)
-        return await _relay_until_end(proxied, near)
+        browser.upgrade([*_UPGRADE, *told])
+        browser.attach(upstream)
+        upstream.attach(browser)
+        return await _relay_until_end(proxied, browser)
     finally:
-        if far.handshake.done() and not far.handshake.cancelled():
-            far.handshake.exception()
-        far.close()
+        if upstream.handshake.done() and not upstream.handshake.cancelled():
+            upstream.handshake.exception()
+        upstream.close()
 
 
 async def _relay_until_end(proxied: ProxiedRequest, browser: RawWebSocketProtocol) -> bool:

@@ -57,9 +57,9 @@ def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
     if not can(row.user, Permission.ENTER, attempt.job):
         return DENIED
     if (
-        attempt.job.desired != DesiredState.RUN.value
-        or attempt.stop_wanted_at is not None
-        or task.leave_wanted_at is not None
+        attempt.job.desired_state != DesiredState.RUN.value
+        or attempt.stop_requested_at is not None
+        or task.eviction_requested_at is not None
         or attempt.state != AttemptState.RUNNING.value
         or task.state != AttemptState.RUNNING.value
     ):
@@ -111,8 +111,8 @@ class TerminalApp:
             )
             return
         if is_cross_site(scope, headers, self._addresses.portal_origin):
-            sentence = "The request came from a page of another site."
-            await self._send_error(send, scope, 403, "foreign_origin", "Refused", sentence)
+            message = "The request came from a page of another site."
+            await self._send_error(send, scope, 403, "foreign_origin", "Refused", message)
             return
         name = path.group(1).decode("ascii")
         session_key = session_id(cookies.read_cookie(headers, settings.SESSION_COOKIE_NAME.encode()))
@@ -120,35 +120,35 @@ class TerminalApp:
             decision = await self._authorizer.decide(name, session_key, max_age_s=0.0)
             target = decision.target
             if target is None or not await self._authorizer.run_in_thread(do_mark_connected, name):
-                sentence = "This terminal is not open to you, or not any more."
-                await self._send_error(send, scope, 403, "terminal_refused", "Refused", sentence)
+                message = "This terminal is not open to you, or not any more."
+                await self._send_error(send, scope, 403, "terminal_refused", "Refused", message)
                 return
         except (AuthorizationUnavailableError, DatabaseError, OSError) as problem:
             log.warning("the record could not be asked about the terminal %s: %s", name, problem)
-            sentence = "Fairway's database does not answer. Try again in a moment."
-            await self._send_error(send, scope, 503, "unavailable", "Not now", sentence, retry_after_s=5)
+            message = "Fairway's database does not answer. Try again in a moment."
+            await self._send_error(send, scope, 503, "unavailable", "Not now", message, retry_after_s=5)
             return
         await self._proxy(scope, send, name, session_key, target)
 
     async def _proxy(self, scope: Scope, send: Send, name: str, session_key: str, target: Target) -> None:
         why = "It ended, or its page was left."
         try:
-            near: RawWebSocketProtocol = scope["extensions"][WEBSOCKET_EXTENSION]
-            near.on_data = InputDetector(partial(self._on_input, target.attempt_pk, session_key)).feed
-            journey = ProxiedRequest(
+            browser: RawWebSocketProtocol = scope["extensions"][WEBSOCKET_EXTENSION]
+            browser.on_data = InputDetector(partial(self._on_input, target.attempt_pk, session_key)).feed
+            proxied = ProxiedRequest(
                 pool=self._upstreams.port(target.node, target.port),
                 headers=[(b"host", b"terminal"), (b"authorization", target.authorization.encode("ascii"))],
                 response_headers=rules.client_response_headers,
                 grant=ActiveGrant(name, session_key, target),
                 monitor=self._monitor,
             )
-            if await proxy_websocket(journey, scope):
+            if await proxy_websocket(proxied, scope):
                 why = "The right to it ended."
         except (HandshakeRejectedError, NoResponseError) as problem:
             why = "Its node did not answer."
             log.info("no way to the terminal %s on %s: %s", name, target.node.public_id, problem)
-            sentence = "Its node does not answer at the moment."
-            await self._send_error(send, scope, 502, "terminal_unreachable", "Not now", sentence)
+            message = "Its node does not answer at the moment."
+            await self._send_error(send, scope, 502, "terminal_unreachable", "Not now", message)
         finally:
             await asyncio.shield(self._record_close(name, why))
 

@@ -33,7 +33,7 @@ class PortalApp:
         self._send_error = partial(send_error, secure=secure)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        journey = ProxiedRequest(
+        proxied = ProxiedRequest(
             pool=self._upstreams.web(),
             headers=self._headers(scope),
             response_headers=rules.client_response_headers,
@@ -43,14 +43,14 @@ class PortalApp:
         websocket = scope["type"] == "websocket"
         try:
             if websocket:
-                await proxy_websocket(journey, scope)
+                await proxy_websocket(proxied, scope)
             else:
-                await proxy_http(journey, scope, receive, send)
+                await proxy_http(proxied, scope, receive, send)
         except BodyTooLargeError:
             await send_too_large(send, scope, receive, MAX_BODY_BYTES, secure=self._secure)
         except BodyTimeoutError:
-            sentence = "The rest of it did not come in time. Nothing of it was kept."
-            await self._send_error(send, scope, 408, "too_slow", "This came too slowly", sentence, close=True)
+            message = "The rest of it did not come in time. Nothing of it was kept."
+            await self._send_error(send, scope, 408, "too_slow", "This came too slowly", message, close=True)
         except HandshakeRejectedError as problem:
             await self._send_error(
                 send, scope, problem.status, "refused", "Refused", "The portal refused this connection."

@@ -21,4 +21,4 @@ class BodyTimeoutError(Exception):
 
 
 class BodyTooLargeError(Exception):
-    """The request's body is longer than the journey takes; upstream did not get all of it."""
+    """The request's body is longer than the proxied takes; upstream did not get all of it."""

@@ -264,7 +264,7 @@ class MalformedFrameCounter:
         self._reported_s: float | None = None
 
     def add(self, problem: str) -> str:
-        """Counts one more; a sentence of all since the last where it is to be told now, else blank."""
+        """Counts one more; a message of all since the last where it is to be told now, else blank."""
         self._count += 1
         now_s = time.monotonic()
         if self._reported_s is not None and now_s - self._reported_s < MALFORMED_REPORT_INTERVAL_S:

@@ -2,7 +2,7 @@
 
 From the browser: ``{"subscribe": [topic, ...]}`` and ``{"unsubscribe": [topic, ...]}``. Beside ``subscribe`` may
 stand ``"since"``, the time the page knows of, in milliseconds since 1970. To the browser:
-``{"topic", "data"}``, or ``{"topic", "error": {"code", "sentence"}}`` for a topic that is refused or was lost; and
+``{"topic", "data"}``, or ``{"topic", "error": {"code", "message"}}`` for a topic that is refused or was lost; and
 ``{"subscribed": [topic, ...]}`` once what a message asked for does arrive, without the topics refused. Before it
 comes ``{"topic", "data": {"kind": "missed"}}`` for each topic that was announced after ``since``.
 Closing codes: 4401 signed out, 4403 foreign origin, 4429 too much, 1013 try again later.
@@ -204,8 +204,8 @@ class LiveConsumer:
             text = await outbox.get()
             await send({"type": "websocket.send", "text": text})
 
-    def _send_error(self, topic: str, code: str, sentence: str) -> None:
-        self._send_buffer.put(json.dumps({"topic": topic, "error": {"code": code, "sentence": sentence}}))
+    def _send_error(self, topic: str, code: str, message: str) -> None:
+        self._send_buffer.put(json.dumps({"topic": topic, "error": {"code": code, "message": message}}))
 
     # -- rights ------------------------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ class Hub:
             if message.get("channel") is None:
                 self._deliver(message)
             elif message["channel"] == channel:
-                self._on_probe(message["of"], message["join"])
+                self._on_probe(message["probe_topic"], message["join"])
 
     async def _maintain_groups(self, layer: Any, channel: str) -> None:
         """Keeps the groups joined equal to the topics watched; ends when there are none for a while."""
@@ -172,7 +172,7 @@ class Hub:
             if now - sent < PROBE_INTERVAL_S or self._unconfirmed.get(topic) != (join, sent):
                 continue
             self._unconfirmed[topic] = (join, now)
-            proof = {"type": "fairway.frame", "topic": "", "channel": channel, "of": topic, "join": join}
+            proof = {"type": "fairway.frame", "topic": "", "channel": channel, "probe_topic": topic, "join": join}
             await layer.group_send(channel_group(topic), proof)
 
     def _on_probe(self, topic: str, join: int) -> None:

@@ -44,7 +44,7 @@ class PendingWrites:
     overuse: dict[str, GpuMemoryOveruse] = field(default_factory=dict)
     """By job."""
     malformed: str = ""
-    """How many frames could not be read, as a sentence; blank: none, or it was told a moment ago."""
+    """How many frames could not be read, as a message; blank: none, or it was told a moment ago."""
 
     def add_minute(self, node: str, start_s: int, columns: dict[str, object]) -> None:
         self.minutes.append((node, start_s, columns))

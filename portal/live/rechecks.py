@@ -108,7 +108,7 @@ class PermissionRechecker:
                     socket.on_signed_out()
                 elif now[0] != socket.user.rights_version:
                     changed.append(socket)
-            await asyncio.gather(*(socket.rights_changed() for socket in changed))
+            await asyncio.gather(*(socket.on_permissions_changed() for socket in changed))
 
 
 def _read_current_permissions(keys: Iterable[str], user_ids: Iterable[int]) -> tuple[set[str], dict[int, tuple[int, str]]]:

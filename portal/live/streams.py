@@ -19,7 +19,7 @@ HELLO_TIMEOUT_S = 10.0
 
 
 class WatchError(Exception):
-    """No stream; the message is a sentence for people."""
+    """No stream; the message is a message for people."""
 
 
 def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) -> Link:
@@ -32,12 +32,12 @@ def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) 
                 _settings_file(node),
                 cluster=node.cluster,
                 on_event=on_event,
-                hello_within_s=HELLO_TIMEOUT_S,
+                hello_timeout_s=HELLO_TIMEOUT_S,
             )
         key = Path(settings.KEY_FILES["watch"] or settings.KEY_DIR / "watch")
         target = SshTarget(host=node.host, user=node.account, host_key=node.host_key, port=node.port)
         return open_ssh(
-            target, key, "watch", cluster=node.cluster, on_event=on_event, hello_within_s=HELLO_TIMEOUT_S
+            target, key, "watch", cluster=node.cluster, on_event=on_event, hello_timeout_s=HELLO_TIMEOUT_S
         )
     except SshError as problem:
         raise WatchError(str(problem)) from problem

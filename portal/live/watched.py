@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from portal.valkey import valkey_client
 
-KEY = "fairway:watched"
+KEY = "fairway:subscribed-topics"
 MARK_TTL_S = 30.0
 RENEW_INTERVAL_S = 10.0
 TIMEOUT_S = 2.0

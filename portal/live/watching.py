@@ -60,7 +60,7 @@ class StreamListener(Protocol):
         """A node sent something that the protocol does not allow."""
 
     def on_state(self, node: str, problem: str) -> None:
-        """The stream opened (no problem) or broke, with a sentence."""
+        """The stream opened (no problem) or broke, with a message."""
 
 
 def sample_phase_s(node: str, skew_s: float) -> float:
@@ -126,7 +126,7 @@ class NodeStream:
             pause_s = min(MAX_BACKOFF_S, pause_s * 2)
 
     def _stream(self) -> None:
-        with _CONNECT_LIMITER.acquire(doubtful=self._failure_count):
+        with _CONNECT_LIMITER.acquire(last_attempt_failed=self._failure_count):
             if self._stopped.is_set():
                 return
             self._failure_count = True

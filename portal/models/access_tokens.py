@@ -36,7 +36,7 @@ class Invitation(models.Model):
     email = models.EmailField(blank=True)
     project = models.ForeignKey("Project", null=True, blank=True, on_delete=models.CASCADE, related_name="+")
     role = models.CharField(max_length=10, blank=True, choices=[(r.value, r.value) for r in Role])
-    makes_admin = models.BooleanField(default=False)
+    grants_admin = models.BooleanField(default=False)
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
     used_at = models.DateTimeField(null=True, blank=True)
@@ -50,7 +50,7 @@ class MagicLink(models.Model):
     """A one-time sign-in for an existing person: the first admin, or someone who forgot a password."""
 
     code_sha256 = models.CharField(max_length=64, unique=True)
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="sign_in_links")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="magic_links")
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField()
     used_at = models.DateTimeField(null=True, blank=True)

@@ -21,7 +21,7 @@ class GpuAlert(models.Model):
     """One thing that befalls a GPU, as often as it did until somebody acknowledged it; then a new row begins."""
 
     public_id = PublicIdField()
-    gpu = models.ForeignKey("Gpu", on_delete=models.CASCADE, related_name="alarms")
+    gpu = models.ForeignKey("Gpu", on_delete=models.CASCADE, related_name="alerts")
     kind = models.CharField(max_length=8)
     code = models.PositiveIntegerField(default=0, help_text="The XID; of other alarms 0.")
     subject = models.CharField(
@@ -34,13 +34,13 @@ class GpuAlert(models.Model):
         null=True,
         blank=True,
         on_delete=models.CASCADE,
-        related_name="claims",
+        related_name="claimed_alerts",
         help_text="Another node that names this GPU as well, for which it does not count.",
     )
     first_at = models.DateTimeField()
     last_at = models.DateTimeField()
     repeat_count = models.PositiveBigIntegerField(default=1)
-    over_at = models.DateTimeField(
+    resolved_at = models.DateTimeField(
         null=True,
         blank=True,
         help_text="When the foreign program was gone, or the claimant named it no more.",
@@ -87,7 +87,7 @@ class InvalidRow(models.Model):
     field = models.CharField(max_length=300, help_text="The column, such as nodes[n1].cpu_milli.")
     message = models.CharField(max_length=1000)
     first_at = models.DateTimeField()
-    over_at = models.DateTimeField(null=True, blank=True, help_text="When it was valid again, or gone.")
+    resolved_at = models.DateTimeField(null=True, blank=True, help_text="When it was valid again, or gone.")
     acknowledged_at = models.DateTimeField(null=True, blank=True)
     acknowledged_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"

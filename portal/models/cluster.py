@@ -25,7 +25,7 @@ class NodePool(models.Model):
     engine = models.CharField(max_length=16, default="ssh", help_text="What drives the nodes; ours is ssh.")
     policy = models.JSONField(default=dict, help_text="Scheduler knobs that differ from the cluster's.")
     policy_version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
-    allow_node_network = models.BooleanField(
+    allow_host_network = models.BooleanField(
         default=False, help_text="Tasks of multi-node gangs may use the node's network."
     )
     fabric_interface = models.CharField(
@@ -56,7 +56,7 @@ class NodePool(models.Model):
     @property
     def fabric(self) -> GangFabric:
         """What it names for gangs on several nodes; nothing where these may not use a network."""
-        if not self.allow_node_network:
+        if not self.allow_host_network:
             return GangFabric()
         devices = tuple(self.fabric_devices)
         return GangFabric(self.fabric_interface, self.fabric_network, devices, self.fabric_adapters)
@@ -97,7 +97,7 @@ class Node(models.Model):
     simulated = models.BooleanField(default=False)
     reachable = models.BooleanField(default=False)
     unreachable_since = models.DateTimeField(null=True, blank=True)
-    status_message = models.CharField(max_length=1000, blank=True, help_text="What is wrong, as a sentence.")
+    status_message = models.CharField(max_length=1000, blank=True, help_text="What is wrong, as a message.")
     last_seen_at = models.DateTimeField(null=True, blank=True)
     reconciled_at = models.DateTimeField(null=True, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
@@ -114,15 +114,15 @@ class Node(models.Model):
     memory_mib = models.PositiveIntegerField(default=0)
     clock_skew_s = models.FloatField(null=True, blank=True)
     breaker_state = models.CharField(max_length=8, default=BreakerState.HEALTHY.value, db_default=BreakerState.HEALTHY.value)
-    trust_cause = models.CharField(max_length=16, blank=True, default="", db_default="")
-    trust_sentence = models.CharField(
+    breaker_cause = models.CharField(max_length=16, blank=True, default="", db_default="")
+    breaker_message = models.CharField(
         max_length=500, blank=True, default="", db_default="", help_text="Why it is not trusted."
     )
-    trust_since = models.DateTimeField(null=True, blank=True)
-    try_at = models.DateTimeField(null=True, blank=True, help_text="Aside until then; null: until it is rid.")
+    breaker_since = models.DateTimeField(null=True, blank=True)
+    probe_at = models.DateTimeField(null=True, blank=True, help_text="Aside until then; null: until it is rid.")
     trip_count = models.PositiveIntegerField(default=0, db_default=0, help_text="How often it was aside of late.")
     tripped_at = models.DateTimeField(null=True, blank=True)
-    on_trial = models.ForeignKey(
+    probation_attempt = models.ForeignKey(
         "Attempt",
         null=True,
         blank=True,
@@ -158,9 +158,9 @@ class Node(models.Model):
         return self.name
 
     @property
-    def takes_work(self) -> bool:
+    def accepts_work(self) -> bool:
         """In service, and trusted with another job; whether it answers is another question."""
-        return self.state == NodeState.READY.value and accepts_another_job(self.breaker_state, self.on_trial_id)
+        return self.state == NodeState.READY.value and accepts_another_job(self.breaker_state, self.probation_attempt_id)
 
 
 class Topology(models.Model):
@@ -185,7 +185,7 @@ class NodeOperation(models.Model):
     """
 
     public_id = PublicIdField()
-    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="checks")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="operations")
     kind = models.CharField(max_length=12, default=OperationKind.TEST.value)
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
@@ -194,12 +194,12 @@ class NodeOperation(models.Model):
     finished_at = models.DateTimeField(null=True, blank=True)
     ok = models.BooleanField(null=True)
     steps = models.JSONField(
-        default=list, help_text="[{name, ok, sentence, seconds}] in the order they finished."
+        default=list, help_text="[{name, ok, message, seconds}] in the order they finished."
     )
     rollout = models.ForeignKey(
-        "Rollout", null=True, blank=True, on_delete=models.CASCADE, related_name="checks"
+        "AgentRollout", null=True, blank=True, on_delete=models.CASCADE, related_name="operations"
     )
-    begun_at = models.DateTimeField(
+    dispatched_at = models.DateTimeField(
         null=True, blank=True, help_text="Of one over the control channel; null: it waits for its turn."
     )
     uncordon_on_success = models.BooleanField(
@@ -238,7 +238,7 @@ class NodeOperation(models.Model):
         """Where it stands, of one over the control channel."""
         if self.finished_at is not None:
             return RolloutStatus.SUCCEEDED if self.ok else RolloutStatus.FAILED
-        return RolloutStatus.PENDING if self.begun_at is None else RolloutStatus.RUNNING
+        return RolloutStatus.PENDING if self.dispatched_at is None else RolloutStatus.RUNNING
 
 
 class Gpu(models.Model):
@@ -253,7 +253,7 @@ class Gpu(models.Model):
     health = models.CharField(max_length=12, default=GpuHealth.OK.value)
     health_reason = models.CharField(max_length=500, blank=True, help_text="Of one that is ok: a warning.")
     present = models.BooleanField(default=True, help_text="The node's last hello named it.")
-    foreign_user = models.CharField(
+    foreign_process_owner = models.CharField(
         max_length=200,
         blank=True,
         default="",
@@ -268,7 +268,7 @@ class Gpu(models.Model):
     mig_profile = models.CharField(
         max_length=32, blank=True, help_text="Of a MIG slice, such as 1g.10gb; blank: a whole GPU."
     )
-    reserved_mib = models.PositiveIntegerField(
+    driver_reserved_mib = models.PositiveIntegerField(
         null=True, blank=True, help_text="Of its memory, what the driver keeps for itself; null: not told."
     )
     bus_id = models.CharField(max_length=32, blank=True, help_text="Its PCIe address; blank: not told.")
@@ -335,7 +335,7 @@ class Reservation(models.Model):
     drain_at_start = models.BooleanField(
         default=False, db_default=False, help_text="Who still stands there when it begins is asked to leave."
     )
-    cleared_at = models.DateTimeField(null=True, blank=True)
+    drained_at = models.DateTimeField(null=True, blank=True)
     version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
@@ -362,8 +362,8 @@ class Reservation(models.Model):
 class ReservationNode(models.Model):
     """A node in a reservation; the database keeps two live ones of a node from overlapping (law 4)."""
 
-    reservation = models.ForeignKey(Reservation, on_delete=models.CASCADE, related_name="reserved")
-    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="reserved")
+    reservation = models.ForeignKey(Reservation, on_delete=models.CASCADE, related_name="reservation_nodes")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="reservation_nodes")
     period = DateTimeRangeField(help_text="That of its reservation.")
     live = models.BooleanField(default=True, help_text="False: the reservation is cancelled.")
 

@@ -13,14 +13,14 @@ class ClusterSettings(models.Model):
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     cluster_id = models.CharField(max_length=16, default=new_public_id)
     name = models.CharField(max_length=100, default="Fairway")
-    adopt_only = models.BooleanField(
+    recovery_mode = models.BooleanField(
         default=False,
         help_text="After a restore: start nothing until every node was reconciled once or fenced.",
     )
     policy = models.JSONField(default=dict, help_text="Scheduler knobs that differ from the defaults.")
     policy_version = models.PositiveIntegerField(default=1, help_text="Moves with each change; the ETag.")
     scheduler_alert = models.CharField(max_length=1000, blank=True, help_text="Why the scheduler stopped, if it did.")
-    alarm_at = models.DateTimeField(null=True, blank=True)
+    scheduler_alert_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -60,7 +60,7 @@ class OutboxMessage(models.Model):
 class JobVerdict(models.Model):
     """The newest verdict on a pending job: one row a job, rewritten when it changes."""
 
-    job = models.OneToOneField("Job", on_delete=models.CASCADE, related_name="standing")
+    job = models.OneToOneField("Job", on_delete=models.CASCADE, related_name="verdict")
     code = models.CharField(max_length=32)
     message = models.CharField(max_length=1000)
     details = models.JSONField(default=dict)
@@ -68,7 +68,7 @@ class JobVerdict(models.Model):
     suggestion = models.JSONField(null=True)
     decided_at = models.DateTimeField()
     code_since = models.DateTimeField(help_text="When this code became the verdict.")
-    foreseen_at = models.DateTimeField(null=True, blank=True, help_text="When the interval was made.")
+    forecast_at = models.DateTimeField(null=True, blank=True, help_text="When the interval was made.")
     p10_at = models.DateTimeField(null=True, blank=True, help_text="Start interval; None: no estimate yet.")
     p50_at = models.DateTimeField(null=True, blank=True)
     p90_at = models.DateTimeField(null=True, blank=True)
@@ -79,7 +79,7 @@ class Cycle(models.Model):
 
     started_at = models.DateTimeField()
     epoch = models.BigIntegerField()
-    woken_by = models.CharField(max_length=40)
+    trigger = models.CharField(max_length=40)
     snapshot_ms = models.FloatField()
     decide_ms = models.FloatField()
     commit_ms = models.FloatField()
@@ -118,7 +118,7 @@ class FailedCycle(models.Model):
     kind = models.CharField(max_length=12, help_text="snapshot, policy or fault.")
     field = models.CharField(max_length=300, blank=True, help_text="What of the snapshot or policy is wrong.")
     message = models.CharField(max_length=1000)
-    woken_by = models.CharField(max_length=40)
+    trigger = models.CharField(max_length=40)
     content = models.BinaryField(
         help_text="Snapshot and policy as gzip JSON; empty if it could not be saved."
     )
@@ -140,4 +140,4 @@ class EngineQuery(models.Model):
     body = models.JSONField()
     asked_at = models.DateTimeField(auto_now_add=True)
     answer = models.JSONField(null=True)
-    answered_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_at = models.DateTimeField(null=True, blank=True)

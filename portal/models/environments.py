@@ -96,8 +96,8 @@ class Environment(models.Model):
 class ImagePresence(models.Model):
     """Whether a node already has an environment's image, and whether an administrator wants it brought there."""
 
-    environment = models.ForeignKey(Environment, on_delete=models.CASCADE, related_name="on_nodes")
-    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="environments")
+    environment = models.ForeignKey(Environment, on_delete=models.CASCADE, related_name="image_presences")
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="image_presences")
     state = models.CharField(max_length=10)  # present, missing, loading, failed
     detail = models.CharField(max_length=500, blank=True)
     progress_percent = models.PositiveSmallIntegerField(null=True, blank=True)

@@ -10,14 +10,14 @@ from portal.models.public_id import PublicIdField
 
 
 class TimeLimitExtension(models.Model):
-    """Somebody asked that a job's time limit grow by ``more_s`` in its present attempt."""
+    """Somebody asked that a job's time limit grow by ``extra_s`` in its present attempt."""
 
     public_id = PublicIdField()
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="extensions")
     attempt = models.ForeignKey("Attempt", on_delete=models.CASCADE, related_name="+")
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
     requested_at = models.DateTimeField(db_default=Now())
-    more_s = models.PositiveIntegerField()
+    extra_s = models.PositiveIntegerField()
     reason = models.CharField(max_length=500, blank=True)
     state = models.CharField(max_length=10, help_text="waiting, granted, refused, or lapsed: the job ended.")
     impact_known = models.BooleanField(help_text="The scheduler said whom it would delay.")

@@ -9,16 +9,16 @@ from django.db.models import F, Q
 class Forecast(models.Model):
     """One answer to "when does it start": nominally 8 of 10 such intervals, from p10 to p90, hold.
 
-    The first of a job (``at_submit``) is the one that is scored, once, when the job starts.
+    The first of a job (``is_first``) is the one that is scored, once, when the job starts.
     """
 
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="forecasts")
     made_at = models.DateTimeField()
-    at_submit = models.BooleanField(default=False)
+    is_first = models.BooleanField(default=False)
     p10_at = models.DateTimeField()
     p50_at = models.DateTimeField()
     p90_at = models.DateTimeField()
-    played_s = models.FloatField(
+    simulated_s = models.FloatField(
         null=True,
         help_text="In how many seconds the queue played forward had it start, before any correction.",
     )

@@ -22,19 +22,19 @@ class WorkspaceActivity(models.Model):
     attempt = models.OneToOneField(
         "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="activity"
     )
-    tool_since = models.DateTimeField(null=True, help_text="Since then its tool was looked at without a gap.")
-    tool_seen_at = models.DateTimeField(null=True, help_text="When its tool was last looked at, and known.")
-    tool_used_at = models.DateTimeField(null=True, help_text="When its tool was last known to be used.")
-    gpu_quiet_since = models.DateTimeField(null=True, help_text="Begin of the quiet minutes without a gap.")
-    gpu_quiet_until = models.DateTimeField(
+    tool_polled_since = models.DateTimeField(null=True, help_text="Since then its tool was looked at without a gap.")
+    tool_polled_at = models.DateTimeField(null=True, help_text="When its tool was last looked at, and known.")
+    tool_active_at = models.DateTimeField(null=True, help_text="When its tool was last known to be used.")
+    gpu_inactive_since = models.DateTimeField(null=True, help_text="Begin of the quiet minutes without a gap.")
+    gpu_inactive_until = models.DateTimeField(
         null=True, help_text="Their end; null: the last one was not quiet."
     )
-    gpu_used_at = models.DateTimeField(null=True, help_text="End of the last minute in which a GPU was used.")
-    countdown_at = models.DateTimeField(
+    gpu_active_at = models.DateTimeField(null=True, help_text="End of the last minute in which a GPU was used.")
+    idle_notified_at = models.DateTimeField(
         null=True, help_text="Since when its people are told that it is idle."
     )
-    quiet_since = models.DateTimeField(null=True, help_text="As told then: nobody used it since.")
-    stops_at = models.DateTimeField(null=True, help_text="When it is suspended; null: it is only told.")
+    inactive_since = models.DateTimeField(null=True, help_text="As told then: nobody used it since.")
+    suspend_at = models.DateTimeField(null=True, help_text="When it is suspended; null: it is only told.")
     snoozed_at = models.DateTimeField(null=True)
     snoozed_until = models.DateTimeField(null=True)
     snooze_count = models.PositiveIntegerField(default=0, help_text="Since it was last used.")
@@ -50,10 +50,10 @@ class WorkspaceActivity(models.Model):
     @property
     def last_active_at(self) -> dt.datetime | None:
         """When it was last known to be used."""
-        return max(filter(None, (self.tool_used_at, self.gpu_used_at)), default=None)
+        return max(filter(None, (self.tool_active_at, self.gpu_active_at)), default=None)
 
     @property
-    def snoozes_used(self) -> int:
+    def effective_snooze_count(self) -> int:
         """How often it was snoozed since it was last used."""
         if self.snoozed_at is None or (self.last_active_at is not None and self.last_active_at > self.snoozed_at):
             return 0
@@ -64,15 +64,15 @@ class IdleExemption(models.Model):
     """Why a workspace is to be kept although nobody uses it: a reason in words, until a moment."""
 
     public_id = PublicIdField()
-    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="excuses")
+    job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="idle_exemptions")
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="+")
     reason = models.CharField(max_length=500)
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField()
-    cut_by = models.ForeignKey(
+    revoked_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
     )
-    cut_at = models.DateTimeField(null=True, blank=True)
+    revoked_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         ordering = ["-id"]

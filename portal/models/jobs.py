@@ -94,11 +94,11 @@ class Job(models.Model):
     priority = models.IntegerField(default=0)
     preemptible = models.BooleanField(default=True)
     time_limit_s = models.PositiveIntegerField(null=True, blank=True)
-    stop_grace_s = models.PositiveIntegerField(default=30)
+    termination_grace_s = models.PositiveIntegerField(default=30)
     max_attempts = models.PositiveIntegerField(
         default=3, help_text="Tries after failures of the cluster's making."
     )
-    retry_failures = models.BooleanField(
+    retry_on_failure = models.BooleanField(
         default=False, db_default=False, help_text="A command that fails is tried again, too."
     )
     launcher = models.CharField(
@@ -106,19 +106,19 @@ class Job(models.Model):
     )
 
     submitted_at = models.DateTimeField(auto_now_add=True)
-    queued_at = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
+    pending_since = models.DateTimeField(auto_now_add=True, help_text="When it last became PENDING.")
     nominated_placement = models.JSONField(
         null=True,
         help_text="Places that the scheduler keeps for it: [rank, node, [[GPU uuid, milli], ...]] each.",
     )
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
-    attempts_made = models.PositiveIntegerField(default=0)
+    attempt_count = models.PositiveIntegerField(default=0)
     exit_code = models.IntegerField(null=True, blank=True)
     is_placeholder = models.BooleanField(
         default=False, help_text="Known only by its container, found after a restore: it cannot start again."
     )
-    after_any = models.BooleanField(
+    ignore_dependency_failure = models.BooleanField(
         default=False, help_text="It starts after others however these end; else they must complete."
     )
     avoid_nodes: models.ManyToManyField[Any, Any] = models.ManyToManyField(
@@ -173,7 +173,7 @@ class Job(models.Model):
         return self.gpus_per_task * self.milli_per_gpu
 
     @property
-    def least_tasks(self) -> int:
+    def required_tasks(self) -> int:
         """How many tasks must live for it to run."""
         return self.tasks if self.min_tasks is None else self.min_tasks
 
@@ -185,14 +185,14 @@ class Job(models.Model):
     @property
     def is_elastic(self) -> bool:
         """True when it runs with fewer tasks than it wants."""
-        return self.least_tasks < self.tasks
+        return self.required_tasks < self.tasks
 
 
 class Dependency(models.Model):
     """A job that starts after another one. ``after`` was there first, so that no circle can be."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="dependencies")
-    depends_on = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="next_jobs")
+    depends_on = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="dependents")
 
     class Meta:
         ordering = ["id"]
@@ -230,18 +230,18 @@ class Attempt(models.Model):
     checkpoint_at = models.DateTimeField(
         null=True, blank=True, help_text="When it last said that it saved its work."
     )
-    stop_wanted_at = models.DateTimeField(null=True, blank=True)
+    stop_requested_at = models.DateTimeField(null=True, blank=True)
     stop_reason = models.CharField(max_length=40, blank=True)
-    stop_actor = models.CharField(max_length=200, blank=True)
-    stop_for = models.ForeignKey(
+    stop_requested_by = models.CharField(max_length=200, blank=True)
+    preempted_for = models.ForeignKey(
         Job,
         null=True,
         blank=True,
         on_delete=models.SET_NULL,
-        related_name="room_made",
+        related_name="preempted_attempts",
         help_text="The waiting job for which it was asked to leave.",
     )
-    stop_for_after = models.PositiveIntegerField(
+    preempted_for_attempt = models.PositiveIntegerField(
         null=True,
         blank=True,
         help_text="Attempts that job had made then: with its next one the promise is kept.",
@@ -251,7 +251,7 @@ class Attempt(models.Model):
     failed_tasks = models.PositiveIntegerField(
         default=0, db_default=0, help_text="Tasks of an elastic job that failed while the others went on."
     )
-    grow_after = models.DateTimeField(
+    scale_up_after = models.DateTimeField(
         null=True, blank=True, help_text="Its missing tasks wait at least until then: one has just failed."
     )
 
@@ -287,7 +287,7 @@ class Task(models.Model):
         help_text="First command that went out for it; known where its attempt begins together.",
     )
     prepared_at = models.DateTimeField(null=True, blank=True, help_text="Its node can start it at once.")
-    reached_at = models.DateTimeField(
+    rendezvous_reached_at = models.DateTimeField(
         null=True, blank=True, help_text="Its node reached the place where its gang will meet."
     )
     running_at = models.DateTimeField(null=True, blank=True)
@@ -295,14 +295,14 @@ class Task(models.Model):
     exit_code = models.IntegerField(null=True, blank=True)
     oom = models.BooleanField(default=False)
     peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
-    status_message = models.CharField(max_length=1000, blank=True, help_text="What holds it up, as a sentence.")
+    status_message = models.CharField(max_length=1000, blank=True, help_text="What holds it up, as a message.")
     world_size_at_start = models.PositiveIntegerField(
         null=True, blank=True, help_text="How many tasks an elastic job had once this one was placed."
     )
-    leave_wanted_at = models.DateTimeField(
+    eviction_requested_at = models.DateTimeField(
         null=True, blank=True, help_text="Asked to leave alone, while the others go on."
     )
-    leave_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
+    eviction_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
     container_removed = models.BooleanField(default=False, help_text="Proof that no container of it lives on the node.")
     log_bytes = models.BigIntegerField(default=0, help_text="Bytes of its log mirrored so far.")
     log_complete = models.BooleanField(default=False)
@@ -342,10 +342,10 @@ class Rendezvous(models.Model):
     connectivity_check = models.BooleanField(
         default=False, db_default=False, help_text="Before any rank begins, the other nodes try to reach it."
     )
-    trying_since = models.DateTimeField(
+    check_started_at = models.DateTimeField(
         null=True, blank=True, help_text="All are prepared, and its node listens; null: not yet, or anew."
     )
-    doubted = models.BooleanField(
+    recheck_requested = models.BooleanField(
         default=False, db_default=False, help_text="A node did not reach it, so its node was asked again."
     )
 

@@ -19,8 +19,8 @@ class AttemptProgress(models.Model):
         "Attempt", on_delete=models.CASCADE, primary_key=True, related_name="progress"
     )
     rank = models.PositiveIntegerField(help_text="The task that tells; the lowest of those that do.")
-    since_done = models.FloatField()
-    since_at = models.DateTimeField()
+    start_units = models.FloatField()
+    start_at = models.DateTimeField()
     completed_units = models.FloatField()
     reported_at = models.DateTimeField()
     workload_fingerprint = models.CharField(max_length=32, help_text="Equal for jobs whose rates may be compared.")
@@ -47,4 +47,4 @@ class AttemptProgress(models.Model):
     @property
     def per_s(self) -> float | None:
         """Units a second, up to the latest word; None until they span a minute."""
-        return rate_per_s(self.since_done, self.completed_units, (self.reported_at - self.since_at).total_seconds())
+        return rate_per_s(self.start_units, self.completed_units, (self.reported_at - self.start_at).total_seconds())

@@ -61,7 +61,7 @@ slug_validator = _NameValidator(
 
 
 def name_error(name: str) -> str | None:
-    """What keeps a text from being a name, as a sentence; None if nothing does."""
+    """What keeps a text from being a name, as a message; None if nothing does."""
     try:
         slug_validator(name)
     except ValidationError as refused:

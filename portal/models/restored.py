@@ -16,7 +16,7 @@ class OrphanContainer(models.Model):
     """
 
     public_id = PublicIdField()
-    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="unknown_containers")
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="orphan_containers")
     name = models.CharField(max_length=120)
     job = models.CharField(max_length=64, help_text="Public id on its labels.")
     attempt = models.PositiveIntegerField()
@@ -32,7 +32,7 @@ class OrphanContainer(models.Model):
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+"
     )
     decided_at = models.DateTimeField(null=True)
-    gone_at = models.DateTimeField(null=True, help_text="Proof that it lives no more, or an admin's word.")
+    removed_at = models.DateTimeField(null=True, help_text="Proof that it lives no more, or an admin's word.")
 
     class Meta:
         constraints = [

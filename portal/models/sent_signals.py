@@ -20,6 +20,6 @@ class JobSignal(models.Model):
     )
     requested_at = models.DateTimeField(auto_now_add=True)
     sent_at = models.DateTimeField(null=True, blank=True)
-    answered_at = models.DateTimeField(
+    acknowledged_at = models.DateTimeField(
         null=True, blank=True, help_text="null: nobody knows whether it arrived."
     )

@@ -27,7 +27,7 @@ class Terminal(models.Model):
     requested_at = models.DateTimeField(db_default=Now())
     port = models.PositiveIntegerField(null=True, help_text="On the node's loopback; null: not opened yet.")
     error = models.CharField(max_length=300, blank=True, default="", help_text="Why it was not opened.")
-    entered_at = models.DateTimeField(null=True)
+    connected_at = models.DateTimeField(null=True)
     closed_at = models.DateTimeField(null=True)
 
     class Meta:

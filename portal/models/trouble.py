@@ -10,7 +10,7 @@ from portal.words.trust import IncidentKind
 class NodeIncident(models.Model):
     """One trouble with a node. Rows are kept for some days, for people; judgments read the newest."""
 
-    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="troubles")
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="incidents")
     at = models.DateTimeField()
     kind = models.CharField(max_length=16)
     job = models.ForeignKey("Job", null=True, blank=True, on_delete=models.CASCADE, related_name="+")

@@ -10,11 +10,11 @@ from django.db import models
 class UsageInterval(models.Model):
     """One closed or open span of GPU use, derived from one Allocation's start and end, not from counters."""
 
-    allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage")
-    project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="usage")
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="usage")
-    pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="usage")
-    job = models.ForeignKey("Job", on_delete=models.PROTECT, related_name="usage")
+    allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage_intervals")
+    project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="usage_intervals")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="usage_intervals")
+    pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="usage_intervals")
+    job = models.ForeignKey("Job", on_delete=models.PROTECT, related_name="usage_intervals")
     milli = models.PositiveIntegerField()
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -42,7 +42,7 @@ class AttemptEnergy(models.Model):
 class NodeMetricsMinute(models.Model):
     """Live samples of one node over one minute; arrays are in the order of ``gpu_uuids``."""
 
-    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="minutes")
+    node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="metrics_minutes")
     minute = models.DateTimeField()
     gpu_uuids = ArrayField(models.CharField(max_length=96))
     samples = models.PositiveIntegerField()

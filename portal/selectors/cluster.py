@@ -41,7 +41,7 @@ class GpuDisplayRow:
     used_milli: int
     simulated: bool
     health_reason: str
-    foreign_user: str
+    foreign_process_owner: str
 
 
 def gpu_display_rows(gpus: QuerySet[Gpu]) -> Iterator[GpuDisplayRow]:
@@ -147,11 +147,11 @@ def build_square(
         look, utilisation_level, word = "failed", None, gpu.health
     elif starting:
         look, utilisation_level, word = "starting", None, "starting"
-    elif gpu.foreign_user and not gpu.used_milli:
-        look, utilisation_level, word = "drained", None, f"{gpu.foreign_user} works on it"
+    elif gpu.foreign_process_owner and not gpu.used_milli:
+        look, utilisation_level, word = "drained", None, f"{gpu.foreign_process_owner} works on it"
     elif gpu.used_milli:
         look, utilisation_level, word = "busy", 3 if utilisation_level is None else utilisation_level, f"{gpu.used_milli / 10:g} % given away"
-    elif not node.takes_work:
+    elif not node.accepts_work:
         why = "put aside" if node.state == NodeState.READY.value else node.state
         look, utilisation_level, word = "drained", None, f"node {why}"
     else:

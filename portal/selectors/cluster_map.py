@@ -41,9 +41,9 @@ class NodeBox:
     jobs: int = 0
 
     @property
-    def below_floor(self) -> int:
+    def version_warnings(self) -> int:
         """How many of its programs are older than they should be, as it told last."""
-        return len(self.node.agent_info.get("below_floor", ()))
+        return len(self.node.agent_info.get("version_warnings", ()))
 
     @property
     def has_newer_agent(self) -> bool:
@@ -76,14 +76,14 @@ class NodeBox:
         if self.node.state != NodeState.READY.value:
             return self.node.state.capitalize()
         if self.node.breaker_state != BreakerState.HEALTHY.value:
-            return "Put aside" if self.node.breaker_state == BreakerState.QUARANTINED.value else "On trial"
+            return "Quarantined" if self.node.breaker_state == BreakerState.QUARANTINED.value else "On probation"
         return "Simulated" if self.node.simulated else "Healthy"
 
     @property
     def problem(self) -> str:
         """What is wrong with it, as sentences; blank: nothing that is known."""
         return " ".join(
-            filter(None, (self.node.status_message, self.node.trust_sentence, clock_skew_message(self.node)))
+            filter(None, (self.node.status_message, self.node.breaker_message, clock_skew_message(self.node)))
         )
 
     @property
@@ -140,9 +140,9 @@ def cluster_map(requester: Requester, *, only: Node | None = None) -> ClusterMap
         box.squares.append(square)
         models[gpu.node_id].add(gpu.model)
         names[gpu.node_id].append((holder[0], holder[1]) if holder else ("", ""))
-        takes_work = box.node.reachable and box.node.takes_work
-        well = gpu.health == GpuHealth.OK.value and not gpu.foreign_user
-        box.free += gpu.used_milli == 0 and takes_work and well
+        accepts_work = box.node.reachable and box.node.accepts_work
+        well = gpu.health == GpuHealth.OK.value and not gpu.foreign_process_owner
+        box.free += gpu.used_milli == 0 and accepts_work and well
         if not well or gpu.health_reason:
             box.unhealthy.append(gpu)
     for key, box in boxes.items():

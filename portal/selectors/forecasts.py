@@ -59,15 +59,15 @@ class ForecastRevision:
 
 
 def no_forecast_reason(job: Job, verdict: JobVerdict | None) -> str | None:
-    """Why no start of a waiting job is foreseen, as a sentence; None: it is, or was not looked for yet."""
+    """Why no start of a waiting job is foreseen, as a message; None: it is, or was not looked for yet."""
     if verdict is None:
         return None
-    sentence = NO_FORECAST_REASONS.get(verdict.code)
-    if sentence is not None or verdict.p50_at is not None:
-        return sentence
+    message = NO_FORECAST_REASONS.get(verdict.code)
+    if message is not None or verdict.p50_at is not None:
+        return message
     if not job.total_milli:
         return "It asks for no GPU, and forecasts tell when GPUs come free."
-    if verdict.foreseen_at is not None:
+    if verdict.forecast_at is not None:
         return (
             "Waiting alone does not help it: even once everything that runs or goes before it has ended, it could "
             "not start. The verdict says what is in the way."

@@ -53,17 +53,17 @@ class IdleStatus:
     @property
     def inactive_since(self) -> dt.datetime | None:
         """Since when nobody uses it, as its people were told; None: it is not called idle."""
-        return self.row.quiet_since if self.row else None
+        return self.row.inactive_since if self.row else None
 
     @property
     def idle_notified_at(self) -> dt.datetime | None:
         """Since when its people are told."""
-        return self.row.countdown_at if self.row else None
+        return self.row.idle_notified_at if self.row else None
 
     @property
     def suspend_at(self) -> dt.datetime | None:
         """When it is suspended unless it is used or kept; None: nobody suspends it."""
-        return self.row.stops_at if self.row else None
+        return self.row.suspend_at if self.row else None
 
     @property
     def snoozed_until(self) -> dt.datetime | None:
@@ -78,12 +78,12 @@ class IdleStatus:
     @property
     def snoozes_left(self) -> int:
         """So often it may be snoozed until it is used again."""
-        return max(0, int(self.settings["idle_snoozes"]) - (self.row.snoozes_used if self.row else 0))
+        return max(0, int(self.settings["idle_snooze_limit"]) - (self.row.effective_snooze_count if self.row else 0))
 
     @property
     def exemption_s(self) -> int:
         """For so long a reason in words keeps it; 0: none is taken."""
-        return int(self.settings["idle_excuse_s"])
+        return int(self.settings["idle_exemption_s"])
 
 
 def idle_status(job: Job, attempt: Attempt | None) -> IdleStatus | None:
@@ -93,7 +93,7 @@ def idle_status(job: Job, attempt: Attempt | None) -> IdleStatus | None:
     """
     if attempt is None or job.kind != JobKind.WORKSPACE.value or not job.gpus_per_task:
         return None
-    if attempt.state != AttemptState.RUNNING or attempt.stop_wanted_at is not None:
+    if attempt.state != AttemptState.RUNNING or attempt.stop_requested_at is not None:
         return None
     ruled = effective_rules([(attempt.pool, job.project_id)])[attempt.pool_id, job.project_id]
     return IdleStatus(attempt_activity(attempt), ruled, _unexpired().filter(job=job).first())

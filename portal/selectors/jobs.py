@@ -88,7 +88,7 @@ def visible_related_jobs(
     requester: Requester, attempts: Iterable[Attempt], made: Iterable[Attempt], chain: DependencyChain
 ) -> set[str]:
     """Of the jobs for which these attempts left, that left for them, or that stand in the chain: whom one may see."""
-    left_for = {attempt.stop_for.public_id for attempt in attempts if attempt.stop_for}
+    left_for = {attempt.preempted_for.public_id for attempt in attempts if attempt.preempted_for}
     left_for |= {attempt.job.public_id for attempt in made}
     return visible_job_ids(requester, left_for | {job.public_id for job in (*chain.dependencies, *chain.dependents)})
 

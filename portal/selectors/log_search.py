@@ -26,7 +26,7 @@ MAX_MATCHED_LINE_LENGTH = 4096
 MAX_MATCHES = 200
 MAX_CONCURRENT_PATTERNS = 3
 """In one process; each is a process of its own."""
-_REGEX_WORKER = Path(__file__).with_name("pattern_child.py")
+_REGEX_WORKER = Path(__file__).with_name("regex_worker.py")
 _pattern_slots = threading.BoundedSemaphore(MAX_CONCURRENT_PATTERNS)
 
 Matcher = Callable[[Sequence[str]], list[int]]

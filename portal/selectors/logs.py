@@ -36,7 +36,7 @@ class NodeConnectionLoss:
 class LogFile:
     """The mirrored log of one task; ``form`` is k8s or raw, ``complete`` when nothing more will come.
 
-    ``told_bytes`` is how much its node has told of it.
+    ``reported_bytes`` is how much of it the node has reported.
     """
 
     path: Path
@@ -112,7 +112,7 @@ def list_logs(requester: Requester, job: Job, attempt: int | None = None) -> lis
 def _task_log(job: Job, attempt: Attempt, task: Task) -> LogFile:
     file = log_file(job.public_id, attempt.number, task.rank, complete=task.log_complete)
     lost = None if task.log_complete else node_connection_loss(task.node)
-    return replace(file, lost=lost, told_bytes=task.log_bytes)
+    return replace(file, connection_loss=lost, reported_bytes=task.log_bytes)
 
 
 def node_connection_loss(node: Node) -> NodeConnectionLoss | None:
@@ -121,10 +121,10 @@ def node_connection_loss(node: Node) -> NodeConnectionLoss | None:
         return NodeConnectionLoss(node.name, None, f"The node {node.name} is retired; what it had not sent is lost.")
     if node.reachable:
         return None
-    sentence = (
+    message = (
         f"The connection to {node.name} was lost; it is tried again, and the log goes on where it stopped."
     )
-    return NodeConnectionLoss(node.name, node.unreachable_since, sentence)
+    return NodeConnectionLoss(node.name, node.unreachable_since, message)
 
 
 def log_file(job: str, attempt: int, rank: int, *, complete: bool = False) -> LogFile:

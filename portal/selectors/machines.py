@@ -116,7 +116,7 @@ def list_templates(requester: Requester) -> QuerySet[Template]:
 
 def latest_finished_operation(node: Node, kind: OperationKind = OperationKind.PREFLIGHT) -> NodeOperation | None:
     """The newest act of a kind on a node that has finished, a check unless told otherwise; None: there was none."""
-    looks = node.checks.filter(kind=kind.value, finished_at__isnull=False)
+    looks = node.operations.filter(kind=kind.value, finished_at__isnull=False)
     return looks.order_by("-id").first()
 
 

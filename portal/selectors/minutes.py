@@ -83,7 +83,7 @@ def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = 
     """The minutes of a job's newest attempt: its GPUs while it held them, and CPU and memory of each rank."""
     require_permission(requester, Permission.VIEW, job)
     tasks = list(
-        Task.objects.filter(attempt__job=job, attempt__number=job.attempts_made)
+        Task.objects.filter(attempt__job=job, attempt__number=job.attempt_count)
         .select_related("node", "attempt")
         .order_by("rank")
     )

@@ -24,7 +24,7 @@ class DecayedUsage(NamedTuple):
     user_row: int
 
 
-def decayed_usage(now_s: float, half_life_s: float, projects: Sequence[int] | None = None) -> list[DecayedUsage]:
+def decayed_usage(now_s: float, usage_half_life_s: float, projects: Sequence[int] | None = None) -> list[DecayedUsage]:
     """One query, rows in no order; ``projects`` None reads all, else those with these row numbers.
 
     The decayed integral of a span [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h); the
@@ -40,10 +40,10 @@ def decayed_usage(now_s: float, half_life_s: float, projects: Sequence[int] | No
                                    extract(epoch FROM ended_at)::float8, %(now)s)) / half.life))
                              - power(0.5::float8, least(1000, greatest(0, %(now)s
                                    - extract(epoch FROM started_at)::float8) / half.life)))) AS seconds
-                      FROM portal_usageledger
-                      JOIN (SELECT id, CASE WHEN jsonb_typeof(policy -> 'half_life_s') = 'number'
-                                             AND (policy ->> 'half_life_s')::numeric BETWEEN %(low)s AND %(high)s
-                                            THEN (policy ->> 'half_life_s')::float8 ELSE %(h)s END AS life
+                      FROM portal_usageinterval
+                      JOIN (SELECT id, CASE WHEN jsonb_typeof(policy -> 'usage_half_life_s') = 'number'
+                                             AND (policy ->> 'usage_half_life_s')::numeric BETWEEN %(low)s AND %(high)s
+                                            THEN (policy ->> 'usage_half_life_s')::float8 ELSE %(h)s END AS life
                               FROM portal_nodepool) AS half ON half.id = pool_id
                      WHERE (ended_at IS NULL OR ended_at > to_timestamp(%(now)s - %(remembered)s * half.life))
                        AND (%(projects)s::bigint[] IS NULL OR project_id = ANY(%(projects)s::bigint[]))
@@ -54,9 +54,9 @@ def decayed_usage(now_s: float, half_life_s: float, projects: Sequence[int] | No
             """,
             {
                 "now": now_s,
-                "h": half_life_s,
-                "low": NUMBER_SETTINGS["half_life_s"].minimum,
-                "high": NUMBER_SETTINGS["half_life_s"].maximum,
+                "h": usage_half_life_s,
+                "low": NUMBER_SETTINGS["usage_half_life_s"].minimum,
+                "high": NUMBER_SETTINGS["usage_half_life_s"].maximum,
                 "remembered": MAX_HALF_LIVES,
                 "projects": None if projects is None else list(projects),
             },

@@ -1,7 +1,7 @@
 """A program of its own that matches lines against a pattern of a stranger's making, so that it can be ended midway.
 
 Input: a line of JSON ``{"pattern", "case"}``, then blocks: a line with a length in bytes, and so many bytes of JSON,
-a list of texts. Output: ``{"fault": null or a sentence}`` first, then for each block the places of the texts that
+a list of texts. Output: ``{"fault": null or a message}`` first, then for each block the places of the texts that
 match. It imports nothing of ours, and bounds itself.
 """
 

@@ -123,13 +123,13 @@ def shares_by_project(pools: dict[str, str], projects: Collection[str]) -> dict[
     return found
 
 
-def usage_fractions(half_life_s: float, projects: Collection[int]) -> dict[tuple[int, int], float]:
+def usage_fractions(usage_half_life_s: float, projects: Collection[int]) -> dict[tuple[int, int], float]:
     """By project and person (row numbers), the person's part of the project's faded past use, 0 to 1."""
     if not projects:
         return {}
     totals: dict[int, float] = {}
     own: dict[tuple[int, int], float] = {}
-    for row in decayed_usage(timezone.now().timestamp(), half_life_s, sorted(projects)):
+    for row in decayed_usage(timezone.now().timestamp(), usage_half_life_s, sorted(projects)):
         totals[row.project_row] = totals.get(row.project_row, 0.0) + row.gpu_seconds
         key = (row.project_row, row.user_row)
         own[key] = own.get(key, 0.0) + row.gpu_seconds

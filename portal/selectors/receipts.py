@@ -43,7 +43,7 @@ def latest_breakdown_rows(projects: Collection[str]) -> list[dict[str, Any]]:
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT receipt FROM (SELECT receipts FROM portal_cycle ORDER BY id DESC LIMIT 1) AS newest,
+            SELECT receipt FROM (SELECT fair_share_breakdown FROM portal_cycle ORDER BY id DESC LIMIT 1) AS newest,
                    jsonb_array_elements(newest.receipts) AS receipt
              WHERE receipt ->> 'project' = ANY(%s)
             """,

@@ -119,7 +119,7 @@ def reservation_views(requester: Requester, rows: Iterable[Reservation]) -> list
         ReservationView(
             row,
             reservation_phase(row),
-            [one.node.name for one in row.reserved.all()],
+            [one.node.name for one in row.reservation_nodes.all()],
             [project for project in row.projects.all() if project.pk in seen],
             sum(project.pk not in seen for project in row.projects.all()),
         )
@@ -134,14 +134,14 @@ def reservation_views(requester: Requester, rows: Iterable[Reservation]) -> list
 def _add_blocking_jobs(views: list[ReservationView], seen: Collection[int]) -> None:
     """Two queries: what stands on the nodes, and the tree of projects."""
     parents = project_parents()
-    nodes = {one.node_id for each in views for one in each.row.reserved.all()}
+    nodes = {one.node_id for each in views for one in each.row.reservation_nodes.all()}
     tasks = list(
         Task.objects.filter(node__in=nodes, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
         .select_related("node", "attempt__job__project", "attempt__job__owner")
         .order_by("attempt__job_id", "rank")
     )
     for each in views:
-        mine = {one.node_id for one in each.row.reserved.all()}
+        mine = {one.node_id for one in each.row.reservation_nodes.all()}
         named = {project.pk for project in each.row.projects.all()}
         standing: dict[int, list[Task]] = {}
         for task in tasks:

@@ -50,7 +50,7 @@ class UnreconciledNode:
 
     @property
     def reason(self) -> str:
-        """What is missing, as a sentence."""
+        """What is missing, as a message."""
         if not self.node.reachable:
             return self.node.status_message or "It does not answer."
         if self.undecided:

@@ -52,7 +52,7 @@ class ExtensionAllowance:
 
 
 def extension_allowance(job: Job, max_s: float) -> ExtensionAllowance:
-    """How much its people may still add to the limit of a job; ``most_s`` is the knob ``extend_most_s``."""
+    """How much its people may still add to the limit of a job; ``most_s`` is the knob ``max_extension_s``."""
     granted = TimeLimitExtension.objects.filter(job=job, state="granted").aggregate(all=Sum("extra_s"))["all"] or 0
     return ExtensionAllowance(max(0, int(max_s) - granted), int(max_s))
 

@@ -88,7 +88,7 @@ def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLa
         lane.lines = max(lane.lines, lines[-1] + 1 if lines else 1)
         lane.bars.append(
             TimelineBar(
-                "leaving" if attempt.stop_wanted_at else "running",
+                "leaving" if attempt.stop_requested_at else "running",
                 job if visibility.can_name_job(job) else None,
                 job.owner_id == visibility.user.pk,
                 sum(one.milli for one in task.allocations.all()),
@@ -118,7 +118,7 @@ def next_lanes(visibility: NameVisibility, pool: str) -> list[TimelineLane]:
         lane = lanes.setdefault(name, TimelineLane(name, None, "", 0))
         if lane.lines == MAX_NEXT_JOBS:
             continue
-        standing = job.standing
+        standing = job.verdict
         start = standing.p50_at
         if start is None:
             continue

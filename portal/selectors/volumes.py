@@ -60,7 +60,7 @@ def node_disks() -> list[NodeDisk]:
 
 
 def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str | None:
-    """Whether the limit of a volume is held, as a sentence; None for one without a limit."""
+    """Whether the limit of a volume is held, as a message; None for one without a limit."""
     if row.quota_mib is None:
         return None
     use = {VolumeKind.HOME.value: "homes", VolumeKind.SCRATCH.value: "scratch"}.get(row.kind, "volumes")

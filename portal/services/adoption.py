@@ -50,7 +50,7 @@ def adopt_attempt(job: Job, number: int, tasks: Sequence[FoundTask], *, actor: s
             # nobody probes it: what its server would be asked with was in the record that is lost
             ready_at=now if job.kind == JobKind.WORKSPACE.value else None,
         )
-        job.attempts_made = max(job.attempts_made, number)
+        job.attempt_count = max(job.attempt_count, number)
         job.started_at = job.started_at or attempt.running_at
         job.exit_code = None
         JobVerdict.objects.filter(job=job).delete()
@@ -88,13 +88,13 @@ def _check_adoptable(job: Job) -> None:
     if job.state == JobState.PENDING:
         return
     if job.state in TERMINAL_JOB_STATES:
-        sentence = (
+        message = (
             f"The record knows that {job.name} has ended ({job.state.lower()}); it can only be stopped."
         )
-        raise Conflict(sentence, code="job_ended")
+        raise Conflict(message, code="job_ended")
     live = job.attempts.filter(state__in=LIVE_ATTEMPT_STATES).first()
     raise Conflict(
         f"The record still holds {'attempt ' + str(live.number) if live else 'another attempt'} of {job.name} "
         "as running. Once the end of that is proved, this one can be kept.",
-        code="job_runs",
+        code="job_running",
     )

@@ -17,7 +17,7 @@ from portal.models import Gpu, GpuAlert, InvalidRow, Node, User
 from portal.models.alarms import AlertKind
 from portal.services.audit import record_action
 
-AlertRow = TypeVar("Alarm", GpuAlert, InvalidRow)
+AlertRow = TypeVar("AlertRow", GpuAlert, InvalidRow)
 
 MAX_XID = 65_535
 MAX_OPEN_ALERTS = 64
@@ -162,7 +162,7 @@ def _raise_alert(gpu: Gpu, kind: AlertKind, *, code: int = 0, subject: str = "",
             gpu=gpu, kind=kind, code=code, subject=subject[:200], first_at=now, last_at=now, repeat_count=count
         )
         return kind is AlertKind.FOREIGN or xid_severity(code) is not XidSeverity.APPLICATION
-    row.subject, row.last_at, row.repeat_count, row.over_at = subject[:200], now, row.repeat_count + count, None
+    row.subject, row.last_at, row.repeat_count, row.resolved_at = subject[:200], now, row.repeat_count + count, None
     row.save(update_fields=["subject", "last_at", "repeat_count", "resolved_at"])
     return False
 

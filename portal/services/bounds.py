@@ -69,7 +69,7 @@ InfeasibleReason = tuple[str, dict[str, object]]
 
 
 def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
-    """Why the cluster could never run this, as a sentence with facts and ``nearest``; None when it could.
+    """Why the cluster could never run this, as a message with facts and ``nearest``; None when it could.
 
     A gang stands in one pool. Nodes that are cordoned or unreachable count: they come back. Retired do not.
     """
@@ -112,11 +112,11 @@ def _no_nodes_reason(request: ResourceRequest) -> InfeasibleReason:
     if not Node.objects.exclude(state=NodeState.RETIRED.value).exists():
         return "There is no node yet; an administrator adds the first one.", {"nearest": None}
     kind = "containers" if request.runtime in CONTAINER_RUNTIMES else "environments without a container"
-    sentence = f"No node of {_pool_text(request)} runs {kind}."
+    message = f"No node of {_pool_text(request)} runs {kind}."
     if elsewhere is None:
-        return sentence, {"nearest": None}
+        return message, {"nearest": None}
     pool = elsewhere.node.pool
-    return f"{sentence} The pool {pool.name} has some that do.", {"nearest": {"pool": pool.public_id}}
+    return f"{message} The pool {pool.name} has some that do.", {"nearest": {"pool": pool.public_id}}
 
 
 def _too_large_reason(request: ResourceRequest, nodes: list[EmptyNodeCapacity], pools: dict[int, list[EmptyNodeCapacity]], task_counts: dict[int, int]) -> InfeasibleReason:
@@ -128,11 +128,11 @@ def _too_large_reason(request: ResourceRequest, nodes: list[EmptyNodeCapacity], 
         "nearest": None,
     }
     if request.gpus_per_task and largest == 0:
-        sentence, facts["nearest"] = _gpu_mismatch_reason(request)
+        message, facts["nearest"] = _gpu_mismatch_reason(request)
     elif request.gpus_per_task > largest:
-        sentence, facts["nearest"] = _gpus_per_node_reason(request, nodes, pools, largest)
+        message, facts["nearest"] = _gpus_per_node_reason(request, nodes, pools, largest)
     elif not any(task_counts.values()):
-        sentence, facts["nearest"] = _node_too_small_reason(request, nodes)
+        message, facts["nearest"] = _node_too_small_reason(request, nodes)
     else:
         most = max(task_counts.values())
         if request.gpus_per_task:
@@ -140,12 +140,12 @@ def _too_large_reason(request: ResourceRequest, nodes: list[EmptyNodeCapacity], 
         else:
             what = f"{request.tasks} tasks"
         where = "the pool with most room" if len(pools) > 1 else _pool_text(request)
-        sentence = (
+        message = (
             f"Needs {what}, each with {_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}, at once in one pool; "
             f"{where} seats {most}. Ask for at most {most} {'task' if most == 1 else 'tasks'}."
         )
         facts["nearest"] = {"tasks": most, "gpus_per_task": request.gpus_per_task}
-    return sentence, facts
+    return message, facts
 
 
 def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, object] | None]:
@@ -174,10 +174,10 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
         elsewhere = next((r for r in _empty_nodes(replace(request, pool=None)) if r.gpus), None) if request.pool else None
         if elsewhere is not None:
             pool = elsewhere.node.pool
-            sentence = (
+            message = (
                 f"There is no {request.gpu_model} GPU in {_pool_text(request)}; the pool {pool.name} has some. {known}"
             )
-            return sentence, {"pool": pool.public_id}
+            return message, {"pool": pool.public_id}
         alike = difflib.get_close_matches(request.gpu_model, models, n=1, cutoff=0.0)
         return f"There is no {request.gpu_model} GPU in {_pool_text(request)}. {known}", {"gpu_model": alike[0]}
     most = max(gpu.memory_mib for gpu in here if gpu.model == request.gpu_model or not request.gpu_model)
@@ -194,11 +194,11 @@ def _mig_profile_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[st
         Gpu.objects.filter(present=True).exclude(mig_profile="").exclude(node__state=NodeState.RETIRED.value)
     )
     profiles = sorted(set(cut.values_list("mig_profile", flat=True)))
-    sentence = f"There is no MIG slice {request.mig_profile} in {_pool_text(request)}."
+    message = f"There is no MIG slice {request.mig_profile} in {_pool_text(request)}."
     if not profiles:
-        return f"{sentence} No GPU is cut into slices.", None
+        return f"{message} No GPU is cut into slices.", None
     alike = difflib.get_close_matches(request.mig_profile, profiles, n=1, cutoff=0.0)
-    return f"{sentence} The cluster has {', '.join(profiles)}.", {"mig_profile": alike[0]}
+    return f"{message} The cluster has {', '.join(profiles)}.", {"mig_profile": alike[0]}
 
 
 def _gpus_per_node_reason(
@@ -207,12 +207,12 @@ def _gpus_per_node_reason(
     smaller = replace(request, gpus_per_task=largest)
     most = max(sum(room.task_count(smaller) for room in held) for held in pools.values())
     parts = -(-request.gpus_per_task // largest) * request.tasks
-    sentence = (
+    message = (
         f"Needs {request.gpus_per_task} {_gpus_text(request)} on one node; the largest node has {largest}, "
         f"and all nodes together {sum(len(room.gpus) for room in nodes)}. Ask for at most {largest} on a node"
     )
-    sentence += f", or for {parts} tasks on several nodes." if 1 < parts <= most else "."
-    return sentence, {"tasks": min(request.tasks, most), "gpus_per_task": largest} if most else None
+    message += f", or for {parts} tasks on several nodes." if 1 < parts <= most else "."
+    return message, {"tasks": min(request.tasks, most), "gpus_per_task": largest} if most else None
 
 
 def _node_too_small_reason(request: ResourceRequest, nodes: list[EmptyNodeCapacity]) -> tuple[str, dict[str, object]]:

@@ -61,7 +61,7 @@ def do_prefetch_image(actor: User, environment: Environment, node: Node | None =
         notify_nodes({each.public_id: (PULL_IMAGE, "") for each in lacking})
         if lacking:
             names = [each.name for each in lacking]
-            record_action(actor, "environment.bring", environment, after={"nodes": names})
+            record_action(actor, "environment.prefetch", environment, after={"nodes": names})
     return len(lacking)
 
 
@@ -72,7 +72,7 @@ def do_cancel_prefetch(actor: User, environment: Environment) -> int:
         waiting = ImagePresence.objects.filter(environment=environment, pull_requested_at__isnull=False)
         stopped = waiting.exclude(state="loading").update(pull_requested_at=None, prefetched=False)
         if stopped:
-            record_action(actor, "environment.stop_bringing", environment, after={"nodes": stopped})
+            record_action(actor, "environment.cancel_prefetch", environment, after={"nodes": stopped})
     return stopped
 
 

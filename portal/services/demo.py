@@ -187,9 +187,9 @@ def running_demo_tasks() -> QuerySet[Task]:
 def evict_demo_jobs() -> int:
     """Asks all that runs on the demo's nodes to leave; it waits again. Gives how many attempts there were."""
     attempts = set(running_demo_tasks().values_list("attempt_id", flat=True))
-    sentence = "The demo was stopped, and its pretend nodes with it; the job waits again."
+    message = "The demo was stopped, and its pretend nodes with it; the job waits again."
     for attempt in sorted(attempts):
-        lifecycle.request_stop(attempt, EndReason.PREEMPTED, message=sentence)
+        lifecycle.request_stop(attempt, EndReason.PREEMPTED, message=message)
     return len(attempts)
 
 

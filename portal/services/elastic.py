@@ -73,12 +73,12 @@ class ScaleUpSession:
         """What ``seats`` make of a running job; Conflict when its attempt takes no more tasks, or not so many."""
         attempt = self._attempts.get(job.pk)
         if attempt is None or attempt.state == AttemptState.COMPLETING or job.desired_state != DesiredState.RUN:
-            raise Conflict("The job is about to end.", code="job_moved_on")
+            raise Conflict("The job is about to end.", code="job_changed")
         attempt.job = job
         tasks = self._tasks[attempt.pk]
         live = sum(not task.container_removed for task in tasks)
         if not survives_without(attempt, job, tasks) or live + len(placements) > job.tasks:
-            raise Conflict("The tasks of the job changed after the plan was made.", code="job_moved_on")
+            raise Conflict("The tasks of the job changed after the plan was made.", code="job_changed")
         return ScaleUp(job, attempt, placements, 1 + max(task.rank for task in tasks), live)
 
 
@@ -118,11 +118,11 @@ def scale_up_attempts(scale_ups: Sequence[ScaleUp]) -> None:
     news: list[TopicEvent] = []
     for each in scale_ups:
         where = ", ".join(sorted({seat.node.name for seat in each.placements}))
-        sentence = (
+        message = (
             f"Grows from {each.live_count} to {each.live_count + len(each.placements)} of {each.job.tasks} tasks: {where}."
         )
-        events.append(attempt_event(each.attempt, "grows", "", "", "placed", sentence))
-        news.append(attempt_topic_event(each.attempt, "grows", sentence))
+        events.append(attempt_event(each.attempt, "grows", "", "", "placed", message))
+        news.append(attempt_topic_event(each.attempt, "grows", message))
         bump_job_version(each.job)
     JobEvent.objects.bulk_create(events)
     publish_all_on_commit(news)
@@ -155,16 +155,16 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
             going = [
                 task
                 for task in mine
-                if task.rank in leave.ranks and task.state in LIVE_ATTEMPT_STATES and task.leave_wanted_at is None
+                if task.rank in leave.ranks and task.state in LIVE_ATTEMPT_STATES and task.eviction_requested_at is None
             ]
             if not going or not survives_without(attempt, attempt.job, mine, {task.pk for task in going}):
                 kept.append(attempt.pk)
                 continue
             before = surviving_tasks(mine)
             for_whom = _PREEMPTOR_TEXT.get(leave.reason, "").format(job=leave.for_job.name if leave.for_job else "")
-            sentence = f"Gives {len(going)} of {before} tasks back {for_whom}".strip() + "."
+            message = f"Gives {len(going)} of {before} tasks back {for_whom}".strip() + "."
             _request_eviction(attempt, going, leave.reason)
-            record_event(attempt, "shrinks", "", "", leave.reason.value, sentence, actor)
+            record_event(attempt, "shrinks", "", "", leave.reason.value, message, actor)
             bump_job_version(attempt.job)
     return [*kept, *wanted]
 
@@ -183,7 +183,7 @@ def end_tasks(ids: Iterable[int], reason: EndReason, *, message: str, actor: str
             going = [
                 task
                 for task in mine
-                if task.pk in lost and task.state in LIVE_ATTEMPT_STATES and task.leave_wanted_at is None
+                if task.pk in lost and task.state in LIVE_ATTEMPT_STATES and task.eviction_requested_at is None
             ]
             if going:
                 _request_eviction(attempt, going, reason)
@@ -214,7 +214,7 @@ def _lock_attempts(attempts: Iterable[int]) -> tuple[list[Attempt], dict[int, li
 def _request_eviction(attempt: Attempt, leaving: Sequence[Task], reason: EndReason) -> None:
     """Marks locked tasks as leaving and tells their nodes; where no start ever went out they are gone at once."""
     for task in leaving:
-        task.leave_wanted_at, task.leave_reason = timezone.now(), reason.value
+        task.eviction_requested_at, task.eviction_reason = timezone.now(), reason.value
         if attempt.start_sent_at is None:
             task.ended_at = timezone.now()
             transition_task(task, END_STATES[reason])

@@ -23,7 +23,7 @@ def finish_attempt(attempt: Attempt, job: Job) -> None:
     """Ends an attempt whose every task is gone, and decides what becomes of the job."""
     reason = EndReason(attempt.stop_reason) if attempt.stop_reason else EndReason.COMPLETED
     state = END_STATES[reason]
-    sentence = attempt.message or end_message(reason)
+    message = attempt.message or end_message(reason)
     for task in attempt.task_rows.select_for_update(no_key=True).order_by("pk"):
         if task.state in LIVE_ATTEMPT_STATES:
             task.ended_at = timezone.now()
@@ -33,14 +33,14 @@ def finish_attempt(attempt: Attempt, job: Job) -> None:
         attempt.exit_code = 0
     attempt.save(update_fields=["ended_at", "exit_code"])
     release_rendezvous(attempt)
-    transition_attempt(attempt, state, reason.value, sentence, attempt.stop_actor)
+    transition_attempt(attempt, state, reason.value, message, attempt.stop_requested_by)
     job.exit_code = attempt.exit_code
     after = _next_job_state(job, attempt, reason, state)
-    if after is JobState.PENDING and not sentence.endswith("waits again."):
-        sentence = f"{sentence} It waits again."
+    if after is JobState.PENDING and not message.endswith("waits again."):
+        message = f"{message} It waits again."
     if after is JobState.SUSPENDED and reason is not EndReason.SUSPENDED:
-        sentence = end_message(EndReason.SUSPENDED)  # asked for while it left for another reason
-    transition_job(job, after, reason=reason, message=sentence, attempt=attempt, actor=attempt.stop_actor)
+        message = end_message(EndReason.SUSPENDED)  # asked for while it left for another reason
+    transition_job(job, after, reason=reason, message=message, attempt=attempt, actor=attempt.stop_requested_by)
     trigger_cycle("ended")
 
 
@@ -51,7 +51,7 @@ def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: Attemp
         return JobState.SUSPENDED
     if state is AttemptState.SUSPENDED:
         return JobState.PENDING  # resumed while it let go
-    retried = reason in RETRYABLE_REASONS or (job.retry_failures and reason in APPLICATION_FAILURES)
+    retried = reason in RETRYABLE_REASONS or (job.retry_on_failure and reason in APPLICATION_FAILURES)
     if job.is_placeholder and (reason in PREEMPTION_REASONS or retried):
         return JobState.FAILED  # nobody knows what to start again
     if reason in PREEMPTION_REASONS:
@@ -69,7 +69,7 @@ def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: Attemp
 def surviving_tasks(tasks: Sequence[Task], without: Collection[int] = ()) -> int:
     """How many tasks go on when those that were asked to leave, and ``without`` (row numbers), have left."""
     return sum(
-        task.state in LIVE_ATTEMPT_STATES and task.leave_wanted_at is None and task.pk not in without
+        task.state in LIVE_ATTEMPT_STATES and task.eviction_requested_at is None and task.pk not in without
         for task in tasks
     )
 
@@ -80,11 +80,11 @@ def survives_without(attempt: Attempt, job: Job, tasks: Sequence[Task], without:
     Not when it is to end anyhow: because somebody wants it, or because one of its tasks has finished, whom the
     others follow.
     """
-    if not job.is_elastic or attempt.stop_wanted_at is not None or job.desired_state != DesiredState.RUN:
+    if not job.is_elastic or attempt.stop_requested_at is not None or job.desired_state != DesiredState.RUN:
         return False
     if any(task.state == AttemptState.COMPLETED for task in tasks):
         return False
-    return surviving_tasks(tasks, without) >= job.least_tasks
+    return surviving_tasks(tasks, without) >= job.required_tasks
 
 
 def record_lost_tasks(
@@ -93,7 +93,7 @@ def record_lost_tasks(
     """Writes down that tasks of an attempt end and the others go on; what is to replace them pauses first."""
     if reason not in NOT_TASK_FAILURES:
         attempt.failed_tasks += lost
-    attempt.grow_after = timezone.now() + dt.timedelta(seconds=backoff_s(attempt.failed_tasks))
+    attempt.scale_up_after = timezone.now() + dt.timedelta(seconds=backoff_s(attempt.failed_tasks))
     attempt.save(update_fields=["failed_tasks", "scale_up_after"])
     more = f" {surviving} of {job.tasks} tasks go on."
     if attempt.failed_tasks >= job.max_attempts:

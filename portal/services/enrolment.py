@@ -67,7 +67,7 @@ def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", acco
             cluster,
             PublicKeys(**public),
             bundled_agent().signed,
-            replace(choices, deny_addresses=_portal_addresses(host)),
+            replace(choices, denied_networks=_portal_addresses(host)),
         )
     except EnrolmentError as fault:
         raise _to_invalid_request(fault) from fault

@@ -22,6 +22,6 @@ def do_export_failed_cycle(actor: User, public_id: str) -> tuple[str, bytes]:
         if not row.content:
             raise Conflict("What this cycle had to decide on could not be saved.", code="not_saved")
         record_action(
-            actor, "cycle.download", row, after={"at": row.first_at.isoformat(), "bytes": row.size_bytes}
+            actor, "failed_cycle.export", row, after={"at": row.first_at.isoformat(), "bytes": row.size_bytes}
         )
     return f"fairway-cycle-{row.first_at:%Y%m%d-%H%M%S}.json.gz", bytes(row.content)

@@ -8,7 +8,7 @@ from portal.services.bounds import InfeasibleReason
 
 
 def launcher_error(launcher: str, *, workspace: bool, elastic: bool) -> str | None:
-    """What is wrong with a launcher for such a job, as a sentence; None: nothing."""
+    """What is wrong with a launcher for such a job, as a message; None: nothing."""
     if launcher not in LAUNCHERS:
         return f"Choose one of {', '.join(LAUNCHERS)}."
     if launcher != "none" and workspace:
@@ -28,17 +28,17 @@ def no_gang_network_reason(launcher: str, tasks: int, gpus_per_task: int, pool: 
     gpus = tasks * gpus_per_task
     where = f"the pool {pool.name} lends" if pool else "no pool here lends"
     network = "no network between nodes" if pool else "a network between nodes"
-    sentence = (
+    message = (
         f"With {launcher} its {tasks} tasks must reach each other, and {where} gangs {network}. Ask for one task"
         + (f" with {gpus} GPUs on one node: {launcher} starts a process for each." if gpus else ".")
     )
-    return sentence, {"nearest": {"tasks": 1, "gpus_per_task": gpus, "launcher": launcher}}
+    return message, {"nearest": {"tasks": 1, "gpus_per_task": gpus, "launcher": launcher}}
 
 
 def has_gang_network(pool: NodePool | None) -> bool:
     """True when tasks on several nodes of a pool (of some pool, for None) reach each other."""
     if pool is not None:
-        return pool.allow_node_network
+        return pool.allow_host_network
     return NodePool.objects.filter(allow_host_network=True).exists()
 
 

@@ -27,7 +27,7 @@ def stop_memory_overuse(
     row = held.select_related("gpu__node", "task").first()
     if row is None:
         return  # it has let go since
-    sentence = end_message(
+    message = end_message(
         EndReason.GPU_MEMORY_LIMIT_EXCEEDED,
         gpu=row.gpu.index,
         node=row.gpu.node.name,
@@ -35,4 +35,4 @@ def stop_memory_overuse(
         share=format_memory(share_mib),
         seconds=round(seconds),
     )
-    lifecycle.request_stop(row.task.attempt_id, EndReason.GPU_MEMORY_LIMIT_EXCEEDED, message=sentence)
+    lifecycle.request_stop(row.task.attempt_id, EndReason.GPU_MEMORY_LIMIT_EXCEEDED, message=message)

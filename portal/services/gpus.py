@@ -41,7 +41,7 @@ def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
         )
         row.save(update_fields=["health", "health_reason", "ecc_uncorrected"])
         after = {"gpu": row.uuid, "health": row.health}
-        record_action(actor, "gpu.give_back", row.node, before=before, after=after, reason=reason)
+        record_action(actor, "gpu.return_to_service", row.node, before=before, after=after, reason=reason)
         publish_on_commit("cluster", {"kind": "gpu_health", "uuid": row.uuid, "health": row.health})
         trigger_cycle("gpu_health")
     return row
@@ -67,12 +67,12 @@ def record_gpus(node: Node, reported: list[dict[str, Any]]) -> None:
             "memory_mib": gpu["memory_mib"] or 0,
             "simulated": bool(gpu.get("simulated")),
             "present": True,
-            "island": gpu.get("island"),
+            "island": gpu.get("nvlink_island"),
             "compute_capability": gpu.get("compute_capability"),
             "mig_profile": str(gpu.get("mig_profile") or "")[:32],
-            "reserved_mib": gpu.get("reserved_mib"),
+            "driver_reserved_mib": gpu.get("driver_reserved_mib"),
             "bus_id": str(gpu.get("bus_id") or "")[:32],
-            "numa": gpu.get("numa"),
+            "numa": gpu.get("numa_node"),
             "ecc_uncorrected": gpu.get("ecc_uncorrected"),
         }
         if row is None:
@@ -85,14 +85,14 @@ def record_gpus(node: Node, reported: list[dict[str, Any]]) -> None:
                     "node": node,
                     "health": GpuHealth.OK.value,
                     "health_reason": "",
-                    "foreign_user": "",
+                    "foreign_process_owner": "",
                 }
             Gpu.objects.filter(pk=row.pk).update(**fields)
         health = GpuHealth(gpu.get("health") or GpuHealth.OK)
-        sentence, fatal = str(gpu.get("health_sentence") or ""), bool(gpu.get("fatal"))
+        message, fatal = str(gpu.get("health_message") or ""), bool(gpu.get("fatal"))
         if health is GpuHealth.OK and _errors_increased(row.ecc_uncorrected, gpu.get("ecc_uncorrected")):
-            health, sentence, fatal = GpuHealth.QUARANTINED, UNOBSERVED_ECC_ERRORS, True
-        record_gpu_health(row.pk, health, sentence, fatal=fatal)
+            health, message, fatal = GpuHealth.QUARANTINED, UNOBSERVED_ECC_ERRORS, True
+        record_gpu_health(row.pk, health, message, fatal=fatal)
     for row in rows.values():
         if row.present:
             Gpu.objects.filter(pk=row.pk).update(present=False)
@@ -192,20 +192,20 @@ def record_foreign_processes(node: str, owners_by_uuid: Mapping[str, str]) -> No
         rows = Gpu.objects.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
         for gpu in rows.filter(uuid__in=list(owners_by_uuid), node__public_id=node):
             who = owners_by_uuid[gpu.uuid]
-            if gpu.foreign_user == who[:200]:
+            if gpu.foreign_process_owner == who[:200]:
                 continue
-            before, gpu.foreign_user = gpu.foreign_user, who[:200]
-            Gpu.objects.filter(pk=gpu.pk).update(foreign_process_owner=gpu.foreign_user)
-            record_foreign_process(gpu, gpu.foreign_user)
+            before, gpu.foreign_process_owner = gpu.foreign_process_owner, who[:200]
+            Gpu.objects.filter(pk=gpu.pk).update(foreign_process_owner=gpu.foreign_process_owner)
+            record_foreign_process(gpu, gpu.foreign_process_owner)
             record_action(
                 None,
-                "gpu.foreign",
+                "gpu.foreign_process",
                 gpu.node,
-                before={"gpu": gpu.uuid, "foreign_user": before},
-                after={"gpu": gpu.uuid, "foreign_user": gpu.foreign_user},
+                before={"gpu": gpu.uuid, "foreign_process_owner": before},
+                after={"gpu": gpu.uuid, "foreign_process_owner": gpu.foreign_process_owner},
             )
             publish_on_commit("cluster", {"kind": "gpu_health", "uuid": gpu.uuid, "health": gpu.health})
-            trigger_cycle("gpu_foreign")
+            trigger_cycle("gpu_busy_foreign_process")
 
 
 def _errors_increased(before: int | None, now: int | None) -> bool:
@@ -214,7 +214,7 @@ def _errors_increased(before: int | None, now: int | None) -> bool:
 
 
 def _end_work_on(gpu: Gpu, reason: str) -> None:
-    sentence = end_message(EndReason.GPU_LOST, node=gpu.node.name)
+    message = end_message(EndReason.GPU_LOST, node=gpu.node.name)
     held = gpu.allocations.filter(ended_at__isnull=True, task__node=gpu.node)
     tasks = held.values_list("task_id", flat=True).distinct()
-    elastic.end_tasks(tasks, EndReason.GPU_LOST, message=f"{sentence} {reason}".strip())
+    elastic.end_tasks(tasks, EndReason.GPU_LOST, message=f"{message} {reason}".strip())

@@ -33,8 +33,8 @@ def allocate_gpus(shares: Iterable[tuple[int, int, int]]) -> None:
         row = held.get(gpu)
         if row is None or row.health != "ok" or not row.present:
             raise Conflict(f"GPU {row.uuid if row else gpu} is not healthy.", code="gpu_not_healthy")
-        if row.foreign_user:
-            raise Conflict(f"On GPU {row.uuid} works {row.foreign_user}.", code="gpu_foreign")
+        if row.foreign_process_owner:
+            raise Conflict(f"On GPU {row.uuid} works {row.foreign_process_owner}.", code="gpu_busy_foreign_process")
     _check_gpu_sharing_scope(asked)
     _add_used_milli(wanted)
 
@@ -54,8 +54,8 @@ def _check_gpu_sharing_scope(requested: Iterable[tuple[int, int, int]]) -> None:
     rows = list(mixed.select_related("node__pool"))
     knobs = effective_pool_settings({row.node.pool for row in rows}) if rows else {}
     for row in rows:
-        if knobs[row.node.pool_id]["share_gpus"] != "anybody":
-            raise Conflict(f"GPU {row.uuid} is shared by another project.", code="gpu_company")
+        if knobs[row.node.pool_id]["gpu_sharing_scope"] != "any":
+            raise Conflict(f"GPU {row.uuid} is shared by another project.", code="gpu_shared_elsewhere")
 
 
 def allocate_running_gpus(shares: Iterable[tuple[int, int]]) -> None:

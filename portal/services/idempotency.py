@@ -54,7 +54,7 @@ def run_once(
     if not re.fullmatch(KEY_PATTERN, key):
         raise MalformedRequest(
             "The Idempotency-Key must be 1 to 255 printable ASCII characters without spaces.",
-            code="bad_idempotency_key",
+            code="invalid_idempotency_key",
         )
     fingerprint = fingerprint_of(route, body)
     IdempotencyKey.objects.bulk_create(

@@ -49,16 +49,16 @@ def record_tool_activity(used_ago_s: Mapping[int, float | None]) -> None:
         return
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO portal_activity AS kept (attempt_id, tool_since, tool_seen_at, tool_used_at, snoozes)"
+            "INSERT INTO portal_workspaceactivity AS kept (attempt_id, tool_polled_since, tool_polled_at, tool_active_at, snoozes)"
             " SELECT attempt.id, clock_timestamp(), clock_timestamp(),"
             "        clock_timestamp() - make_interval(secs => told.ago_s), 0"
             "   FROM unnest(%s::bigint[], %s::float8[]) AS told (id, ago_s)"
             "   JOIN portal_attempt attempt ON attempt.id = told.id"
             " ON CONFLICT (attempt_id) DO UPDATE SET"
-            "   tool_since = CASE WHEN kept.tool_seen_at > clock_timestamp() - make_interval(secs => %s)"
-            "                THEN kept.tool_since ELSE excluded.tool_since END,"
-            "   tool_seen_at = excluded.tool_seen_at,"
-            "   tool_used_at = greatest(kept.tool_used_at, excluded.tool_used_at)",
+            "   tool_polled_since = CASE WHEN kept.tool_polled_at > clock_timestamp() - make_interval(secs => %s)"
+            "                THEN kept.tool_polled_since ELSE excluded.tool_polled_since END,"
+            "   tool_polled_at = excluded.tool_polled_at,"
+            "   tool_active_at = greatest(kept.tool_active_at, excluded.tool_active_at)",
             [list(used_ago_s), list(used_ago_s.values()), MAX_POLL_GAP_S],
         )
 
@@ -73,14 +73,14 @@ def start_countdown(decided: WorkspaceActivity, inactive_since: dt.datetime, sus
         if row is None:
             return False
         now = _now()
-        row.countdown_at, row.quiet_since = now, inactive_since
-        row.stops_at = None if suspend_in_s is None else now + dt.timedelta(seconds=suspend_in_s)
+        row.idle_notified_at, row.inactive_since = now, inactive_since
+        row.suspend_at = None if suspend_in_s is None else now + dt.timedelta(seconds=suspend_in_s)
         row.save(update_fields=["idle_notified_at", "inactive_since", "suspend_at"])
         quiet = format_duration(_minutes((now - inactive_since).total_seconds()))
-        sentence = f"Nobody has used it for {quiet}: its GPUs and its tool are both quiet."
+        message = f"Nobody has used it for {quiet}: its GPUs and its tool are both quiet."
         if suspend_in_s is not None:
-            sentence += f" Unless it is used or kept it is suspended in {format_duration(suspend_in_s)}; its files stay."
-        _record_event(row.attempt, "idle", sentence, suspend_at=row.stops_at)
+            message += f" Unless it is used or kept it is suspended in {format_duration(suspend_in_s)}; its files stay."
+        _record_event(row.attempt, "idle", message, suspend_at=row.suspend_at)
         return True
 
 
@@ -88,7 +88,7 @@ def end_countdown(decided: WorkspaceActivity, reason: str) -> bool:
     """Ends a countdown: the workspace is used, kept, or not known to be idle."""
     with transaction.atomic():
         row = _lock_if_unchanged(decided)
-        if row is None or row.countdown_at is None:
+        if row is None or row.idle_notified_at is None:
             return False
         _clear_countdown(row)
         _record_event(row.attempt, "idle_ended", reason)
@@ -100,13 +100,13 @@ def suspend_idle(decided: WorkspaceActivity) -> bool:
     with transaction.atomic():
         row = _lock_if_unchanged(decided)
         now = _now()
-        if row is None or row.stops_at is None or row.stops_at > now or row.quiet_since is None:
+        if row is None or row.suspend_at is None or row.suspend_at > now or row.inactive_since is None:
             return False
         if IdleExemption.objects.filter(job=row.attempt.job, revoked_at__isnull=True, expires_at__gt=now).exists():
             return False
-        quiet = format_duration(_minutes((now - row.quiet_since).total_seconds()))
-        sentence = f"Suspended after {quiet} without use; its files are kept."
-        job = suspending.suspend_job(row.attempt.job_id, actor="", message=sentence, only_attempt=row.pk)
+        quiet = format_duration(_minutes((now - row.inactive_since).total_seconds()))
+        message = f"Suspended after {quiet} without use; its files are kept."
+        job = suspending.suspend_job(row.attempt.job_id, actor="", message=message, only_attempt=row.pk)
         return job.desired_state == DesiredState.SUSPENDED
 
 
@@ -121,16 +121,16 @@ def do_snooze(user: User, job: Job) -> WorkspaceActivity:
     require_permission(user, Permission.CONTROL, job)
     with transaction.atomic():
         row = _lock_running_activity(job)
-        if row is None or row.countdown_at is None:
+        if row is None or row.idle_notified_at is None:
             raise Conflict("It is not counting down.", code="not_idle")
         knobs = _policy_settings(row.attempt)
-        used, most = row.snoozes_used, int(knobs["idle_snoozes"])
+        used, most = row.effective_snooze_count, int(knobs["idle_snooze_limit"])
         if used >= most:
             raise Conflict(
                 f"It was snoozed {most} times already; use it, or say why it is to be kept."
                 if most
                 else "Idle workspaces are not snoozed here; use it, or say why it is to be kept.",
-                code="snoozed_enough",
+                code="snooze_limit_reached",
             )
         now, keep_s = _now(), float(knobs["idle_snooze_s"])
         row.snooze_count, row.snoozed_at = used + 1, now
@@ -158,13 +158,13 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
         row = _lock_running_activity(job)
         if row is None:
             raise Conflict("It does not run.", code="not_running")
-        keep_s = float(_policy_settings(row.attempt)["idle_excuse_s"])
+        keep_s = float(_policy_settings(row.attempt)["idle_exemption_s"])
         if not keep_s:
-            raise Conflict("Reasons are not taken here.", code="no_excuses")
+            raise Conflict("Reasons are not taken here.", code="exemptions_disabled")
         now = _now()
         earlier = IdleExemption.objects.filter(job=job)
         if earlier.filter(revoked_at__isnull=True, expires_at__gt=now).exists():
-            raise Conflict("A reason holds already.", code="excused")
+            raise Conflict("A reason holds already.", code="already_exempt")
         if not user.is_admin and earlier.filter(revoked_at__isnull=False).exists():
             raise Forbidden(
                 "A reason for this workspace was cut short; only administrators may give another."
@@ -172,10 +172,10 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
         excuse = IdleExemption.objects.create(
             job=job, requested_by=user, reason=reason, created_at=now, expires_at=now + dt.timedelta(seconds=keep_s)
         )
-        if row.countdown_at is not None:
+        if row.idle_notified_at is not None:
             _clear_countdown(row)
-        _record_event(row.attempt, "excused", f"Kept for {format_duration(keep_s)}, used or not: {reason}", user.username)
-        record_action(user, "job.excuse", job, after={"until": excuse.expires_at.isoformat()}, reason=reason)
+        _record_event(row.attempt, "already_exempt", f"Kept for {format_duration(keep_s)}, used or not: {reason}", user.username)
+        record_action(user, "job.idle_exemption", job, after={"until": excuse.expires_at.isoformat()}, reason=reason)
     return excuse
 
 
@@ -190,13 +190,13 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
             .select_related("job")
             .get(pk=exemption.pk)
         )
-        if row.cut_at is not None or row.expires_at <= _now():
-            raise Conflict("It does not hold any more.", code="excuse_over")
+        if row.revoked_at is not None or row.expires_at <= _now():
+            raise Conflict("It does not hold any more.", code="exemption_expired")
         IdleExemption.objects.filter(pk=row.pk).update(revoked_at=Now(), revoked_by=user)
         attempt = Attempt.objects.filter(job=row.job).order_by("-number").first()
         if attempt is not None:
-            _record_event(attempt, "excuse_cut", "The reason that kept it was cut short.", user.username)
-        record_action(user, "job.excuse_cut", row.job, before={"until": row.expires_at.isoformat()}, reason=row.reason)
+            _record_event(attempt, "exemption_revoked", "The reason that kept it was cut short.", user.username)
+        record_action(user, "job.idle_exemption_revoked", row.job, before={"until": row.expires_at.isoformat()}, reason=row.reason)
     row.refresh_from_db()
     return row
 
@@ -221,7 +221,7 @@ def _policy_settings(attempt: Attempt) -> Mapping[str, float | str]:
     return effective_rules([(pool, project)])[pool.pk, project].values
 
 
-_IS_RUNNING = Q(attempt__state=AttemptState.RUNNING.value, attempt__stop_wanted_at__isnull=True)
+_IS_RUNNING = Q(attempt__state=AttemptState.RUNNING.value, attempt__stop_requested_at__isnull=True)
 
 
 def _lock_if_unchanged(decided: WorkspaceActivity) -> WorkspaceActivity | None:
@@ -254,7 +254,7 @@ def _lock_running_activity(job: Job) -> WorkspaceActivity | None:
 
 
 def _clear_countdown(row: WorkspaceActivity) -> None:
-    row.countdown_at = row.stops_at = row.quiet_since = None
+    row.idle_notified_at = row.suspend_at = row.inactive_since = None
     row.save(update_fields=["idle_notified_at", "suspend_at", "inactive_since"])
 
 
@@ -263,7 +263,7 @@ def _record_event(
 ) -> None:
     """Leaves an event on the timeline, and tells who watches the workspace or its owner."""
     event = attempt_event(attempt, kind, "", "", kind, message, actor)
-    event.details = {"stops_at": suspend_at.isoformat()} if suspend_at else {}
+    event.details = {"suspend_at": suspend_at.isoformat()} if suspend_at else {}
     event.save()
     topic, data = attempt_topic_event(attempt, kind, message)
     news = data | event.details | {"job": attempt.job.public_id}

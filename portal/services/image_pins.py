@@ -162,12 +162,12 @@ def pin_job(task: Task) -> str:
             if row.image_digest:
                 row.save(update_fields=["image_digest", "image_attempt"])
             if row.image_digest and before not in ("", row.image_digest):
-                sentence = (
+                message = (
                     f"Runs {row.image_digest} from now on. One node alone had named {before}, and another could not "
                     "get it."
                 )
-                attempt_event(attempt, "note", "", "", "image_replaced", sentence).save()
-                publish_all_on_commit([attempt_topic_event(attempt, "note", sentence)])
+                attempt_event(attempt, "note", "", "", "image_replaced", message).save()
+                publish_all_on_commit([attempt_topic_event(attempt, "note", message)])
     job.image_digest, job.image_attempt = row.image_digest, row.image_attempt
     return job.image_digest
 
@@ -214,7 +214,7 @@ def do_update_image(actor: User, environment: Environment, pin: str = "") -> Env
             message = (
                 f"Nodes report {len(claims)} other images under this tag: {', '.join(claims)}. Choose one."
             )
-            raise Conflict(message, code="several_images")
+            raise Conflict(message, code="ambiguous_image")
         pin = pin or next(iter(claims))
         if pin not in claims:
             raise InvalidRequest(fields={"image_digest": "No node reports this image under the tag now."})

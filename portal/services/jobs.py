@@ -41,7 +41,7 @@ MAX_TIME_LIMIT_S = 30 * 24 * 3600
 PRIORITIES = range(-100, 101)
 
 
-NOT_RESUBMITTED = frozenset({"held", "after", "after_any"})
+NOT_RESUBMITTED = frozenset({"held", "after", "ignore_dependency_failure"})
 """What a job that is started again does not take over: whether and for whom the old one waited."""
 
 REQUEST_FIELDS = (
@@ -158,8 +158,8 @@ def validate_request(user: User, request: JobRequest) -> None:
         )
     )
     if found is not None:
-        sentence, facts = found
-        raise Unsatisfiable(sentence, code="never", details=facts)
+        message, facts = found
+        raise Unsatisfiable(message, code="unsatisfiable", details=facts)
 
 
 def _permission_errors(user: User, request: JobRequest) -> dict[str, str]:
@@ -186,10 +186,10 @@ def preview_start(user: User, request: JobRequest) -> dict[str, Any] | None:
     answer = query_would_start(preview_query_body(user, request))
     if answer is None or "error" in answer:
         return None
-    if answer["never"]:
+    if answer["unsatisfiable"]:
         nearest = answer["alternatives"][0]["fields"] if answer["alternatives"] else None
         facts = {**answer["verdict"]["numbers"], "nearest": nearest}
-        raise Unsatisfiable(answer["verdict"]["sentence"], code="never", details=facts)
+        raise Unsatisfiable(answer["verdict"]["message"], code="unsatisfiable", details=facts)
     return answer
 
 
@@ -202,7 +202,7 @@ def preview_query_body(user: User, request: JobRequest) -> dict[str, Any]:
     body["template"] = request.template.public_id if request.template else None
     body["user"] = user.public_id
     body["after"] = [job.public_id for job in request.dependencies]
-    body["after_any"] = request.ignore_dependency_failure
+    body["ignore_dependency_failure"] = request.ignore_dependency_failure
     return body
 
 
@@ -259,7 +259,7 @@ def do_resume_job(user: User, job: Job) -> Job:
     require_permission(user, Permission.CONTROL, job)
     if denial := job_denial(job):
         of_environment = denial.requirement is Requirement.ENVIRONMENT
-        code = "environment_not_offered" if of_environment else "owner_may_not_run"
+        code = "environment_not_offered" if of_environment else "owner_not_permitted"
         raise Conflict(str(denial), code=code)
     with transaction.atomic():
         job = suspending.resume_job(job.pk, actor=user.username)
@@ -309,7 +309,7 @@ def _job_columns(request: JobRequest) -> dict[str, Any]:
 def _check_process_runtime_enabled(user: User) -> None:
     """Where tasks run under one account for everybody, they are for the one admin who is alone here."""
     nodes = Node.objects.filter(runtime=RuntimeKind.PROCESS.value).exclude(state=NodeState.RETIRED.value)
-    if any(node.agent_info.get("separates_people", True) for node in nodes) or not nodes:
+    if any(node.agent_info.get("per_user_isolation", True) for node in nodes) or not nodes:
         return
     others = User.objects.filter(is_active=True).exclude(pk=user.pk)
     others = others.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
@@ -317,7 +317,7 @@ def _check_process_runtime_enabled(user: User) -> None:
         raise Forbidden(
             "Here everything without a container would run under one account, so it is closed as soon as a "
             "second person has an account. Use an environment in a container, or start Fairway as root.",
-            code="process_closed",
+            code="process_runtime_disabled",
         )
 
 
@@ -384,7 +384,7 @@ def _number_errors(request: JobRequest) -> list[tuple[str, str]]:
         *outside("cpu_milli", 100, 1_000_000),
         *outside("memory_mib", 32, 64 * 1024 * 1024, shown=format_memory),
         *outside("shm_mib", 1, 1024 * 1024, shown=format_memory),
-        *outside("stop_grace_s", 1, 600, " s"),
+        *outside("termination_grace_s", 1, 600, " s"),
         *outside("max_attempts", 1, 20),
         *outside("priority", PRIORITIES.start, PRIORITIES.stop - 1),
     ]

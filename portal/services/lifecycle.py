@@ -116,8 +116,8 @@ def start_attempts(
     for each in starts:
         job = each.job
         if job.state != JobState.PENDING or job.desired_state != DesiredState.RUN or job.held:
-            raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_moved_on")
-        if not job.least_tasks <= len(each.placements) <= job.tasks:
+            raise Conflict(f"The job is {job.state.lower()}, not waiting.", code="job_changed")
+        if not job.required_tasks <= len(each.placements) <= job.tasks:
             raise ValueError(f"{len(each.placements)} seats for {job.tasks} tasks")
     allocate_gpus(
         (gpu, milli, each.job.project_id)
@@ -128,7 +128,7 @@ def start_attempts(
     attempts = Attempt.objects.bulk_create(
         Attempt(
             job=each.job,
-            number=each.job.attempts_made + 1,
+            number=each.job.attempt_count + 1,
             gang_start=each.job.is_gang,
             pool=each.pool,
             leader_epoch=epoch,
@@ -175,7 +175,7 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
         job.state, job.reason = JobState.RUNNING.value, "placed"
         job.message = f"Got its GPUs on {where}."[:1000]
         job.version += 1
-        job.attempts_made = attempt.number
+        job.attempt_count = attempt.number
         job.started_at = job.started_at or now
         job.exit_code = None
         by_sentence.setdefault(job.message, []).append(job.pk)
@@ -185,7 +185,7 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
                 attempt, "attempt_state", "", AttemptState.CONFIGURING, "placed", f"Starting on {where}."
             )
         )
-        news += [*job_topic_events(job), attempt_topic_event(attempt, "attempt_state", events[-1].sentence)]
+        news += [*job_topic_events(job), attempt_topic_event(attempt, "attempt_state", events[-1].message)]
     Job.objects.filter(pk__in=[each.job.pk for each in starts]).update(
         state=JobState.RUNNING.value,
         reason="placed",
@@ -235,8 +235,8 @@ def should_start(task: Task, attempt: Attempt) -> bool:
     return (
         task.state == AttemptState.CONFIGURING
         and attempt.state in (AttemptState.CONFIGURING, AttemptState.RUNNING)
-        and attempt.stop_wanted_at is None
-        and task.leave_wanted_at is None
+        and attempt.stop_requested_at is None
+        and task.eviction_requested_at is None
         and (should_prepare(task, attempt) or begins)
     )
 
@@ -247,7 +247,7 @@ def _waits_for_rank_zero(task: Task, attempt: Attempt) -> bool:
     Another rank would meet that agent, and take it for rank 0.
     """
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
-    if task.rank == 0 or row is None or row.trying_since is None:
+    if task.rank == 0 or row is None or row.check_started_at is None:
         return False
     return Task.objects.filter(attempt=attempt, rank=0, state=AttemptState.CONFIGURING.value).exists()
 
@@ -306,7 +306,7 @@ def record_task_running(
         if attempt.gang_start and task.rank == 0:
             _notify_start(attempt, (row for row in tasks if row.state == AttemptState.CONFIGURING))
         run = sum(row.state == AttemptState.RUNNING for row in tasks)
-        if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.least_tasks:
+        if attempt.state == AttemptState.CONFIGURING and run >= attempt.job.required_tasks:
             attempt.running_at = now
             attempt.save(update_fields=["running_at"])
             transition_attempt(attempt, AttemptState.RUNNING, "started", "Its containers run.")
@@ -317,7 +317,7 @@ def record_task_problem(task_id: int, message: str) -> None:
     moved = Task.objects.filter(pk=task_id).exclude(status_message=message).update(status_message=message[:1000])
     if moved:
         job = Job.objects.get(attempts__task_rows=task_id)
-        publish_on_commit(f"job.{job.public_id}", {"kind": "task_problem", "sentence": message})
+        publish_on_commit(f"job.{job.public_id}", {"kind": "task_problem", "message": message})
 
 
 def record_attempt_ready(attempt_id: int) -> None:
@@ -362,7 +362,7 @@ def request_stops(requests: Sequence[StopRequest], *, actor: str = "") -> None:
             if attempt.start_sent_at is None or attempt.gang_start:
                 tasks = list(attempt.task_rows.select_for_update(no_key=True).order_by("pk"))
                 _release_unsent_tasks(attempt, tasks)
-                if all(task.gone for task in tasks):
+                if all(task.container_removed for task in tasks):
                     finish_attempt(attempt, attempt.job)
 
 
@@ -388,11 +388,11 @@ def record_task_ended(
         task = next(row for row in tasks if row.pk == task_id)
         if task.container_removed:
             return False
-        asked, leaves = attempt.stop_wanted_at is not None, task.leave_wanted_at is not None
+        asked, leaves = attempt.stop_requested_at is not None, task.eviction_requested_at is not None
         failed = not asked and not leaves and reason is not EndReason.COMPLETED
         task.exit_code, task.oom, task.peak_memory_mib = exit_code, oom, peak_memory_mib
         if task.state in LIVE_ATTEMPT_STATES:
-            cause = EndReason(attempt.stop_reason or task.leave_reason) if asked or leaves else reason
+            cause = EndReason(attempt.stop_reason or task.eviction_reason) if asked or leaves else reason
             task.ended_at = timezone.now()
             transition_task(task, END_STATES[cause])
         release_gpus(task, proof)
@@ -461,7 +461,7 @@ def set_job_held(job_id: int, held: bool, *, actor: str) -> Job:
 
 
 def hold_jobs(messages: Mapping[int, str], *, actor: str) -> None:
-    """Holds many jobs back from starting, each with the sentence of its event; those that are held stay so."""
+    """Holds many jobs back from starting, each with the message of its event; those that are held stay so."""
     with transaction.atomic():
         rows = Job.objects.select_for_update(no_key=True).filter(pk__in=messages, held=False)
         jobs = list(rows.exclude(state__in=[state.value for state in TERMINAL_JOB_STATES]).order_by("pk"))
@@ -515,15 +515,15 @@ def _request_stops_locked(requests: Sequence[tuple[Attempt, StopRequest]], actor
     """Writes the reasons of locked attempts that were not asked yet, and tells the nodes of all of them."""
     asked, events, news = [], [], []
     for attempt, stop in requests:
-        if attempt.stop_wanted_at is not None:
+        if attempt.stop_requested_at is not None:
             continue
         asked.append(attempt)
-        attempt.stop_wanted_at = timezone.now()
+        attempt.stop_requested_at = timezone.now()
         attempt.stop_reason = stop.reason.value
-        attempt.stop_actor = actor
+        attempt.stop_requested_by = actor
         attempt.message = (stop.message or end_message(stop.reason, actor=actor))[:1000]
-        attempt.stop_for = stop.for_job
-        attempt.stop_for_after = stop.for_job.attempts_made if stop.for_job else None
+        attempt.preempted_for = stop.for_job
+        attempt.preempted_for_attempt = stop.for_job.attempt_count if stop.for_job else None
         if attempt.start_sent_at is not None:
             old = set_attempt_state(attempt, AttemptState.COMPLETING)
             events.append(

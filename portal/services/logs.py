@@ -52,9 +52,9 @@ def record_log_progress(task_id: int, next_offset: int, *, complete: bool) -> No
 
 def delete_expired_logs() -> int:
     """Removes the logs of jobs that ended longer ago than logs are kept; gives of how many jobs. Repeatable."""
-    if settings.LOGS_KEPT_DAYS <= 0:
+    if settings.LOG_RETENTION_DAYS <= 0:
         return 0
-    before = timezone.now() - dt.timedelta(days=settings.LOGS_KEPT_DAYS)
+    before = timezone.now() - dt.timedelta(days=settings.LOG_RETENTION_DAYS)
     with contextlib.suppress(FileNotFoundError), os.scandir(settings.LOG_DIR) as folders:
         old = [folder.name for folder in folders if folder.stat().st_mtime < before.timestamp()]
         ended = Job.objects.filter(public_id__in=old[: 2 * DELETE_BATCH_SIZE], ended_at__lt=before)

@@ -39,12 +39,12 @@ def attempt_event(
 
 def attempt_topic_event(attempt: Attempt, kind: str, message: str) -> TopicEvent:
     """For those who watch the job."""
-    data = {"kind": kind, "attempt": attempt.number, "state": attempt.state, "sentence": message}
+    data = {"kind": kind, "attempt": attempt.number, "state": attempt.state, "message": message}
     return f"job.{attempt.job.public_id}", data
 
 
 def job_topic_events(job: Job) -> list[TopicEvent]:
     """Its state, for those who watch the job, its owner or its project."""
-    data = {"kind": "job_state", "job": job.public_id, "state": job.state, "sentence": job.message}
+    data = {"kind": "job_state", "job": job.public_id, "state": job.state, "message": job.message}
     topics = (f"job.{job.public_id}", f"user.{job.owner.public_id}", f"project.{job.project.public_id}")
     return [(topic, data) for topic in topics]

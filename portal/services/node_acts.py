@@ -64,7 +64,7 @@ def do_upgrade_all(actor: User) -> AgentRollout:
     bundled_agent()
     with transaction.atomic():
         if AgentRollout.objects.select_for_update().filter(finished_at__isnull=True).exists():
-            raise Conflict("The nodes are being upgraded already.", code="rollout_runs")
+            raise Conflict("The nodes are being upgraded already.", code="rollout_in_progress")
         nodes = [node for node in Node.objects.order_by("name") if _needs_upgrade(node)]
         if not nodes:
             raise Conflict("Every node that answers runs this agent already.", code="nothing_to_upgrade")
@@ -72,7 +72,7 @@ def do_upgrade_all(actor: User) -> AgentRollout:
         NodeOperation.objects.bulk_create(
             NodeOperation(node=node, kind=OperationKind.UPGRADE.value, actor=actor, rollout=rollout) for node in nodes
         )
-        record_action(actor, "nodes.upgrade", rollout, after={"nodes": [node.name for node in nodes]})
+        record_action(actor, "nodes.upgrade_all", rollout, after={"nodes": [node.name for node in nodes]})
         _advance_rollout(rollout)
     return rollout
 
@@ -146,14 +146,14 @@ def record_images_removed(operation: NodeOperation, removed: Sequence[Mapping[st
     if not removed:
         return
     with transaction.atomic():
-        images = [{"names": row["names"], "mib": row["size_mib"], "idle_s": row["idle_s"]} for row in removed]
-        record_action(operation.actor, "node.images_removed", operation.node, after={"images": images})
+        images = [{"names": row["names"], "mib": row["size_mib"], "unused_s": row["unused_s"]} for row in removed]
+        record_action(operation.actor, "node.image_gc_scope", operation.node, after={"images": images})
         notify_node(operation.node.public_id, "images")
 
 
 def request_gc_if_full(node: Node, used_percent: float | None) -> None:
     """Orders tidying once an image made the store of a node too full; not twice within a quarter of an hour."""
-    high = float(effective_pool_settings([node.pool])[node.pool_id]["image_high_percent"])
+    high = float(effective_pool_settings([node.pool])[node.pool_id]["image_gc_high_threshold_percent"])
     since = timezone.now() - dt.timedelta(seconds=FULL_DISK_GC_INTERVAL_S)
     if used_percent is None or used_percent < high:
         return
@@ -175,7 +175,7 @@ def request_due_gc() -> None:
     )  # after the rows: none is of a pool not read
     due = []
     for row in rows:
-        every_s = float(knobs[row.pool_id]["tidy_every_s"])
+        every_s = float(knobs[row.pool_id]["gc_interval_s"])
         if every_s and row.state_reason.startswith(DISK_FULL_REASON):
             every_s = min(every_s, FULL_DISK_GC_INTERVAL_S)
         last = row.tidied_at or row.created_at
@@ -198,16 +198,16 @@ def fail_overdue_operations() -> None:
     """Acts that were not over in time have failed: their node fell silent, or nobody carried them out."""
     late = NodeOperation.objects.filter(_is_due(), dispatched_at__lt=Now() - dt.timedelta(seconds=OPERATION_TIMEOUT_S))
     for check in late.select_related("node"):
-        sentence = f"{check.node.name} has not answered within {OPERATION_TIMEOUT_S:.0f} s."
+        message = f"{check.node.name} has not answered within {OPERATION_TIMEOUT_S:.0f} s."
         if check.program_sha256:
-            sentence += (
+            message += (
                 " The new agent may be in place; unless confirmed, the node goes back to the one before."
             )
         record_operation_step(
             check.public_id,
             name=OPERATION_TITLES[OperationKind(check.kind)],
             ok=False,
-            message=sentence,
+            message=message,
             seconds=OPERATION_TIMEOUT_S,
         )
         record_operation_finished(check.pk, ok=False)
@@ -219,7 +219,7 @@ def record_operation_step(operation_id: str, *, name: str, ok: bool, message: st
         check = NodeOperation.objects.select_for_update(no_key=True).get(public_id=operation_id)
         check.steps = [
             *check.steps,
-            {"name": name, "ok": ok, "sentence": message[:1000], "seconds": round(seconds, 3)},
+            {"name": name, "ok": ok, "message": message[:1000], "seconds": round(seconds, 3)},
         ]
         check.save(update_fields=["steps"])
 
@@ -246,11 +246,11 @@ def _is_due() -> Q:
 
 def _advance_rollout(rollout: AgentRollout) -> None:
     """Lets the next nodes begin, or ends it. The rollout's row is locked."""
-    checks = list(rollout.checks.select_related("node").order_by("node__name"))
-    turns = [check.turn for check in checks]
+    checks = list(rollout.operations.select_related("node").order_by("node__name"))
+    turns = [check.rollout_status for check in checks]
     begin = startable_count(turns)
     for check in [check for check, turn in zip(checks, turns, strict=True) if turn is RolloutStatus.PENDING][:begin]:
-        check.begun_at = timezone.now()
+        check.dispatched_at = timezone.now()
         check.save(update_fields=["dispatched_at"])
         notify_node(check.node.public_id, OPERATIONS)
     if begin == 0 and RolloutStatus.RUNNING not in turns:

@@ -31,14 +31,14 @@ def do_set_gang_fabric(
     fabric = replace(fabric, devices=tuple(dict.fromkeys(fabric.devices)))
     with transaction.atomic():
         row = NodePool.objects.select_for_update(no_key=True).get(pk=pool.pk)
-        before = {key: getattr(row, key) for key in ("allow_node_network", *fabric.to_json())}
-        after = {"allow_node_network": allowed, **fabric.to_json()}
+        before = {key: getattr(row, key) for key in ("allow_host_network", *fabric.to_json())}
+        after = {"allow_host_network": allowed, **fabric.to_json()}
         if before == after:
             return row
         for key, value in after.items():
             setattr(row, key, value)
         row.save(update_fields=list(after))
-        record_change(actor, "pool.network", row, before, after, reason=reason)
+        record_change(actor, "pool.gang_network", row, before, after, reason=reason)
         nodes = list(Node.objects.select_for_update(no_key=True).filter(pool=row).order_by("pk"))
         for node in nodes:
             update_missing_requirements(node, row)

@@ -21,7 +21,7 @@ from portal.words.states import NodeState
 def do_uncordon_node(actor: User, node: Node, *, reason: str = "", force: bool = False) -> NodeOperation | None:
     """Gives the check that decides, or None where the node is in service now: it was, or ``force`` asks no check.
 
-    Raises Conflict ``node_unreachable`` for one that does not answer, ``node_never_seen`` for one that never did.
+    Raises Conflict ``node_unreachable`` for one that does not answer, ``node_never_connected`` for one that never did.
     """
     require_permission(actor, Permission.CHANGE, node)
     if force:
@@ -41,7 +41,7 @@ def do_uncordon_node(actor: User, node: Node, *, reason: str = "", force: bool =
         check = looks.first() or request_operation(row, OperationKind.PREFLIGHT)
         check.actor, check.uncordon_on_success, check.reason = actor, True, reason[:500]
         check.save(update_fields=["actor", "uncordon_on_success", "reason"])
-        record_action(actor, "node.return", row, after={"check": check.public_id}, reason=reason)
+        record_action(actor, "node.uncordon", row, after={"check": check.public_id}, reason=reason)
     return check
 
 

@@ -45,7 +45,7 @@ def do_create_pool(actor: User, name: str) -> NodePool:
             record_action(actor, "pool.create", pool, after={"name": name})
     except IntegrityError as clash:
         raise InvalidRequest(
-            fields={"name": f"There is already a pool called {name}."}, code="name_taken"
+            fields={"name": f"There is already a pool called {name}."}, code="already_exists"
         ) from clash
     return pool
 
@@ -100,14 +100,14 @@ def do_create_node(
             )
             record_action(
                 actor,
-                "node.add",
+                "node.create",
                 node,
                 after={"name": name, "pool": pool.name, "host": host, "port": port, "host_key": host_key},
             )
             notify_node(node.public_id, "connect")
     except IntegrityError as clash:
         raise InvalidRequest(
-            fields={"name": "There is already a node of this name or with this address."}, code="name_taken"
+            fields={"name": "There is already a node of this name or with this address."}, code="already_exists"
         ) from clash
     return node
 
@@ -144,9 +144,9 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
         row.state, row.state_reason = state.value, reason[:500]
         row.save(update_fields=["state", "state_reason", "addresses"])
         if state is NodeState.DRAINED:
-            sentence = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
+            message = f"The node {row.name} is being drained" + (f": {reason}" if reason else ".")
             tasks = held.values_list("pk", flat=True)
-            elastic.end_tasks(tasks, EndReason.PREEMPTED, message=sentence, actor=actor.username)
+            elastic.end_tasks(tasks, EndReason.PREEMPTED, message=message, actor=actor.username)
         _record_state_change(actor, row, before)
     return row
 
@@ -162,7 +162,7 @@ def record_uncordoned(actor: User | None, node: Node, *, reason: str) -> None:
 def require_connected_once(node: Node) -> None:
     """Raises Conflict for a node that has never answered."""
     if not node.agent_info:
-        raise Conflict("It has not answered yet; test the connection first.", code="node_never_seen")
+        raise Conflict("It has not answered yet; test the connection first.", code="node_never_connected")
 
 
 def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
@@ -184,7 +184,7 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
         ended = _end_tasks(row, EndReason.NODE_FENCED, "fenced")
         row.state, row.state_reason = NodeState.CORDONED.value, f"{FENCED_REASON}: {reason}"[:500]
         row.save(update_fields=["state", "state_reason"])
-        after = {"tasks": ended} | ({"unknown_containers": forgotten} if forgotten else {})
+        after = {"tasks": ended} | ({"orphan_containers": forgotten} if forgotten else {})
         record_action(actor, "node.fence", row, after=after, reason=reason)
         publish_on_commit("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
     return ended
@@ -212,7 +212,7 @@ def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float)
         node.cpu_milli = int(agent_info["cpu_count"]) * 1000
         node.memory_mib = int(agent_info["memory_mib"] or 0)
         node.clock_skew_s = round(float(agent_info["clock_s"]) - received_s, 3)
-        silent = str(agent_info.get("gpus_silent") or "")
+        silent = str(agent_info.get("gpu_driver_error") or "")
         if not silent:
             node.simulated = any(gpu.get("simulated") for gpu in agent_info["gpus"])
         _mark_seen(node)
@@ -268,7 +268,7 @@ def record_network_info(node_id: int, network_info: dict[str, Any]) -> None:
 
 
 def record_disk_full(node_id: int, full: str | None) -> None:
-    """A node without room takes no new work, with that sentence, until it says that it has room again.
+    """A node without room takes no new work, with that message, until it says that it has room again.
 
     What runs there goes on. A node that an administrator took out of service stays as they left it.
     """
@@ -279,8 +279,8 @@ def record_disk_full(node_id: int, full: str | None) -> None:
         before = {"state": node.state, "reason": node.state_reason}
         if full and node.state == NodeState.READY.value:
             node.state = NodeState.CORDONED.value
-            sentence = full if full.startswith(DISK_FULL_REASON) else f"{DISK_FULL_REASON}: {full}"
-            node.state_reason = f"{sentence} It takes work again by itself once there is room."[:500]
+            message = full if full.startswith(DISK_FULL_REASON) else f"{DISK_FULL_REASON}: {full}"
+            node.state_reason = f"{message} It takes work again by itself once there is room."[:500]
         elif not full and node.state == NodeState.CORDONED.value and node.state_reason.startswith(DISK_FULL_REASON):
             node.state, node.state_reason = NodeState.READY.value, ""
         else:
@@ -300,17 +300,17 @@ def _disk_state_changes(full: str | None) -> Q:
 
 
 def record_contact(
-    node_id: int, clock_skew_s: float | None = None, *, full_disk: str | None = None, compared: bool = False
+    node_id: int, clock_skew_s: float | None = None, *, disk_full_message: str | None = None, compared: bool = False
 ) -> None:
     """The node answered just now, and by so much its clock was ahead of ours; None: it did not say.
 
-    ``full_disk`` is its word about its disk, ``compared`` whether record and node were compared and agree.
+    ``disk_full_message`` is its word about its disk, ``compared`` whether record and node were compared and agree.
     One statement as long as nothing about the node changes by that: each node does it every ten seconds.
     """
     told: dict[str, Any] = {"reconciled_at": timezone.now()} if compared else {}
     if clock_skew_s is not None:
         told["clock_skew_s"] = round(clock_skew_s, 3)
-    calm = Node.objects.filter(pk=node_id, reachable=True, status_message="").exclude(_disk_state_changes(full_disk))
+    calm = Node.objects.filter(pk=node_id, reachable=True, status_message="").exclude(_disk_state_changes(disk_full_message))
     if calm.update(last_seen_at=timezone.now(), **told):
         return
     with transaction.atomic():
@@ -323,7 +323,7 @@ def record_contact(
         if back:
             publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
             trigger_cycle("node_back")
-    record_disk_full(node_id, full_disk)
+    record_disk_full(node_id, disk_full_message)
 
 
 def record_unreachable(node_id: int, message: str) -> None:
@@ -360,9 +360,9 @@ def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:
     tasks = Task.objects.filter(node=node, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
     # a start that never went out cannot have been lost with the node; it goes out after this
     ids = list(tasks.filter(attempt__start_sent_at__isnull=False).values_list("pk", flat=True))
-    sentence = end_message(reason, node=node.name)
+    message = end_message(reason, node=node.name)
     for task in ids:
-        lifecycle.record_task_ended(task, exit_code=None, reason=reason, message=sentence, proof=proof)
+        lifecycle.record_task_ended(task, exit_code=None, reason=reason, message=message, proof=proof)
     return len(ids)
 
 

@@ -53,12 +53,12 @@ def do_create_invitation(
     email: str = "",
     project: Project | None = None,
     role: Role | None = None,
-    makes_admin: bool = False,
+    grants_admin: bool = False,
     days: int = INVITATION_DAYS,
 ) -> tuple[Invitation, str]:
     """An invitation and its code, shown once. Managers invite into their project, admins anywhere."""
     if not actor.is_admin:
-        if project is None or makes_admin:
+        if project is None or grants_admin:
             raise Forbidden("Managers invite people into their own project.")
         require_permission(actor, Permission.MANAGE, project)
     if (project is None) != (role is None):
@@ -78,31 +78,31 @@ def do_create_invitation(
             email=email,
             project=project,
             role=role.value if role else "",
-            grants_admin=makes_admin,
+            grants_admin=grants_admin,
             expires_at=timezone.now() + dt.timedelta(days=days),
         )
         record_action(
             actor,
-            "person.invite",
+            "user.invite",
             invitation,
             after={
                 "full_name": full_name,
                 "email": email,
                 "project": project.name if project else None,
                 "role": role.value if role else None,
-                "makes_admin": makes_admin,
+                "grants_admin": grants_admin,
             },
         )
     return invitation, code
 
 
 def get_invitation(code: str) -> Invitation:
-    """The open invitation behind a code; NotThere with one sentence for every way it may be closed."""
+    """The open invitation behind a code; NotThere with one message for every way it may be closed."""
     invitation = (
         Invitation.objects.select_related("project", "created_by").filter(code_sha256=hash_code(code)).first()
     )
     if invitation is None or not _is_open(invitation):
-        raise NotFound(LINK_INVALID_MESSAGE, code="link_used_up")
+        raise NotFound(LINK_INVALID_MESSAGE, code="link_already_used")
     return invitation
 
 
@@ -115,14 +115,14 @@ def do_accept_invitation(
             Invitation.objects.select_for_update(no_key=True).filter(code_sha256=hash_code(code)).first()
         )
         if invitation is None or not _is_open(invitation):
-            raise NotFound(LINK_INVALID_MESSAGE, code="link_used_up")
+            raise NotFound(LINK_INVALID_MESSAGE, code="link_already_used")
         user = _create_user(
             username=username,
             full_name=full_name,
             email=email or _email_if_available(invitation.email),
             password=password,
             time_zone=time_zone,
-            is_admin=invitation.makes_admin,
+            is_admin=invitation.grants_admin,
         )
         invitation.used_at, invitation.used_by = timezone.now(), user
         invitation.save(update_fields=["used_at", "used_by"])
@@ -130,7 +130,7 @@ def do_accept_invitation(
             Membership.objects.create(user=user, project=invitation.project, role=invitation.role)
         record_action(
             user,
-            "person.join",
+            "user.join",
             user,
             after={"username": username, "invited_by": invitation.created_by.username},
         )
@@ -144,10 +144,10 @@ def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
     with transaction.atomic():
         row = Invitation.objects.select_for_update(no_key=True).get(pk=invitation.pk)
         if row.used_at is not None:
-            raise Conflict("It was already used.", code="invitation_used")
+            raise Conflict("It was already used.", code="invitation_already_used")
         row.revoked_at = timezone.now()
         row.save(update_fields=["revoked_at"])
-        record_action(actor, "person.invite_revoke", row)
+        record_action(actor, "user.invite_revoke", row)
 
 
 # -- sign-in links ---------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def do_create_magic_link(actor: User | None, user: User, *, hours: int = MAGIC_L
         MagicLink.objects.create(
             code_sha256=code_hash, user=user, expires_at=timezone.now() + dt.timedelta(hours=hours)
         )
-        record_action(actor, "person.sign_in_link", user)
+        record_action(actor, "user.magic_link", user)
     return code
 
 
@@ -173,10 +173,10 @@ def do_use_magic_link(code: str) -> User:
         link = MagicLink.objects.select_for_update(of=("self",), no_key=True).select_related("user")
         row = link.filter(code_sha256=hash_code(code)).first()
         if row is None or row.used_at or row.expires_at <= timezone.now() or not row.user.is_active:
-            raise NotFound(LINK_INVALID_MESSAGE, code="link_used_up")
+            raise NotFound(LINK_INVALID_MESSAGE, code="link_already_used")
         row.used_at = timezone.now()
         row.save(update_fields=["used_at"])
-        record_action(row.user, "person.sign_in_by_link", row.user)
+        record_action(row.user, "user.sign_in_by_magic_link", row.user)
         return row.user
 
 
@@ -197,7 +197,7 @@ def do_change_account(user: User, **changes: Any) -> User:
     try:
         with transaction.atomic():
             user.save(update_fields=list(changes))
-            record_action(user, "person.change", user, after=changes)
+            record_action(user, "user.change", user, after=changes)
     except IntegrityError as clash:
         raise InvalidRequest(fields={"email": "Somebody else has this address."}) from clash
     return user
@@ -213,7 +213,7 @@ def do_set_password(user: User, password: str, *, old: str | None) -> None:
         user.rights_version += 1
         user.save(update_fields=["password", "rights_version"])
         MagicLink.objects.filter(user=user, used_at__isnull=True).update(expires_at=timezone.now())
-        record_action(user, "person.password", user)
+        record_action(user, "user.password", user)
         publish_on_commit(f"user.{user.public_id}", {"kind": "rights"})
 
 
@@ -244,7 +244,7 @@ def do_change_user(
         row.rights_version += 1
         row.save(update_fields=["is_active", "is_admin", "rights_version"])
         after = {"is_active": row.is_active, "is_admin": row.is_admin}
-        record_action(actor, "person.rights", row, before=before, after=after)
+        record_action(actor, "user.rights", row, before=before, after=after)
         publish_on_commit(f"user.{row.public_id}", {"kind": "rights"})
     return row
 
@@ -266,7 +266,7 @@ def _creator_still_permitted(invitation: Invitation) -> bool:
     maker, project = invitation.created_by, invitation.project
     if not maker.is_active or maker.is_admin:
         return maker.is_active
-    return project is not None and not invitation.makes_admin and can(maker, Permission.MANAGE, project)
+    return project is not None and not invitation.grants_admin and can(maker, Permission.MANAGE, project)
 
 
 def _create_user(

@@ -49,7 +49,7 @@ def do_change_policy(
     if isinstance(owner, Project) and not faults:
         faults = _ineffective_values(owner, changes)
     if faults:
-        raise InvalidRequest(fields=faults, code="knob_refused")
+        raise InvalidRequest(fields=faults, code="invalid_setting")
     with transaction.atomic():
         row = _lock_owner(owner)
         if version is not None and version != row.policy_version:

@@ -30,7 +30,7 @@ def record_progress(attempt: Attempt, rank: int, completed_units: float, ago_s: 
     elif rank > known.rank or at < known.reported_at + MIN_UPDATE_INTERVAL:
         return False
     else:
-        anew = {"since_done": completed_units, "since_at": at} if rank < known.rank or completed_units < known.completed_units else {}
+        anew = {"start_units": completed_units, "start_at": at} if rank < known.rank or completed_units < known.completed_units else {}
         row = AttemptProgress.objects.filter(
             pk=attempt.pk, reported_at=known.reported_at, rank=known.rank, attempt__state__in=LIVE_ATTEMPT_STATES
         )
@@ -45,9 +45,9 @@ def _start_progress(attempt: Attempt, rank: int, completed_units: float, at: dt.
     if not Attempt.objects.filter(pk=attempt.pk, state__in=LIVE_ATTEMPT_STATES).exists():
         return False
     job, lies = attempt.job, _layout(attempt)
-    word: dict[str, Any] = {"rank": rank, "since_done": completed_units, "since_at": at, "done": completed_units, "at": at}
+    word: dict[str, Any] = {"rank": rank, "start_units": completed_units, "start_at": at, "done": completed_units, "at": at}
     # an elastic job changes its layout while it runs: its rate says nothing of any, and is compared with nobody's
-    alike = f"attempt {attempt.pk}" if job.elastic else job_workload_fingerprint(job)
+    alike = f"attempt {attempt.pk}" if job.is_elastic else job_workload_fingerprint(job)
     work = {"work": alike, "gpus": job.tasks * job.gpus_per_task}
     # another node of the gang may have been first
     _, made = AttemptProgress.objects.get_or_create(attempt=attempt, defaults=word | work | lies._asdict())

@@ -47,7 +47,7 @@ def do_create_project(
             trigger_cycle("project")
     except IntegrityError as clash:
         raise InvalidRequest(
-            fields={"name": f"There is already a project called {name}."}, code="name_taken"
+            fields={"name": f"There is already a project called {name}."}, code="already_exists"
         ) from clash
     return project
 
@@ -90,7 +90,7 @@ def do_change_project(
             trigger_cycle("project")
     except IntegrityError as clash:
         raise InvalidRequest(
-            fields={"name": "There is already a project of that name."}, code="name_taken"
+            fields={"name": "There is already a project of that name."}, code="already_exists"
         ) from clash
     return row
 

@@ -20,15 +20,15 @@ from portal.words.states import AttemptState
 
 def should_check_rendezvous(task: Task, attempt: Attempt) -> bool:
     """True while the node of a task is to try whether it reaches that of rank 0."""
-    if not attempt.gang_start or attempt.all_prepared_at is not None or attempt.stop_wanted_at is not None:
+    if not attempt.gang_start or attempt.all_prepared_at is not None or attempt.stop_requested_at is not None:
         return False
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
     return (
         row is not None
-        and row.trying_since is not None
+        and row.check_started_at is not None
         and row.node_id != task.node_id
         and task.state == AttemptState.CONFIGURING
-        and task.reached_at is None
+        and task.rendezvous_reached_at is None
     )
 
 
@@ -38,8 +38,8 @@ def record_rendezvous_reached(task_id: int) -> None:
         attempt, tasks = lock_attempt_of_task(task_id)
         node = next(task.node_id for task in tasks if task.pk == task_id)
         for task in tasks:
-            if task.node_id == node and task.reached_at is None:
-                task.reached_at = timezone.now()
+            if task.node_id == node and task.rendezvous_reached_at is None:
+                task.rendezvous_reached_at = timezone.now()
                 task.save(update_fields=["rendezvous_reached_at"])
         release_gang_start(attempt, tasks)
 
@@ -53,11 +53,11 @@ def record_rendezvous_failure(task_id: int, listening_since: dt.datetime) -> boo
     with transaction.atomic():
         attempt, tasks = lock_attempt_of_task(task_id)
         row = Rendezvous.objects.select_for_update(no_key=True).get(attempt=attempt)
-        if row.trying_since != listening_since or attempt.all_prepared_at is not None or attempt.stop_wanted_at is not None:
+        if row.check_started_at != listening_since or attempt.all_prepared_at is not None or attempt.stop_requested_at is not None:
             return False
-        if row.doubted:
+        if row.recheck_requested:
             return True
-        row.doubted, row.trying_since = True, None
+        row.recheck_requested, row.check_started_at = True, None
         row.save(update_fields=["recheck_requested", "check_started_at"])
         for task in tasks:
             if task.rank == 0:

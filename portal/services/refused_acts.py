@@ -59,7 +59,7 @@ def record_denied_request(user: User, *, method: str, path: str, route: str) -> 
 
 
 def _rate_limit_note(rates: list[tuple[RateLimit, str]]) -> str | None:
-    """An empty text while rows may be written, once a sentence where no more follow this hour, and then None."""
+    """An empty text while rows may be written, once a message where no more follow this hour, and then None."""
     for rate, who in rates:
         if consume(rate, who):
             if consume(RateLimit(f"{rate.name}_last", 1, rate.period_s), who):

@@ -27,7 +27,7 @@ def do_save_login(actor: User, host: str, username: str, password: str) -> Regis
     if not re.fullmatch(USERNAME_PATTERN, username):
         wrong["username"] = "A name without spaces and colons."
     if not password or "\0" in password or len(password.encode()) > MAX_PASSWORD_BYTES:
-        wrong["password"] = "Give its password or token."  # noqa: S105 - a sentence
+        wrong["password"] = "Give its password or token."  # noqa: S105 - a message
     if wrong:
         raise InvalidRequest(fields=wrong)
     with transaction.atomic():
@@ -52,7 +52,7 @@ def do_delete_login(actor: User, row: RegistryLogin) -> None:
     """Forgets the login of a registry; what nodes have already brought stays there."""
     require_admin(actor, "change logins to registries")
     with transaction.atomic():
-        record_action(actor, "registry.remove", row, before={"host": row.host, "username": row.username})
+        record_action(actor, "registry.delete", row, before={"host": row.host, "username": row.username})
         row.delete()
 
 
@@ -64,4 +64,4 @@ def login_for_image(image: str) -> tuple[str, str] | None:
 
 
 def _encryption_context(row: RegistryLogin) -> EncryptionContext:
-    return EncryptionContext("registry_login", row.public_id, "sealed")
+    return EncryptionContext("registry_login", row.public_id, "encrypted_password")

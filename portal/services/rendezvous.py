@@ -23,7 +23,7 @@ from portal.words.states import AttemptState, RuntimeKind
 PORT_RANGE = 32_000, 32_700
 """First and last port for nodes whose agent tells no range of its own."""
 LOOPBACK = "127.0.0.1"
-PORT_OPTION = "meet_port"
+PORT_OPTION = "rendezvous_port"
 """An agent that takes it in a spec knows of gangs."""
 
 
@@ -64,9 +64,9 @@ def needs_connectivity_check(attempt: Attempt, tasks: Sequence[Task]) -> bool:
     row = Rendezvous.objects.filter(attempt=attempt, live=True, connectivity_check=True).first()
     if row is None or any(task.state == AttemptState.RUNNING for task in tasks):
         return False
-    others = [task.node for task in tasks if task.node_id != row.node_id and task.reached_at is None]
-    if others and row.trying_since is None:
-        row.trying_since = timezone.now()
+    others = [task.node for task in tasks if task.node_id != row.node_id and task.rendezvous_reached_at is None]
+    if others and row.check_started_at is None:
+        row.check_started_at = timezone.now()
         row.save(update_fields=["check_started_at"])
         notify_nodes({node.public_id: ("reach", attempt.job.public_id) for node in others})
     return bool(others)
@@ -75,9 +75,9 @@ def needs_connectivity_check(attempt: Attempt, tasks: Sequence[Task]) -> bool:
 def _plan_rendezvous(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -> Rendezvous | None:
     """None for a gang that runs without: its nodes lend no network, or their agents know of none."""
     first = gang.nodes[0]
-    if not gang.pool.allow_node_network and gang.job.launcher in REQUIRES_RENDEZVOUS:
-        raise Conflict(f"{gang.pool.name} lends gangs no network between nodes.", code="no_node_network")
-    if any(PORT_OPTION not in node.agent_info.get("takes", ()) for node in gang.nodes):
+    if not gang.pool.allow_host_network and gang.job.launcher in REQUIRES_RENDEZVOUS:
+        raise Conflict(f"{gang.pool.name} lends gangs no network between nodes.", code="no_gang_network")
+    if any(PORT_OPTION not in node.agent_info.get("capabilities", ()) for node in gang.nodes):
         return None
     if len({node.pk for node in gang.nodes}) == 1:
         plain = first.runtime == RuntimeKind.PROCESS.value
@@ -88,7 +88,7 @@ def _plan_rendezvous(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -
             address=LOOPBACK if plain else "",
             interfaces={first.public_id: "lo" if plain else "eth0"},
         )
-    if not gang.pool.allow_node_network:
+    if not gang.pool.allow_host_network:
         return None
     if gang.pool.fabric_network:
         return _plan_in_engine_network(attempt, gang, ports)
@@ -105,7 +105,7 @@ def _plan_rendezvous(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -
         devices=gang.pool.fabric_devices,
         adapters=gang.pool.fabric_adapters,
         interfaces={node: each.interface for node, each in found.items() if each is not None},
-        connectivity_check=all(CAN_CHECK_RENDEZVOUS in node.agent_info.get("takes", ()) for node in gang.nodes),
+        connectivity_check=all(CAN_CHECK_RENDEZVOUS in node.agent_info.get("capabilities", ()) for node in gang.nodes),
     )
 
 
@@ -155,7 +155,7 @@ class _FreePorts:
 
     def allocate(self, node: Node) -> int:
         """A port of the node, from now on taken; Conflict when there is none left."""
-        first, last = node.agent_info.get("gang_ports") or PORT_RANGE
+        first, last = node.agent_info.get("rendezvous_ports") or PORT_RANGE
         begin = self._last.get(node.pk, last) + 1
         span = last - first + 1
         for step in range(span):

@@ -49,7 +49,7 @@ def do_save_reservation(
 ) -> Reservation:
     """Makes a reservation, or changes ``row`` if it is still as the editor saw it (``version``).
 
-    Raises Invalid by field, Stale, and Conflict: ``reservation_over``, or ``reserved_already`` for nodes that
+    Raises Invalid by field, Stale, and Conflict: ``reservation_over``, or ``already_reserved`` for nodes that
     another reservation keeps at that time. A begin that has passed is now.
     """
     require_admin(actor, "reserve nodes")
@@ -90,7 +90,7 @@ def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") ->
         saved.cancelled_at = timezone.now()
         saved.version += 1
         saved.save(update_fields=["cancelled_at", "version"])
-        saved.reserved.update(live=False)
+        saved.reservation_nodes.update(live=False)
         record_action(actor, "reservation.cancel", saved, before=_audit_values(saved), reason=reason)
         _publish(saved)
     return saved
@@ -108,7 +108,7 @@ def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
         saved.cancelled_at = None
         saved.version += 1
         saved.save(update_fields=["cancelled_at", "version"])
-        _set_nodes(saved, [one.node for one in saved.reserved.select_related("node")])
+        _set_nodes(saved, [one.node for one in saved.reservation_nodes.select_related("node")])
         record_action(actor, "reservation.restore", saved, after=_audit_values(saved))
         _publish(saved)
     return saved
@@ -123,18 +123,18 @@ def drain_started_reservations() -> int:
     for pk in rows:
         with transaction.atomic():
             row = Reservation.objects.select_for_update(no_key=True).get(pk=pk)
-            if row.cleared_at is not None or row.cancelled_at is not None or not row.drain_at_start:
+            if row.drained_at is not None or row.cancelled_at is not None or not row.drain_at_start:
                 continue
-            row.cleared_at = timezone.now()
+            row.drained_at = timezone.now()
             row.save(update_fields=["drained_at"])
             tasks = Task.objects.filter(
-                node__in=row.reserved.values("node"), container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES
+                node__in=row.reservation_nodes.values("node"), container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES
             )
             ids = list(tasks.values_list("pk", flat=True))
-            sentence = (
+            message = (
                 f"Its node is in maintenance until {row.ends_at.astimezone(dt.UTC):%d %b %H:%M} UTC ({row.name})."
             )
-            elastic.end_tasks(ids, EndReason.PREEMPTED, message=sentence, actor="fairway")
+            elastic.end_tasks(ids, EndReason.PREEMPTED, message=message, actor="fairway")
             record_action(None, "reservation.clear", row, after={"tasks": len(ids)}, reason=row.reason)
             _publish(row)
     return len(rows)
@@ -228,7 +228,7 @@ def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
     taken = _conflicting_reservations(row.starts_at, row.ends_at, row).filter(node__in=nodes).select_related("node", "reservation")
     clash = taken.order_by("node__name").first()
     if clash is None:
-        row.reserved.all().delete()
+        row.reservation_nodes.all().delete()
         try:
             with transaction.atomic():
                 ReservationNode.objects.bulk_create(
@@ -241,7 +241,7 @@ def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
     if clash is not None:
         raise Conflict(
             f"{clash.node.name} is reserved at that time already ({clash.reservation.name}).",
-            code="reserved_already",
+            code="already_reserved",
             details={"node": clash.node.name, "reservation": clash.reservation.public_id},
         )
 
@@ -256,7 +256,7 @@ def _audit_values(row: Reservation) -> dict[str, Any]:
     return {
         "name": row.name,
         "pool": row.pool.name,
-        "nodes": list(row.reserved.order_by("node__name").values_list("node__name", flat=True)),
+        "nodes": list(row.reservation_nodes.order_by("node__name").values_list("node__name", flat=True)),
         "projects": list(row.projects.order_by("name").values_list("name", flat=True)),
         "begin": row.starts_at.astimezone(dt.UTC).isoformat(),
         "end": row.ends_at.astimezone(dt.UTC).isoformat(),

@@ -1,6 +1,6 @@
 """After a restore: nothing starts until each node was compared with the record; what it forgot is decided here.
 
-``ClusterSettings.adopt_only`` is on from the restore until every node was compared once or declared fenced. A
+``ClusterSettings.recovery_mode`` is on from the restore until every node was compared once or declared fenced. A
 live container of ours that the restored record does not know is never ended by itself (I18): it is written
 down, and an administrator keeps it or has it stopped. Until then its node counts as not compared.
 """
@@ -86,11 +86,11 @@ def end_recovery_if_complete() -> bool:
         return False
     with transaction.atomic():
         cluster = ClusterSettings.objects.select_for_update(no_key=True).get(id=1)
-        if not cluster.adopt_only or nodes_to_reconcile().exists():
+        if not cluster.recovery_mode or nodes_to_reconcile().exists():
             return False
-        cluster.adopt_only = False
+        cluster.recovery_mode = False
         cluster.save(update_fields=["recovery_mode"])
-        record_action(None, "cluster.compared", cluster, after={"adopt_only": False})
+        record_action(None, "cluster.recovered", cluster, after={"recovery_mode": False})
         publish_on_commit("cluster", {"kind": "restored", "adopting": False})
         trigger_cycle("adopted")
     log.info("every node was compared with the restored record; starting jobs again")
@@ -117,8 +117,8 @@ def record_orphans(node: Node, live: Sequence[Container]) -> set[tuple[str, int]
                 rows[container.name] = _upsert_orphan(node, container)
         names = {container.name for container in live}
         for row in rows.values():
-            if row.gone_at is None and row.decision != "keep" and row.name not in names:
-                row.gone_at = timezone.now()
+            if row.removed_at is None and row.decision != "keep" and row.name not in names:
+                row.removed_at = timezone.now()
                 row.save(update_fields=["removed_at"])
                 after = {
                     "node": node.name,
@@ -191,18 +191,18 @@ def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
         elif job.is_placeholder:  # ranks of it on other nodes were kept before
             Job.objects.filter(pk=job.pk).update(tasks=job.tasks + len(rows))
         nodes = ", ".join(sorted({each.node.name for each in rows}))
-        sentence = f"Found running on {nodes} after a restore, and kept by {actor.username}."
+        message = f"Found running on {nodes} after a restore, and kept by {actor.username}."
         if job.kind == JobKind.WORKSPACE.value:
-            sentence += " What opens it was in the record that is lost: it can only be stopped."
+            message += " What opens it was in the record that is lost: it can only be stopped."
         found = [_found_task(each) for each in rows]
-        adopt_attempt(job, row.attempt, found, actor=actor.username, message=sentence)
+        adopt_attempt(job, row.attempt, found, actor=actor.username, message=message)
         for each in rows:
             after = _audit_values(each) | {
                 "owner": job.owner.username,
                 "project": job.project.name,
                 "stub": job.is_placeholder,
             }
-            record_action(actor, "container.keep", each, after=after)
+            record_action(actor, "container.adopt", each, after=after)
             notify_node(each.node.public_id, RECONCILE)
             _publish(each)
         return job
@@ -213,8 +213,8 @@ def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[Orph
 
     Raises Conflict when it was decided otherwise, is gone, or the record is not being compared any more.
     """
-    if not ClusterSettings.objects.select_for_update(no_key=True).get(id=1).adopt_only:
-        raise Conflict("Every node has been compared with the record; nothing is open.", code="not_restoring")
+    if not ClusterSettings.objects.select_for_update(no_key=True).get(id=1).recovery_mode:
+        raise Conflict("Every node has been compared with the record; nothing is open.", code="not_in_recovery")
     rows = list(
         OrphanContainer.objects.select_for_update(of=("self",), no_key=True)
         .filter(job=row.job, attempt=row.attempt, removed_at__isnull=True)
@@ -225,7 +225,7 @@ def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[Orph
         raise Conflict("It has ended by itself.", code="container_gone")
     if any(each.decision not in ("", decision) for each in rows):
         other = "stopped" if decision == "keep" else "kept as a job"
-        raise Conflict(f"It is being {other} already.", code="decided_otherwise")
+        raise Conflict(f"It is being {other} already.", code="already_decided")
     fresh = [each for each in rows if each.decision == ""]
     for each in fresh:
         each.decision, each.decided_by, each.decided_at = decision, actor, timezone.now()
@@ -251,7 +251,7 @@ def _create_placeholder_job(actor: User, rows: Sequence[OrphanContainer]) -> Job
     """A job row for an attempt of which only the containers are known."""
     first = rows[0]
     if len(first.job) > MAX_ID_LENGTH:
-        raise Conflict("Its label bears no id of ours; it can only be stopped.", code="not_ours")
+        raise Conflict("Its label bears no id of ours; it can only be stopped.", code="not_managed")
     owner = User.objects.filter(public_id=first.owner).first() if first.owner else None
     project = Project.objects.filter(public_id=first.project).first() if first.project else None
     if project is None:

@@ -49,7 +49,7 @@ class ChoiceRequired(Conflict):
     def __init__(self, queued: int, running: int) -> None:
         super().__init__(
             f"{queued} queued and {running} running jobs would lose the rights they need.",
-            code="jobs_lose_rights",
+            code="choice_required",
             details={"queued": queued, "running": running},
         )
         self.queued, self.running = queued, running

@@ -66,7 +66,7 @@ def do_delete_secret(actor: User, holder: User | Project, name: str) -> None:
         row = Secret.objects.select_for_update(of=("self",)).filter(name=name, **_holder_filter(holder)).first()
         if row is None:
             raise NotFound("There is no such secret.")
-        record_action(actor, "secret.remove", row, before=_audit_values(row))
+        record_action(actor, "secret.delete", row, before=_audit_values(row))
         row.delete()
 
 
@@ -81,7 +81,7 @@ def normalize_secret_references(references: Iterable[SecretReference]) -> list[d
 
 
 def secret_references_error(env: Mapping[str, str], references: Sequence[SecretReference]) -> str | None:
-    """What is wrong with how a job names secrets, as a sentence; None if nothing is."""
+    """What is wrong with how a job names secrets, as a message; None if nothing is."""
     if len(references) > MAX_SECRETS_PER_JOB:
         return f"A job names at most {MAX_SECRETS_PER_JOB} secrets."
     for each in references:
@@ -138,7 +138,7 @@ def _holder_filter(holder: User | Project) -> dict[str, Any]:
 
 
 def _encryption_context(row: Secret) -> EncryptionContext:
-    return EncryptionContext("secret", row.public_id, "sealed")
+    return EncryptionContext("secret", row.public_id, "encrypted_value")
 
 
 def _variable_error(name: str, env: Mapping[str, str]) -> str | None:

@@ -39,8 +39,8 @@ def do_send_signal(actor: User, job: Job, name: str) -> list[JobSignal]:
         rows = [JobSignal(attempt=attempt, node_id=node, signal=name, actor=actor) for node in nodes]
         JobSignal.objects.bulk_create(rows)
         record_action(actor, "job.signal", job, after={"signal": name, "attempt": attempt.number})
-        sentence = f"{actor.username} sent {name} to {'it' if running.count() == 1 else 'all its ranks'}."
-        _record_event(attempt, sentence, actor.username)
+        message = f"{actor.username} sent {name} to {'it' if running.count() == 1 else 'all its ranks'}."
+        _record_event(attempt, message, actor.username)
         notify_nodes(dict.fromkeys(nodes.values(), (OPERATIONS, "")))
     return rows
 
@@ -67,8 +67,8 @@ def record_signal_delivery(row: JobSignal, refusal: str = "") -> None:
     with transaction.atomic():
         JobSignal.objects.filter(pk=row.pk).update(acknowledged_at=timezone.now())
         if refusal:
-            sentence = f"{row.signal} did not reach its ranks on {row.node.name}: {refusal}"
-            _record_event(row.attempt, sentence)
+            message = f"{row.signal} did not reach its ranks on {row.node.name}: {refusal}"
+            _record_event(row.attempt, message)
 
 
 def _is_due() -> Q:

@@ -70,7 +70,7 @@ def session_user(session_id: str) -> User | None:
 
 def latest_expiry() -> dt.datetime:
     """When a session that begins now ends at the latest."""
-    return timezone.now() + dt.timedelta(seconds=settings.SESSION_LONGEST_S)
+    return timezone.now() + dt.timedelta(seconds=settings.SESSION_MAX_AGE_S)
 
 
 def _started_at(noted: object) -> dt.datetime | None:
@@ -79,4 +79,4 @@ def _started_at(noted: object) -> dt.datetime | None:
 
 def _expiry(since: dt.datetime) -> dt.datetime:
     idle = timezone.now() + dt.timedelta(seconds=settings.SESSION_COOKIE_AGE)
-    return min(idle, since + dt.timedelta(seconds=settings.SESSION_LONGEST_S))
+    return min(idle, since + dt.timedelta(seconds=settings.SESSION_MAX_AGE_S))

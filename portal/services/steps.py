@@ -31,7 +31,7 @@ def transition_task(task: Task, to: AttemptState) -> None:
         task.save()
         return
     if not is_attempt_transition(old, to):
-        raise Conflict(f"A task cannot move from {old} to {to}.", code="illegal_move")
+        raise Conflict(f"A task cannot move from {old} to {to}.", code="invalid_transition")
     task.state = to.value
     task.save()
 
@@ -40,13 +40,13 @@ def set_attempt_state(attempt: Attempt, to: AttemptState) -> AttemptState:
     """Sets the state of an attempt, unsaved, and gives the one before. Raises Conflict off the graph."""
     old = AttemptState(attempt.state)
     if not is_attempt_transition(old, to):
-        raise Conflict(f"An attempt cannot move from {old} to {to}.", code="illegal_move")
+        raise Conflict(f"An attempt cannot move from {old} to {to}.", code="invalid_transition")
     attempt.state = to.value
     return old
 
 
 def transition_attempt(attempt: Attempt, to: AttemptState, reason: str, message: str, actor: str = "") -> None:
-    """Moves an attempt, and tells; an end keeps its reason and sentence."""
+    """Moves an attempt, and tells; an end keeps its reason and message."""
     old = set_attempt_state(attempt, to)
     if to in TERMINAL_ATTEMPT_STATES:
         attempt.reason = reason
@@ -61,20 +61,20 @@ def transition_job(
     """Moves a job and saves all of it, tells, and wakes whoever waits for such a move."""
     old = JobState(job.state)
     if not is_job_transition(old, to):
-        raise Conflict(f"A job cannot move from {old} to {to}.", code="illegal_move")
+        raise Conflict(f"A job cannot move from {old} to {to}.", code="invalid_transition")
     now = timezone.now()
     job.state, job.reason, job.message = to.value, str(reason), message[:1000]
     job.version += 1
     if to in TERMINAL_JOB_STATES:
         job.ended_at = now
     elif to is JobState.PENDING:
-        job.queued_at = now
+        job.pending_since = now
     job.save()
     job_event(job, old, attempt, actor).save()
     publish_job_state(job)
     if to in LIVE_JOB_STATES and to is not JobState.RUNNING:
         trigger_cycle("requeue")
-    if to in TERMINAL_JOB_STATES and job.next_jobs.exists():
+    if to in TERMINAL_JOB_STATES and job.dependents.exists():
         enqueue_task("scheduler.dependents", [], "cycle")
 
 

@@ -33,7 +33,7 @@ def suspend_job(job_id: int, *, actor: str, message: str = "", only_attempt: int
             Attempt.objects.select_for_update(no_key=True).filter(job=job, state__in=LIVE_ATTEMPT_STATES).first()
         )
         if only_attempt is not None and (
-            attempt is None or attempt.pk != only_attempt or attempt.stop_wanted_at is not None
+            attempt is None or attempt.pk != only_attempt or attempt.stop_requested_at is not None
         ):
             return job
         if job.desired_state == DesiredState.SUSPENDED:
@@ -68,13 +68,13 @@ def resume_job(job_id: int, *, actor: str) -> Job:
         if job.desired_state != DesiredState.SUSPENDED or job.state in TERMINAL_JOB_STATES:
             raise Conflict(f"It is {job.state.lower()}, not suspended.", code="job_not_suspended")
         job.desired_state = DesiredState.RUN.value
-        sentence = f"Resumed by {actor}."
+        message = f"Resumed by {actor}."
         if job.state == JobState.SUSPENDED:
-            transition_job(job, JobState.PENDING, reason=RESUMED_REASON, message=sentence, actor=actor)
+            transition_job(job, JobState.PENDING, reason=RESUMED_REASON, message=message, actor=actor)
         else:
             job.version += 1
             job.save(update_fields=["desired_state", "version"])
-            JobEvent.objects.create(job=job, kind=RESUMED_REASON, actor=actor, message=sentence)
+            JobEvent.objects.create(job=job, kind=RESUMED_REASON, actor=actor, message=message)
             publish_job_state(job)
             trigger_cycle("requeue")
         return job
@@ -82,5 +82,5 @@ def resume_job(job_id: int, *, actor: str) -> Job:
 
 def _job_survives_stop(job: Job, reason: str) -> bool:
     """True when the job would wait again after its attempt was asked to stop for this."""
-    again = PREEMPTION_REASONS | RETRYABLE_REASONS | {EndReason.SUSPENDED} | (APPLICATION_FAILURES if job.retry_failures else set())
+    again = PREEMPTION_REASONS | RETRYABLE_REASONS | {EndReason.SUSPENDED} | (APPLICATION_FAILURES if job.retry_on_failure else set())
     return reason in again

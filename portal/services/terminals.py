@@ -30,7 +30,7 @@ RETENTION = dt.timedelta(days=7)
 OPEN_TERMINAL_HINT = "terminal"
 
 IS_OPEN = Q(closed_at__isnull=True, error="") & (
-    Q(connected_at__isnull=False) | Q(asked_at__gt=Now() - CONNECT_TIMEOUT)
+    Q(connected_at__isnull=False) | Q(requested_at__gt=Now() - CONNECT_TIMEOUT)
 )
 
 
@@ -158,7 +158,7 @@ def _close(rows: QuerySet[Terminal], reason: str) -> None:
         for terminal in live.select_related("user", "task__attempt__job").order_by("pk"):
             Terminal.objects.filter(pk=terminal.pk).update(closed_at=Now())
             terminal.refresh_from_db(fields=["closed_at"])
-            since, until = terminal.entered_at or terminal.requested_at, terminal.closed_at
+            since, until = terminal.connected_at or terminal.requested_at, terminal.closed_at
             seconds = round((until - since).total_seconds()) if until else 0
             after = {"terminal": terminal.public_id, "rank": terminal.task.rank, "seconds": seconds}
             record_action(terminal.user, "terminal.close", terminal.task.attempt.job, after=after, reason=reason)

@@ -29,7 +29,7 @@ from portal.wake import trigger_cycle
 from portal.words.amounts import format_duration
 from portal.words.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState
 
-WARNING_EVENT = "time_warning"
+WARNING_EVENT = "time_limit_warning"
 MIN_EXTENSION_S = 60
 MAX_LISTED_DELAYS = 20
 BATCH_SIZE = 500
@@ -43,7 +43,7 @@ def warn_before_ends() -> int:
     """Warns once of each end that comes near; gives of how many. An end that moved is warned of anew."""
     rules = effective_pool_settings(NodePool.objects.all())
     lead = Case(
-        *(When(pool=pool, then=Value(float(knobs["warn_before_s"]))) for pool, knobs in rules.items()),
+        *(When(pool=pool, then=Value(float(knobs["time_limit_warning_s"]))) for pool, knobs in rules.items()),
         default=Value(0.0),
         output_field=FloatField(),
     )
@@ -85,14 +85,14 @@ def _warn(attempt_id: int) -> bool:
         if _warnings().filter(job=job, attempt=row, limit_s=job.time_limit_s).exists():
             return False
         left_s = max(0.0, (row.ends_at - row.now).total_seconds())
-        sentence = (
+        message = (
             f"Its time limit of {format_duration(job.time_limit_s or 0)} ends it in {format_duration(left_s)}; "
-            f"then it is asked to stop and has {job.stop_grace_s} s to save."
+            f"then it is asked to stop and has {job.termination_grace_s} s to save."
         )
-        event = attempt_event(row, WARNING_EVENT, "", "", WARNING_EVENT, sentence)
+        event = attempt_event(row, WARNING_EVENT, "", "", WARNING_EVENT, message)
         event.details = facts
         event.save()
-        topic, data = attempt_topic_event(row, WARNING_EVENT, sentence)
+        topic, data = attempt_topic_event(row, WARNING_EVENT, message)
         news = data | facts | {"job": job.public_id}
         publish_all_on_commit([(topic, news), (f"user.{job.owner.public_id}", news)])
         return True
@@ -104,23 +104,23 @@ def _warn(attempt_id: int) -> bool:
 def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -> TimeLimitExtension:
     """More time for a running job: granted when it delays nobody, else a request that waits for a decision.
 
-    ``more_s`` from a minute up to what the policy leaves. Must not run in a transaction: the scheduler is asked.
+    ``extra_s`` from a minute up to what the policy leaves. Must not run in a transaction: the scheduler is asked.
     Raises Invalid by field, and Conflict for a job that does not run against a limit, or whose request waits.
     """
     require_permission(user, Permission.CONTROL, job)
     attempt = _running_attempt(job)
-    room = extension_allowance(job, float(effective_pool_settings([attempt.pool])[attempt.pool_id]["extend_most_s"]))
+    room = extension_allowance(job, float(effective_pool_settings([attempt.pool])[attempt.pool_id]["max_extension_s"]))
     most_s = min(room.remaining_s, MAX_TIME_LIMIT_S - (job.time_limit_s or 0))
     if not MIN_EXTENSION_S <= extra_s <= most_s:
         raise InvalidRequest(
             fields={
-                "more_s": f"At least {format_duration(MIN_EXTENSION_S)}, at most {format_duration(most_s)} may be added."
+                "extra_s": f"At least {format_duration(MIN_EXTENSION_S)}, at most {format_duration(most_s)} may be added."
                 if most_s >= MIN_EXTENSION_S
                 else f"No more may be added; the policy allows {format_duration(room.max_s)} in all."
             }
         )
     if TimeLimitExtension.objects.filter(job=job, state="waiting").exists():
-        raise Conflict("A request for more time waits already.", code="extension_waits")
+        raise Conflict("A request for more time waits already.", code="extension_pending")
     end_s = attempt.ends_at.timestamp()
     answer = query_delay_impact(job.public_id, end_s, end_s + extra_s)
     asked = TimeLimitExtension(
@@ -131,7 +131,7 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
         with transaction.atomic():
             locked = _lock_job(job.pk, attempt)
             if locked.time_limit_s != limit_s:
-                raise Conflict("Its time limit has just changed; look again.", code="job_moved_on")
+                raise Conflict("Its time limit has just changed; look again.", code="job_changed")
             asked.state = "granted" if asked.has_no_impact else "waiting"
             asked.job = locked
             asked.save()
@@ -143,7 +143,7 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
                     locked, attempt, "time_asked", f"{format_duration(extra_s)} more were asked for. {_delay_message(asked)}", user
                 )
     except IntegrityError as twice:
-        raise Conflict("A request for more time waits already.", code="extension_waits") from twice
+        raise Conflict("A request for more time waits already.", code="extension_pending") from twice
     return asked
 
 
@@ -157,17 +157,17 @@ def do_decide_extension(user: User, extension: TimeLimitExtension, *, grant: boo
         row = TimeLimitExtension.objects.select_for_update(no_key=True).get(pk=extension.pk)
         if row.state != "waiting":
             raise Conflict(f"It is {row.state} already.", code="extension_decided")
-        if grant and (locked.time_limit_s or 0) + row.more_s > MAX_TIME_LIMIT_S:
+        if grant and (locked.time_limit_s or 0) + row.extra_s > MAX_TIME_LIMIT_S:
             raise Conflict("The limit would pass what a job may have at most.", code="limit_too_long")
         row.state, row.decided_by, row.answer = "granted" if grant else "refused", user, answer[:500]
         row.save(update_fields=["state", "decided_by", "answer"])
         TimeLimitExtension.objects.filter(pk=row.pk).update(decided_at=Now())
         if grant:
-            _extend_limit(user, locked, row.attempt, row.more_s, _delay_message(row), answer)
+            _extend_limit(user, locked, row.attempt, row.extra_s, _delay_message(row), answer)
         else:
             said = f": {answer[:300]}" if answer else "."
-            _record_event(locked, row.attempt, "time_refused", f"{format_duration(row.more_s)} more were refused{said}", user)
-            record_action(user, "job.extend_refused", locked, after={"more_s": row.more_s}, reason=answer)
+            _record_event(locked, row.attempt, "time_refused", f"{format_duration(row.extra_s)} more were refused{said}", user)
+            record_action(user, "job.extend_refused", locked, after={"extra_s": row.extra_s}, reason=answer)
     row.refresh_from_db()
     return row
 
@@ -207,7 +207,7 @@ def _lock_job(job_id: int, attempt: Attempt) -> Job:
     """The job, locked, while this attempt of it runs and nobody asked it to stop."""
     job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
     live = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.pk)
-    if live.state != AttemptState.RUNNING or live.stop_wanted_at is not None or job.time_limit_s is None:
+    if live.state != AttemptState.RUNNING or live.stop_requested_at is not None or job.time_limit_s is None:
         raise Conflict("It has ended, or is about to.", code="job_ended")
     return job
 

@@ -143,7 +143,7 @@ def get_token(text: str) -> ApiToken:
     if token.expires_at <= timezone.now():
         raise Unauthenticated("This token has run out. Make a new one.", code="token_expired")
     if not token.owner.is_active:
-        raise Unauthenticated("The account of this token is closed.", code="account_closed")
+        raise Unauthenticated("The account of this token is closed.", code="account_deactivated")
     _record_use(token)
     return token
 
@@ -160,11 +160,11 @@ def token_text(public_id: str, secret: str) -> str:
 def _find_token(text: str) -> ApiToken:
     shaped = TOKEN_PATTERN.fullmatch(text)
     if shaped is None or token_text(shaped[1], shaped[2]) != text:
-        raise Unauthenticated(INVALID_TOKEN_MESSAGE, code="bad_token")
+        raise Unauthenticated(INVALID_TOKEN_MESSAGE, code="invalid_token")
     token = ApiToken.objects.select_related("owner").filter(public_id=shaped[1]).first()
     known = token.secret_sha256 if token else "0" * 64
     if not hmac.compare_digest(known, _hash(shaped[2])) or token is None:
-        raise Unauthenticated(INVALID_TOKEN_MESSAGE, code="bad_token")
+        raise Unauthenticated(INVALID_TOKEN_MESSAGE, code="invalid_token")
     return token
 
 
@@ -173,7 +173,7 @@ def _require_within(by: ApiToken, scopes: Collection[Scope], action: str) -> Non
     if missing:
         raise Forbidden(
             f"A token cannot {action} a token with scopes it lacks: {', '.join(missing)}.",
-            code="scope_too_strong",
+            code="scope_not_permitted",
             details={"scopes": missing},
         )
 

@@ -66,7 +66,7 @@ def do_save_topology(
             _publish(saved)
     except IntegrityError as clash:
         raise InvalidRequest(
-            fields={"name": f"There is already a topology called {name}."}, code="name_taken"
+            fields={"name": f"There is already a topology called {name}."}, code="already_exists"
         ) from clash
     return saved
 
@@ -83,13 +83,13 @@ def do_delete_topology(actor: User, row: Topology, *, reason: str = "") -> None:
                 code="topology_in_use",
                 details={"waiting": waiting},
             )
-        record_action(actor, "topology.remove", locked, before={"levels": locked.levels}, reason=reason)
+        record_action(actor, "topology.delete", locked, before={"levels": locked.levels}, reason=reason)
         _publish(locked)
         locked.delete()
 
 
 def topology_constraint_error(constraint: TopologyConstraint) -> str | None:
-    """What is wrong with a wish to stand near, as a sentence; None if nothing is."""
+    """What is wrong with a wish to stand near, as a message; None if nothing is."""
     name = constraint.get("topology")
     row = Topology.objects.filter(name=name).first() if name else None
     if row is None:

@@ -99,8 +99,8 @@ def record_task_failure(task_id: int, reason: EndReason) -> None:
     task = Task.objects.select_related("attempt__job").get(pk=task_id)
     ended_at = task.ended_at or timezone.now()
     if task.running_at is None or ended_at - task.running_at <= _EARLY_FAILURE:
-        sentence = f"Exit code {task.exit_code}." if task.exit_code is not None else "Its container vanished."
-        record_incident(task.node_id, IncidentKind.EARLY_FAILURES, job=task.attempt.job, message=sentence)
+        message = f"Exit code {task.exit_code}." if task.exit_code is not None else "Its container vanished."
+        record_incident(task.node_id, IncidentKind.EARLY_FAILURES, job=task.attempt.job, message=message)
 
 
 def evaluate_breakers() -> None:
@@ -126,12 +126,12 @@ def start_probations(attempts: Iterable[tuple[Attempt, Iterable[Node]]]) -> None
         return
     rows = Node.objects.select_for_update(no_key=True, nowait=True).filter(pk__in=wanted).order_by("pk")
     for node in rows:
-        if node.breaker_state == BreakerState.PROBATION.value and node.on_trial_id not in (None, wanted[node.pk].pk):
-            raise Conflict(f"{node.name} is tried with another job.", code="on_trial")
+        if node.breaker_state == BreakerState.PROBATION.value and node.probation_attempt_id not in (None, wanted[node.pk].pk):
+            raise Conflict(f"{node.name} is tried with another job.", code="node_on_probation")
         if node.breaker_state == BreakerState.QUARANTINED.value:
-            raise Conflict("A node of the plan takes no work any more.", code="node_moved_on")
+            raise Conflict("A node of the plan takes no work any more.", code="node_changed")
         if node.breaker_state == BreakerState.PROBATION.value:
-            node.on_trial = wanted[node.pk]
+            node.probation_attempt = wanted[node.pk]
             node.save(update_fields=["probation_attempt"])
 
 
@@ -154,9 +154,9 @@ def breaker_of(node: Node) -> NodeBreaker:
     """How a node stands by its row."""
     return NodeBreaker(
         state=BreakerState(node.breaker_state),
-        cause=IncidentKind(node.trust_cause) if node.trust_cause else None,
-        since_s=node.trust_since.timestamp() if node.trust_since else 0.0,
-        probe_at_s=node.try_at.timestamp() if node.try_at else None,
+        cause=IncidentKind(node.breaker_cause) if node.breaker_cause else None,
+        since_s=node.breaker_since.timestamp() if node.breaker_since else 0.0,
+        probe_at_s=node.probe_at.timestamp() if node.probe_at else None,
         trip_count=node.trip_count,
         tripped_s=node.tripped_at.timestamp() if node.tripped_at else None,
     )
@@ -176,12 +176,12 @@ def _evaluate_node(node: Node) -> None:
                 _save_breaker(node, trust.end_stuck(stood, now_s), "What was stuck there has gone.")
         case BreakerState.QUARANTINED:
             _save_breaker(node, trust.start_probation_if_due(stood, now_s), "It is tried again, with one job.")
-        case BreakerState.PROBATION if node.on_trial is not None:
-            tasks = list(Task.objects.filter(node=node, attempt=node.on_trial))
+        case BreakerState.PROBATION if node.probation_attempt is not None:
+            tasks = list(Task.objects.filter(node=node, attempt=node.probation_attempt))
             if any(map(_has_succeeded, tasks)):
                 _save_breaker(node, trust.close_breaker(stood, now_s), "The job with which it was tried did well.")
             elif all(map(_is_settled, tasks)):  # it said nothing of the node: the next one will
-                node.on_trial = None
+                node.probation_attempt = None
                 node.save(update_fields=["probation_attempt"])
                 trigger_cycle("trust")
 
@@ -204,14 +204,14 @@ def _evaluate_locked(node: Node) -> None:
     ]
     several = len({each.job for each in befell if each.kind in trust.JOB_INCIDENTS}) >= trust.MIN_FAILED_JOBS
     owners = {row.job.owner_id for row in rows if row.job is not None}
-    on_trial = Job.objects.filter(attempts=node.on_trial_id).values_list("public_id", flat=True).first()
+    probation_attempt = Job.objects.filter(attempts=node.probation_attempt_id).values_list("public_id", flat=True).first()
     new = trust.evaluate(
         breaker_of(node),
         befell,
         now_s=now.timestamp(),
         last_success_s=_last_success_s(node, now) if several else None,
         owners_healthy_elsewhere=_owners_healthy_elsewhere(node, owners, now) if several else (),
-        probation_job=on_trial or "",
+        probation_job=probation_attempt or "",
         may_quarantine=_may_quarantine(node),
     )
     last = next((row.message for row in rows if row.kind == (new.cause or "")), "")
@@ -241,7 +241,7 @@ def _may_quarantine(node: Node) -> bool:
     count = others.aggregate(
         every=Count("pk"), aside=Count("pk", filter=~Q(breaker_state=BreakerState.HEALTHY.value) & ~Q(pk=node.pk))
     )
-    return bool(count["aside"] + 1 <= max(1, count["every"] // 3))
+    return bool(count["quarantined"] + 1 <= max(1, count["every"] // 3))
 
 
 def _has_succeeded(task: Task) -> bool:
@@ -259,7 +259,7 @@ def _is_settled(task: Task) -> bool:
 
 
 def _unreleased_tasks(node: Node) -> Any:
-    asked = Q(attempt__stop_wanted_at__isnull=False) | Q(eviction_requested_at__isnull=False)
+    asked = Q(attempt__stop_requested_at__isnull=False) | Q(eviction_requested_at__isnull=False)
     return Task.objects.filter(asked, node=node, container_removed=False)
 
 
@@ -268,15 +268,15 @@ def _save_breaker(node: Node, new: NodeBreaker, message: str, actor: User | None
     if new == breaker_of(node):
         return
     before = _audit_values(node)
-    node.breaker_state, node.trust_cause = new.state.value, new.cause.value if new.cause else ""
-    # everybody reads it: the words of single troubles may tell of somebody's job, and are for administrators
-    node.trust_sentence = trust.CAUSE_MESSAGES[new.cause] if new.cause else ""
-    node.trust_since = dt.datetime.fromtimestamp(new.since_s, dt.UTC)
-    node.try_at = _to_datetime(new.probe_at_s)
+    node.breaker_state, node.breaker_cause = new.state.value, new.cause.value if new.cause else ""
+    # everybody reads it: the words of single incidents may tell of somebody's job, and are for administrators
+    node.breaker_message = trust.CAUSE_MESSAGES[new.cause] if new.cause else ""
+    node.breaker_since = dt.datetime.fromtimestamp(new.since_s, dt.UTC)
+    node.probe_at = _to_datetime(new.probe_at_s)
     node.trip_count, node.tripped_at = new.trip_count, _to_datetime(new.tripped_s)
-    node.on_trial = None
+    node.probation_attempt = None
     node.save(update_fields=_BREAKER_FIELDS)
-    record_action(actor, "node.trust", node, before=before, after=_audit_values(node), reason=message)
+    record_action(actor, "node.clear_quarantine", node, before=before, after=_audit_values(node), reason=message)
     publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "trust": node.breaker_state})
     trigger_cycle("trust")
 
@@ -296,8 +296,8 @@ _BREAKER_FIELDS = (
 def _audit_values(node: Node) -> dict[str, Any]:
     return {
         "trust": node.breaker_state,
-        "cause": node.trust_cause,
-        "try_at": node.try_at.isoformat() if node.try_at else None,
+        "cause": node.breaker_cause,
+        "probe_at": node.probe_at.isoformat() if node.probe_at else None,
     }
 
 

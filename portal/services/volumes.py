@@ -76,7 +76,7 @@ def do_save_volume(
         fault = f"There is already a volume called {spec.name}."
         if "volume_one_declared_home" in str(clash):
             fault = "Where homes are is declared once; change that one."
-        raise InvalidRequest(fields={"name": fault}, code="name_taken") from clash
+        raise InvalidRequest(fields={"name": fault}, code="already_exists") from clash
     return saved
 
 
@@ -93,7 +93,7 @@ def do_delete_volume(actor: User, row: Volume, *, reason: str = "") -> None:
                 code="volume_in_use",
                 details={"jobs": jobs},
             )
-        record_action(actor, "volume.remove", locked, before=_audit_values(locked), reason=reason)
+        record_action(actor, "volume.delete", locked, before=_audit_values(locked), reason=reason)
         trigger_cycle("volume")
         locked.delete()
 
@@ -128,7 +128,7 @@ def normalize_volume_references(references: Iterable[VolumeReference]) -> list[d
 
 
 def volume_references_error(owner: User, runtime: str, references: Sequence[VolumeReference]) -> str | None:
-    """What is wrong with how a job names volumes, as a sentence; None if nothing is."""
+    """What is wrong with how a job names volumes, as a message; None if nothing is."""
     if not references:
         return None
     if runtime == RuntimeKind.PROCESS.value:

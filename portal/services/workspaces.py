@@ -34,7 +34,7 @@ def _encryption_context(job: Job, number: int) -> EncryptionContext:
 
 def create_attempt_secret(job: Job) -> str:
     """A sealed random secret for the attempt that begins next (``Attempt.secret``)."""
-    return encrypt(secrets.token_urlsafe(32), _encryption_context(job, job.attempts_made + 1))
+    return encrypt(secrets.token_urlsafe(32), _encryption_context(job, job.attempt_count + 1))
 
 
 def decrypt_attempt_secret(attempt: Attempt) -> str:
@@ -47,7 +47,7 @@ def decrypt_attempt_secret(attempt: Attempt) -> str:
 
 def workspace_origin(job: Job) -> str:
     """The origin of a workspace, such as ``http://ws-abc.localhost:8000``."""
-    scheme = "https" if settings.SECURE else "http"
+    scheme = "https" if settings.HTTPS_ENABLED else "http"
     return f"{scheme}://ws-{job.public_id}.{settings.APPS_DOMAIN}"
 
 
@@ -81,10 +81,10 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
     if attempt is None:
         raise Conflict("Its server does not answer yet, or has stopped.", code="workspace_not_ready")
     if attempt.leader_epoch == 0:
-        sentence = (
+        message = (
             "It was kept after a restore; what opens it is not in the record. Stop it and start it again."
         )
-        raise Conflict(sentence, code="workspace_unknown")
+        raise Conflict(message, code="workspace_unknown")
     session = session_id(session_key)
     if session_user(session) != user:
         raise Conflict("Sign in again, then open it.", code="session_ended")

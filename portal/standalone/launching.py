@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-EXEC_SCRIPT = Path(__file__).with_name("launch.py")
+EXEC_SCRIPT = Path(__file__).with_name("exec_child.py")
 
 
 def exec_command(

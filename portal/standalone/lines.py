@@ -22,9 +22,9 @@ class PrefixedWriter:
         self._lock = threading.Lock()
         self._colour_of: dict[str, int] = {}
 
-    def supervisor_line(self, sentence: str) -> None:
+    def supervisor_line(self, message: str) -> None:
         """A line of the supervisor itself."""
-        self._write(SUPERVISOR_NAME, sentence)
+        self._write(SUPERVISOR_NAME, message)
 
     def raw(self, text: str) -> None:
         """Text without a prefix: what the person at the screen should read."""

@@ -29,7 +29,7 @@ class InstanceLock:
         return self
 
     def write_info(self, *, url: str) -> None:
-        """Writes down who we are, for the sentence that a second `up` prints."""
+        """Writes down who we are, for the message that a second `up` prints."""
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
 

@@ -62,7 +62,7 @@ class UpOptions:
 def run(checkout: Path, options: UpOptions) -> None:
     """Starts everything and returns after everything was stopped.
 
-    Raises StartError with a sentence when something needed does not start; nothing is left running then.
+    Raises StartError with a message when something needed does not start; nothing is left running then.
     """
     check_bind_options(options.listening)
     folder = DataDir(places.data_dir(), service_account())
@@ -131,7 +131,7 @@ def _start(
     settings.PORTAL_URL = url
     check_settings(url, environment)
     if _start_servers(folder, supervisor):
-        environment["FAIRWAY_TRIAL_SERVERS"] = "true"
+        environment["FAIRWAY_BUNDLED_SERVERS"] = "true"
     build_frontend(checkout)
     migrate_database()
     if warning := single_role_warning():
@@ -198,7 +198,7 @@ def _check_redis(url: str) -> None:
 
 
 def migrate_database() -> None:
-    """Migrates, with a sentence when the database does not answer or does not permit it."""
+    """Migrates, with a message when the database does not answer or does not permit it."""
     try:
         call_command("migrate", interactive=False, verbosity=0)
     except OperationalError as trouble:

@@ -60,7 +60,7 @@ class PasswordForm(forms.Form):
     )  # fmt: skip
     password = forms.CharField(
         label="New password", max_length=1024, strip=False,
-        help_text="At least 12 characters; a short sentence is best.",
+        help_text="At least 12 characters; a short message is best.",
         widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpRe
         "has_password": user.has_usable_password(),
         "tokens": tokens.live_tokens(user),
         "secrets": visible_secrets(user).filter(owner=user).order_by("name"),
-        "places": session_rows(user, session_id(request.session.session_key)),
+        "sessions": session_rows(user, session_id(request.session.session_key)),
     }
     return render(request, "account/page.html", context | forms_given, status=status)
 
@@ -151,7 +151,7 @@ def change_password(request: HttpRequest) -> HttpResponse:
     counts = _password_rate_limits(request, user) if user.has_usable_password() else []
     wait_s = max((consume(rate, who) for rate, who in counts), default=0.0)
     if wait_s:
-        form.add_error("old", f"Too many tries. Wait {duration(wait_s + 1)}, then try again.")
+        form.add_error("old", f"Too many attempts. Wait {duration(wait_s + 1)}, then try again.")
         answer = _page(request, 429, password_form=form)
         answer["Retry-After"] = str(math.ceil(wait_s))
         return answer
@@ -216,7 +216,7 @@ def end_sessions(request: HttpRequest) -> HttpResponse:
     with transaction.atomic():
         ended, _ = BrowserSession.objects.filter(session_key__in=others).delete()
         if ended:
-            record_action(user, "person.end_sessions", user, after={"sessions": ended})
+            record_action(user, "user.end_sessions", user, after={"sessions": ended})
     messages.success(request, "Your other sessions have ended." if others else "There is no other session.")
     return redirect("account")
 

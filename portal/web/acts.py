@@ -1,4 +1,4 @@
-"""What a button of a page asks for: done or refused, then back to the page with a sentence that says which."""
+"""What a button of a page asks for: done or refused, then back to the page with a message that says which."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portal.services.rights_changes import ChoiceRequired
 
 
 def run_and_redirect(request: HttpRequest, action: Callable[[], str], back: str) -> HttpResponse:
-    """Does ``act``, which gives what it did as a sentence, and sends the reader ``back`` to an address.
+    """Does ``act``, which gives what it did as a message, and sends the reader ``back`` to an address.
 
     A refusal is told there too; ``ChoiceNeeded`` goes on to the caller, who asks. Look rows up before, so that one
     that is not there answers 404.

@@ -50,7 +50,7 @@ def cluster(request: HttpRequest) -> HttpResponse:
         cluster_row = ClusterSettings.objects.filter(id=1).first()
         context |= {
             "cluster": cluster_row,
-            "trial_servers": settings.TRIAL_SERVERS,
+            "bundled_servers": settings.BUNDLED_SERVERS,
             "same_site": settings.SAME_SITE_WARNING,
             "behind": sum(box.has_newer_agent and box.node.reachable for box in drawn.boxes),
             "rollout": AgentRollout.objects.order_by("-id").first(),
@@ -82,11 +82,11 @@ def node_page(
         "foreign": _foreign_processes(row),
         "pairs": gpu_link_matrix(row),
         "facts": _machine_facts(row),
-        "below_floor": row.agent_info.get("below_floor", []),
-        "checks": row.checks.order_by("-id")[:5] if user.is_admin else [],
-        "looked": latest_finished_operation(row) if user.is_admin else None,
-        "tidied": latest_finished_operation(row, OperationKind.GC) if user.is_admin else None,
-        "shown_of_tidying": (IMAGES_STEP, IMAGE_STORE_STEP),
+        "version_warnings": row.agent_info.get("version_warnings", []),
+        "checks": row.operations.order_by("-id")[:5] if user.is_admin else [],
+        "last_check": latest_finished_operation(row) if user.is_admin else None,
+        "last_cleanup": latest_finished_operation(row, OperationKind.GC) if user.is_admin else None,
+        "cleanup_steps_shown": (IMAGES_STEP, IMAGE_STORE_STEP),
         "old_loader": user.is_admin and has_outdated_loader(row),
         "renewal_line": LOADER_RENEWAL_COMMAND.format(host=row.host, port=row.port),
         "newer_agent": has_newer_agent_for(row),
@@ -94,7 +94,7 @@ def node_page(
         "clock_off": clock_skew_message(row),
         "windows": node_reservations(row),
         "claims": claimed_gpu_alerts(row) if user.is_admin else [],
-        "troubles": row.troubles.select_related("job")[:INCIDENTS_SHOWN] if user.is_admin else [],
+        "incidents": row.incidents.select_related("job")[:INCIDENTS_SHOWN] if user.is_admin else [],
         "labels": sorted(row.labels.items()),
         "interfaces": row.agent_info.get("interfaces", []),
         "named": row.pool.fabric.interface,
@@ -141,7 +141,7 @@ def _agent_fact(row: Node) -> str:
 
 
 def _driver_fact(hello: dict[str, Any]) -> str:
-    cuda = hello.get("cuda_driver")
+    cuda = hello.get("max_cuda_version")
     return str(hello.get("driver") or "none") + (f", CUDA {cuda}" if cuda else "")
 
 
@@ -165,8 +165,8 @@ def _machine_facts(row: Node) -> list[tuple[str, str]]:
         ("Driver", _driver_fact(hello)),
         ("Agent", _agent_fact(row)),
     ]
-    if hello.get("shares"):
-        facts.append(("Shares", str(hello["shares"]["sentence"])))
+    if hello.get("gpu_sharing"):
+        facts.append(("Shares", str(hello["gpu_sharing"]["message"])))
     if "egress" in hello:
         held = hello["egress"].get(row.runtime)
         facts.append(("Network policies", "held" if held else "not held: jobs of open projects only"))

@@ -73,7 +73,7 @@ def _title_and_fixes(job: Job, last: Attempt | None, reason: EndReason, code: in
         "Change and launch",
         "launch",
     )
-    same = SuggestedFix("Start the same request again", "It joins the queue as a new job.", "", "again")
+    same = SuggestedFix("Resubmit the same request", "It joins the queue as a new job.", "", "resubmit")
     peak = max((task.peak_memory_mib or 0 for task in last.task_rows.all()), default=0) if last else 0
     if reason is EndReason.OUT_OF_MEMORY:
         more = job.memory_mib * 2

@@ -62,22 +62,22 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             active_views=(
                 "node",
                 "add-node",
-                "node-check",
+                "node-operation",
                 "test-node",
                 "set-labels",
                 "topologies",
                 "save-topology",
-                "restored",
-                "restored-fence",
-                "restored-keep",
-                "restored-stop",
+                "recovery",
+                "recovery-fence",
+                "recovery-adopt",
+                "recovery-stop",
             ),
             in_tab_bar=True,
         ),
         NavItem("Queue", "queue", "queue", "q", counter="waiting"),
         NavItem("Calendar", "calendar", "calendar", "r", active_views=("save-reservation",)),
         NavItem("Scheduler", "scheduler", "flask", "d", admin_only=True),
-        NavItem("Alarms", "alarms", "s-warning", "w", counter="alarms", admin_only=True),
+        NavItem("Alerts", "alerts", "s-warning", "w", counter="alerts", admin_only=True),
         NavItem(
             "Environments", "environments", "model", "e", active_views=("environment", "registries", "save-registry")
         ),
@@ -92,9 +92,9 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
             "p",
             active_views=("project", "add-project", "set-member", "invite-into"),
         ),
-        NavItem("Requests", "requests", "inbox", "x", active_views=("decide-extension", "cut-excuse")),
-        NavItem("Policy", "policy", "gear", "k", active_views=("save-policy",)),
-        NavItem("People", "people", "people", "u", active_views=("invite", "change-person"), admin_only=True),
+        NavItem("Approvals", "approvals", "inbox", "x", active_views=("decide-extension", "revoke-exemption")),
+        NavItem("Scheduling policy", "policy", "gear", "k", active_views=("save-policy",)),
+        NavItem("Users", "users", "users", "u", active_views=("invite", "change-user"), admin_only=True),
         NavItem("Audit", "audit", "report", "a", admin_only=True),
     ),
 }
@@ -119,7 +119,7 @@ class NavCounters:
             return str(self.my_active_jobs) if self.my_active_jobs else ""
         if name == "waiting":
             return str(self.waiting) if self.waiting else ""
-        if name == "alarms":
+        if name == "alerts":
             return str(self.alerts) if self.alerts else ""
         if name == "free":
             return f"{self.free} free" if self.gpus else ""
@@ -130,7 +130,7 @@ def navigation_context(request: HttpRequest) -> dict[str, Any]:
     """Context of every template; the queries run only where the frame is drawn."""
     person = getattr(request, "user", None)
     user = person if isinstance(person, User) else None
-    return {"frame": SimpleLazyObject(lambda: _build_navigation(request, user))}
+    return {"navigation": SimpleLazyObject(lambda: _build_navigation(request, user))}
 
 
 def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]:
@@ -144,13 +144,13 @@ def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]
         for title, places in NAVIGATION.items()
     ]
     groups = [(title, rows) for title, rows in groups if rows]
-    tabs = [row for _, rows in groups for row in rows if row["place"].tab]
+    tabs = [row for _, rows in groups for row in rows if row["item"].tab]
     return {
         "groups": groups,
         "tabs": tabs[:5],
         "simulated": figures.simulated,
         "gpus": figures.gpus,
-        "restored": recovery_status() if user.is_admin else None,
+        "recovery": recovery_status() if user.is_admin else None,
         "alarm": scheduler_alert() if user.is_admin else None,
     }
 
@@ -159,7 +159,7 @@ def _nav_row(item: NavItem, view_name: str, counters: NavCounters) -> dict[str, 
     return {
         "place": item,
         "current": view_name == item.view or view_name in item.active_views,
-        "figure": counters.counter_text(item.counter),
+        "counter": counters.counter_text(item.counter),
     }
 
 

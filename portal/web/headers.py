@@ -43,7 +43,7 @@ class SecurityHeadersMiddleware:
 def content_security_policy(request: HttpRequest) -> str:
     """The policy of a page: our own files only, scripts by nonce, forms to us and to workspace origins."""
     nonce = f"'nonce-{request.csp_nonce}'"  # type: ignore[attr-defined]
-    scheme = "https" if settings.SECURE else "http"
+    scheme = "https" if settings.HTTPS_ENABLED else "http"
     socket = "ws" + settings.PORTAL_URL.rstrip("/").removeprefix("http")  # the one origin that /live/ lets in
     rules = {
         "default-src": "'none'",

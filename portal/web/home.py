@@ -46,7 +46,7 @@ def _context(user: User) -> dict[str, Any]:
         "free": sum(strip.free for strip in strips),
         "total": sum(strip.total for strip in strips),
         "quotas": _by_project(shares),
-        "away_mine": [row for row in live if row.is_unreachable],
+        "unreachable_jobs": [row for row in live if row.is_unreachable],
         "steps": first_steps(live + ended, user),
         "has_project": bool(shares) or user.is_admin or user.memberships.exists(),
     }

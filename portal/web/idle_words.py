@@ -26,17 +26,17 @@ def idle_rule_text(rules: PoolRules) -> IdleRuleText:
     told = ["idle_action", "idle_after_s"]
     if action == "suspend":
         grace = duration(float(knobs["idle_grace_s"]))
-        sentence = (
+        message = (
             f"After {after} without use of its GPUs and its tool, and a countdown of {grace} that you may stop, "
             "it is suspended; its files stay."
         )
         told.append("idle_grace_s")
     elif action == "notify":
-        sentence = f"After {after} without use of its GPUs and its tool you are told; nothing ends."
+        message = f"After {after} without use of its GPUs and its tool you are told; nothing ends."
     else:
-        sentence, told = "Nothing becomes of it while nobody uses it.", ["idle_action"]
+        message, told = "Nothing becomes of it while nobody uses it.", ["idle_action"]
     said_by = " and ".join(dict.fromkeys(rules.rules[name].source_text for name in told))
-    return IdleRuleText(sentence, said_by)
+    return IdleRuleText(message, said_by)
 
 
 def idle_rule_texts(project: Project, pools: Iterable[NodePool]) -> list[IdleRuleText]:

@@ -94,7 +94,7 @@ def job(request: HttpRequest, public_id: str) -> HttpResponse:
     template = "job/live.html" if request.htmx else "job/overview.html"  # type: ignore[attr-defined]
     context = overview_context(user, row) | {"tab": "overview"}
     shown = request.GET.get("shown", "")
-    return render(request, template, context | {"other_attempt": shown != str(row.attempts_made)})
+    return render(request, template, context | {"other_attempt": shown != str(row.attempt_count)})
 
 
 def overview_context(user: User, found: Job) -> dict[str, Any]:
@@ -104,34 +104,34 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
     last = attempts[0] if attempts else None
     row: JobRow = context["row"]
     standing = current_verdict(found)
-    room_made = attempts_preempted_for(found)
+    preempted_jobs = attempts_preempted_for(found)
     chain = dependency_chain(found)
-    seen = visible_related_jobs(user, attempts[:1], room_made, chain)
+    seen = visible_related_jobs(user, attempts[:1], preempted_jobs, chain)
     events = list(job_events(found).order_by("-id")[:TIMELINE_EVENTS])
     idle = idle_status(found, last)
     waits_for = standing if found.state == JobState.PENDING and not found.held else None
     return context | {
         "phases": job_phases(row, last),
-        "standing": waits_for,
-        "when": build_forecast_display(user, found, waits_for) if waits_for else None,
-        "sums": fair_share_texts(list_breakdowns(user, found)) if waits_for else [],
-        "numbers": verdict_details(standing) if standing else [],
-        "ahead": _jobs_ahead(user, found),
-        "left_for": RelatedJob.visible_to(last.stop_for, seen) if last and last.stop_for else None,
-        "room_made": [(one, RelatedJob.visible_to(one.job, seen)) for one in room_made],
-        "before": [DependencyRow.visible_to(one, seen) for one in chain.dependencies],
-        "after": [DependencyRow.visible_to(one, seen) for one in chain.dependents],
+        "verdict": waits_for,
+        "forecast": build_forecast_display(user, found, waits_for) if waits_for else None,
+        "breakdowns": fair_share_texts(list_breakdowns(user, found)) if waits_for else [],
+        "verdict_details": verdict_details(standing) if standing else [],
+        "jobs_ahead": _jobs_ahead(user, found),
+        "preempted_for": RelatedJob.visible_to(last.preempted_for, seen) if last and last.preempted_for else None,
+        "preempted_jobs": [(one, RelatedJob.visible_to(one.job, seen)) for one in preempted_jobs],
+        "dependencies": [DependencyRow.visible_to(one, seen) for one in chain.dependencies],
+        "dependents": [DependencyRow.visible_to(one, seen) for one in chain.dependents],
         "failure": build_failure_summary(found, last),
         "limit": job_time_limit(user, row, last),
         "idle": idle,
         "idle_rule": idle_rule_text(idle.settings_sheet) if idle else None,
-        "may_cut": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
-        "told": attempt_progress(last) if last else None,
+        "may_revoke": bool(idle and idle.exemption) and can(user, Permission.MANAGE, found.project),
+        "progress": attempt_progress(last) if last else None,
         "layouts": compare_job_layouts(found),
-        "places": task_rows(last),
+        "task_rows": task_rows(last),
         "events": dedupe_events(events),
-        "last_task": _default_log_task(last),
-        "meeting": rendezvous_text(last) if found.is_gang else "",
+        "default_log_task": _default_log_task(last),
+        "rendezvous": rendezvous_text(last) if found.is_gang else "",
     }
 
 
@@ -166,7 +166,7 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
         "may_enter": row.is_workspace and enters,
         "may_type": enters and found.state == JobState.RUNNING,
         "may_read_logs": may_read_logs,
-        "tries": len(attempts),
+        "attempt_count": len(attempts),
     }
 
 
@@ -176,7 +176,7 @@ def job_phases(row: JobRow, last: Attempt | None) -> list[JobPhase]:
     waits = row.job.state == JobState.PENDING
     begun = None if waits else (last.created_at if last else None)
     queued_from = (
-        job.queued_at if waits or last is None or job.queued_at <= last.created_at else job.submitted_at
+        job.pending_since if waits or last is None or job.pending_since <= last.created_at else job.submitted_at
     )
     queued = _phase("Waiting", queued_from, begun or (job.ended_at if row.ended else None), now)
     ahead = ["Starting", "Server", "Open"] if row.is_workspace else ["Starting", "Running"]
@@ -214,7 +214,7 @@ def _upcoming_phases(names: list[str]) -> list[JobPhase]:
 
 
 def dedupe_events(events: list[JobEvent]) -> list[JobEvent]:
-    """Newest first, a sentence once: an end is told by the rank, the attempt and the job alike."""
+    """Newest first, a message once: an end is told by the rank, the attempt and the job alike."""
     kept: list[JobEvent] = []
     for event in events:
         if not kept or not event.message or kept[-1].message != event.message:
@@ -280,7 +280,7 @@ def request_page(request: HttpRequest, public_id: str) -> HttpResponse:
         "request_rows": request_rows(found),
         **private_fields(user, found)._asdict(),
     }
-    return render(request, "job/run.html", job_page_context(user, found) | shown)
+    return render(request, "job/request.html", job_page_context(user, found) | shown)
 
 
 def request_rows(found: Job) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ def snooze(request: HttpRequest, public_id: str) -> HttpResponse:
 
     def act() -> str:
         do_snooze(user, found)
-        return f"{found.name} is kept for a while."
+        return f"{found.name} is snoozed."
 
     return run_and_redirect(request, act, reverse("home") if home else reverse("job", args=[public_id]))
 
@@ -36,8 +36,8 @@ def exempt(request: HttpRequest, public_id: str) -> HttpResponse:
     found = get_job(user, public_id)
 
     def act() -> str:
-        do_exempt_from_idle(user, found, request.POST.get("text", ""))
-        return f"{found.name} is kept; others can read why."
+        do_exempt_from_idle(user, found, request.POST.get("reason", ""))
+        return f"{found.name} is exempt from idle suspension; the reason is visible to its project."
 
     return run_and_redirect(request, act, reverse("job", args=[public_id]))
 
@@ -51,6 +51,6 @@ def revoke_exemption(request: HttpRequest, public_id: str) -> HttpResponse:
 
     def act() -> str:
         do_revoke_exemption(user, found)
-        return f"{found.job.name} is kept for that reason no more."
+        return f"{found.job.name} is no longer exempt."
 
-    return run_and_redirect(request, act, reverse("requests"))
+    return run_and_redirect(request, act, reverse("approvals"))

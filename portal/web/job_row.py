@@ -18,12 +18,12 @@ from portal.words.reasons import VerdictCode
 from portal.words.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES, AttemptState, DesiredState, JobKind, JobState
 
 VERDICT_LABELS = {
-    VerdictCode.PROJECT_LIMIT: "At its limit",
-    VerdictCode.WAITING_FOR_EVICTION: "Making room",
+    VerdictCode.PROJECT_LIMIT: "Project limit",
+    VerdictCode.WAITING_FOR_EVICTION: "Waiting for eviction",
     VerdictCode.BEGIN_TIME: "Scheduled",
     VerdictCode.RESERVED_FOR_OTHER_JOB: "Reserved",
-    VerdictCode.DEPENDENCY: "After others",
-    VerdictCode.USER_LIMIT: "At a person's limit",
+    VerdictCode.DEPENDENCY: "Dependency",
+    VerdictCode.USER_LIMIT: "At the user's limit",
     VerdictCode.UNSATISFIABLE: "Cannot start",
     VerdictCode.OWNER_NOT_PERMITTED: "Not permitted",
     VerdictCode.INVALID_DATA: "Invalid data",
@@ -87,7 +87,7 @@ class JobRow:
     def idle(self) -> WorkspaceActivity | None:
         """Its countdown, while its people are told that nobody uses it."""
         found = attempt_activity(self.attempt) if self.attempt and not self.stopping else None
-        return found if found and found.countdown_at else None
+        return found if found and found.idle_notified_at else None
 
     @property
     def is_unreachable(self) -> bool:
@@ -137,7 +137,7 @@ class JobRow:
             return "starting", "Starting"
         if self.is_workspace and self.attempt.ready_at is None:
             return "starting", "Starting"
-        return ("idle", "Idle, held") if self.idle else ("running", "Running")
+        return ("idle", "Idle, holds GPUs") if self.idle else ("running", "Running")
 
     @property
     def icon(self) -> str:
@@ -180,10 +180,10 @@ class JobRow:
 
     @property
     def suggestion(self) -> str:
-        """The cheapest change that would start it now, as a sentence; empty when there is none."""
+        """The cheapest change that would start it now, as a message; empty when there is none."""
         standing = current_verdict(self.job)
         change = standing.suggestion if standing and self.job.state == JobState.PENDING else None
-        return str(change.get("sentence", "")) if change else ""
+        return str(change.get("message", "")) if change else ""
 
     @property
     def node_names(self) -> str:
@@ -227,7 +227,7 @@ class JobRow:
         if self.node_count > 1:
             return plural(self.node_count, "node")
         if self.job.is_elastic:
-            return f"{self.job.least_tasks} to {self.job.tasks} tasks of {self.job.gpus_per_task}"
+            return f"{self.job.required_tasks} to {self.job.tasks} tasks of {self.job.gpus_per_task}"
         if self.job.tasks > 1:
             return f"{self.job.tasks} tasks of {self.job.gpus_per_task}"
         return ""
@@ -236,7 +236,7 @@ class JobRow:
     def timer_start(self) -> dt.datetime:
         """The time its clock counts from: its start, or when it came to wait."""
         if self.job.state == JobState.PENDING:
-            return self.job.queued_at
+            return self.job.pending_since
         begun = self.attempt.created_at if self.attempt else None
         return begun or self.job.started_at or self.job.submitted_at
 
@@ -265,7 +265,7 @@ class JobRow:
 def current_verdict(job: Job) -> JobVerdict | None:
     """The job's newest verdict when it has one; joined by the selectors."""
     try:
-        return job.standing
+        return job.verdict
     except JobVerdict.DoesNotExist:
         return None
 
@@ -314,7 +314,7 @@ def verdict_details(standing: JobVerdict) -> list[tuple[str, Any]]:
     plain = []
     for name, value in standing.details.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name == "pool":
-            continue  # the sentence names the pool
+            continue  # the message names the pool
         if name.endswith(("_from_s", "_until_s", "_before_s")):
             continue  # and the moment, in words
         if isinstance(value, float):

@@ -56,12 +56,12 @@ def job_time_limit(user: User, row: JobRow, last: Attempt | None) -> JobTimeLimi
     if row.deadline is None or last is None or row.stopping or last.state != AttemptState.RUNNING:
         return None
     knobs = effective_pool_settings([last.pool])[last.pool_id]
-    lead_s = warning_lead_s(row.job.time_limit_s or 0, float(knobs["warn_before_s"]))
+    lead_s = warning_lead_s(row.job.time_limit_s or 0, float(knobs["time_limit_warning_s"]))
     asked = job_extensions(row.job)
     return JobTimeLimit(
         ends_at=row.deadline,
         ends_soon=(row.deadline - timezone.now()).total_seconds() <= lead_s,
-        extensible_s=extension_allowance(row.job, float(knobs["extend_most_s"])).remaining_s,
+        extensible_s=extension_allowance(row.job, float(knobs["max_extension_s"])).remaining_s,
         requests=asked,
         may_decide=any(one.state == "waiting" and can(user, Permission.CHANGE, one) for one in asked),
     )
@@ -75,11 +75,11 @@ def request_extension(request: HttpRequest, public_id: str) -> HttpResponse:
     found = get_job(user, public_id)
 
     def act() -> str:
-        more_s = int(parse_duration_s(request.POST.get("more_s", ""), "more_s"))
-        asked = do_request_extension(user, found, more_s, request.POST.get("reason", "").strip())
+        extra_s = int(parse_duration_s(request.POST.get("extra_s", ""), "extra_s"))
+        asked = do_request_extension(user, found, extra_s, request.POST.get("reason", "").strip())
         if asked.state == "granted":
-            return f"{found.name} has {duration(more_s)} more: it delays nobody."
-        return f"{duration(more_s)} more for {found.name} are asked for; somebody decides, since {_pending_reason(asked)}."
+            return f"{found.name} has {duration(extra_s)} more: it delays nobody."
+        return f"{duration(extra_s)} more for {found.name} are asked for; somebody decides, since {_pending_reason(asked)}."
 
     return run_and_redirect(request, act, reverse("job", args=[public_id]))
 

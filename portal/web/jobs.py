@@ -145,7 +145,7 @@ def bulk_cancel(request: HttpRequest) -> HttpResponse:
             refused.append(f"{public_id}: {refusal.message}")
     if stopped:
         messages.success(request, f"Stopped {plural(stopped, 'job')}.")
-    for sentence in refused[:5]:
-        messages.error(request, sentence)
+    for message in refused[:5]:
+        messages.error(request, message)
     back = request.POST.get("back", "")
     return redirect(back if back.startswith("/jobs/") and "//" not in back else "jobs")

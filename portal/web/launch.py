@@ -50,7 +50,7 @@ NAME_PREFIXES = {JobKind.WORKSPACE.value: "notebook", JobKind.TRAINING.value: "r
 
 @dataclass(frozen=True)
 class SizePreset:
-    """One count on the ladder: what it would mean, and why it cannot be where it cannot."""
+    """One count on the size_presets: what it would mean, and why it cannot be where it cannot."""
 
     count: int
     availability: str
@@ -102,7 +102,7 @@ def preview(request: HttpRequest) -> HttpResponse:
     """The rail and the review for the form as it stands; asked on every keystroke, a little delayed."""
     user = require_user(request.user)
     return render(
-        request, "launch/rail.html", _preview_context(user, LaunchForm(user, request.POST), ask=True) | {"oob": True}
+        request, "launch/preview.html", _preview_context(user, LaunchForm(user, request.POST), ask=True) | {"oob": True}
     )
 
 
@@ -184,8 +184,8 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         said = [
             f"{form[name].label}: {words}" if name in form.fields else words for name, words in wrong.items()
         ]
-        sentence = " ".join(said) or "Fill in what is missing."
-        found = LaunchPreview("wrong", "Not ready yet", sentence, field_errors=wrong)
+        message = " ".join(said) or "Fill in what is missing."
+        found = LaunchPreview("wrong", "Not ready yet", message, field_errors=wrong)
     shares = project_quota_usage([request.project]) if request else []
     asked = request.tasks * request.gpus_per_task * request.milli_per_gpu if request else 0
     model, count = str(value("gpu_model") or ""), str(value("gpus_per_task") or "")
@@ -199,8 +199,8 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "strips": strips,
         "model": model,
         "kind": str(value("kind") or ""),
-        "ladder": size_presets(strips, model, count, shares),
-        "after": [
+        "size_presets": size_presets(strips, model, count, shares),
+        "dependencies": [
             QuotaBar(share, f"Quota after, {share.pool.name}", asked)
             for share in shares
             if _applies_to(share, request, strips)
@@ -247,7 +247,7 @@ def size_presets(strips: list[GpuModelSummary], model: str, count: str, shares: 
         elif limit is not None and number > limit:
             note, now, closed = f"limit is {limit}", False, True
         elif number <= free:
-            note, now, closed = "room now", True, False
+            note, now, closed = "free now", True, False
         else:
             note, now, closed = "waits", False, False
         rungs.append(SizePreset(number, note, now, closed, str(number) == count))
@@ -271,12 +271,12 @@ def rest_body(request: JobRequest) -> dict[str, Any]:
     if request.pool is not None:
         body["pool"] = request.pool.name
     for name in JobRequest.__dataclass_fields__:
-        if name in body or name in ("pool", "template", "held", "after"):
+        if name in body or name in ("pool", "template", "held", "dependencies"):
             continue
         value = getattr(request, name)
         if value != getattr(blank, name) or name in ("gpus_per_task", "tasks"):
-            body[name] = list(value) if name == "command" else dict(value) if name == "environ" else value
-    body["after"] = [job.public_id for job in request.dependencies]
+            body[name] = list(value) if name == "command" else dict(value) if name == "env" else value
+    body["dependencies"] = [job.public_id for job in request.dependencies]
     return {name: value for name, value in body.items() if value not in ([], {})}
 
 

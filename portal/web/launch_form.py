@@ -149,12 +149,12 @@ class LaunchForm(DataForm):
         label="Memory of a GPU, at least, GiB", required=False, min_value=0.1, max_value=9_000,
         widget=_number(min=0.1, max=9_000, step="any"), help_text="Such as 80.",
     )  # fmt: skip
-    near_required = forms.ChoiceField(
-        label="All tasks in one", required=False, widget=_select(),
+    topology_required = forms.ChoiceField(
+        label="Required topology level", required=False, widget=_select(),
         help_text="They start together there, or wait until one has room.",
     )  # fmt: skip
-    near_preferred = forms.ChoiceField(
-        label="Rather in one", required=False, widget=_select(),
+    topology_preferred = forms.ChoiceField(
+        label="Preferred topology level", required=False, widget=_select(),
         help_text="Tried first; keeps nothing waiting.",
     )  # fmt: skip
     cores = forms.FloatField(
@@ -172,7 +172,7 @@ class LaunchForm(DataForm):
         widget=forms.Textarea({"class": "form-control", "spellcheck": "false", "rows": 4}),
         help_text="With pipes, variables or several lines it is run by /bin/sh -c.",
     )  # fmt: skip
-    environ = forms.CharField(
+    env = forms.CharField(
         label="Variables", max_length=65536, required=False,
         widget=forms.Textarea({"class": "form-control", "rows": 3, "placeholder": "NAME=value"}),
         help_text="One NAME=value a line.",
@@ -184,7 +184,7 @@ class LaunchForm(DataForm):
         help_text="Such as 90 min, 12 h, 2 d.",
     )
     preemptible = forms.BooleanField(
-        required=False, initial=True, label="May give its GPUs back when others are owed them",
+        required=False, initial=True, label="Preemptible",
         widget=forms.CheckboxInput({"class": "form-check-input"}),
     )  # fmt: skip
     priority = forms.IntegerField(
@@ -192,11 +192,11 @@ class LaunchForm(DataForm):
         help_text="Higher goes first within the project; above 0 needs a manager.",
     )  # fmt: skip
     max_attempts = forms.IntegerField(
-        label="Tries", min_value=1, max_value=20, initial=3, required=False, widget=_number(min=1, max=20),
+        label="Max attempts", min_value=1, max_value=20, initial=3, required=False, widget=_number(min=1, max=20),
         help_text="After failures of the cluster's making.",
     )  # fmt: skip
-    retry_failures = forms.BooleanField(
-        required=False, label="Try again after failures of its own, too",
+    retry_on_failure = forms.BooleanField(
+        required=False, label="Retry on failure",
         widget=forms.CheckboxInput({"class": "form-check-input"}),
     )  # fmt: skip
     launcher = forms.ChoiceField(
@@ -204,8 +204,8 @@ class LaunchForm(DataForm):
         choices=[(name, LAUNCHER_LABELS.get(name, name)) for name in LAUNCHERS],
         help_text="How tasks are told of each other.",
     )  # fmt: skip
-    stop_grace_s = forms.IntegerField(
-        label="Time to save, seconds", min_value=1, max_value=600, initial=30, required=False,
+    termination_grace_s = forms.IntegerField(
+        label="Termination grace period (s)", min_value=1, max_value=600, initial=30, required=False,
         widget=_number(min=1, max=600), help_text="From the request to stop until it is killed.",
     )  # fmt: skip
     after = PublicIdMultipleChoiceField(
@@ -216,8 +216,8 @@ class LaunchForm(DataForm):
         label="Other jobs, by id", max_length=2000, required=False, widget=_text(),
         help_text="Several with spaces between. The id stands in a job's address.",
     )  # fmt: skip
-    after_any = forms.BooleanField(
-        required=False, label="Start however they end",
+    ignore_dependency_failure = forms.BooleanField(
+        required=False, label="Start even if they fail",
         widget=forms.CheckboxInput({"class": "form-check-input"}),
     )  # fmt: skip
 
@@ -253,7 +253,7 @@ class LaunchForm(DataForm):
             for row in rows
             for key in row.levels
         ]
-        for name, nothing in (("near_required", "Anywhere"), ("near_preferred", "No wish")):
+        for name, nothing in (("topology_required", "Anywhere"), ("topology_preferred", "No preference")):
             self._set_choices(name, [("", nothing), *levels])
         return bool(levels)
 
@@ -265,19 +265,19 @@ class LaunchForm(DataForm):
     def clean(self) -> dict[str, Any]:
         """Both levels belong to one topology."""
         data: dict[str, Any] = super().clean() or self.cleaned_data
-        required, preferred = data.get("near_required") or "", data.get("near_preferred") or ""
+        required, preferred = data.get("topology_required") or "", data.get("topology_preferred") or ""
         topologies = {choice.partition(":")[0] for choice in (required, preferred) if choice}
         if len(topologies) > 1:
-            self.add_error("near_preferred", "Choose levels of one topology.")
+            self.add_error("topology_preferred", "Choose levels of one topology.")
         levels = [choice.partition(":")[2] or None for choice in (required, preferred)]
         near = {"topology": "".join(topologies), "required": levels[0], "preferred": levels[1]}
-        data["near"] = near if len(topologies) == 1 else None
+        data["topology_constraint"] = near if len(topologies) == 1 else None
         return data
 
     def clean_environ(self) -> dict[str, str]:
         """NAME=value lines as a dictionary."""
         found: dict[str, str] = {}
-        for line in self.cleaned_data["environ"].splitlines():
+        for line in self.cleaned_data["env"].splitlines():
             if not line.strip() or line.lstrip().startswith("#"):
                 continue
             name, sign, value = line.partition("=")
@@ -336,23 +336,23 @@ class LaunchForm(DataForm):
             min_gpu_memory_mib=round(data["min_gpu_memory_gib"] * 1024)
             if data["min_gpu_memory_gib"]
             else None,
-            topology_constraint=None if workspace else data["near"],
+            topology_constraint=None if workspace else data["topology_constraint"],
             cpu_milli=round(data["cores"] * 1000),
             memory_mib=round(data["memory_gib"] * 1024),
             command=[] if workspace else data["command"],
-            env=data["environ"],
+            env=data["env"],
             volumes=data["volumes"],
             secrets=self.secrets(),
             shm_mib=data["shm_mib"] or 64,
-            termination_grace_s=data["stop_grace_s"] or 30,
+            termination_grace_s=data["termination_grace_s"] or 30,
             priority=data["priority"] or 0,
             preemptible=data["preemptible"],
             time_limit_s=data["time_limit_s"],
             max_attempts=data["max_attempts"] or 3,
-            retry_on_failure=data["retry_failures"] and not workspace,
+            retry_on_failure=data["retry_on_failure"] and not workspace,
             launcher="none" if workspace else data["launcher"] or "none",
             dependencies=self.all_dependencies(),
-            ignore_dependency_failure=data["after_any"],
+            ignore_dependency_failure=data["ignore_dependency_failure"],
         )
 
 

@@ -15,7 +15,7 @@ from portal.web.words import duration, parse_whole_number
 def initial_from_job(user: User, job: Job) -> dict[str, Any]:
     """A job written back into the form; variables and secrets only where the person may read them."""
     private = private_fields(user, job)
-    environ, secrets = private.env or {}, private.secrets or []
+    env, secrets = private.env or {}, private.secrets or []
     command = list(job.command)
     text = command[2] if len(command) == 3 and command[:2] == SHELL else shlex.join(command)
     return {
@@ -32,7 +32,7 @@ def initial_from_job(user: User, job: Job) -> dict[str, Any]:
         "cores": f"{job.cpu_milli / 1000:g}",
         "memory_gib": format_gib(job.memory_mib),
         "command": text,
-        "environ": "\n".join(f"{name}={value}" for name, value in environ.items()),
+        "env": "\n".join(f"{name}={value}" for name, value in env.items()),
         "volumes": format_volumes(job.volumes),
         "secret_variables": format_secrets(secrets, "variable"),
         "secret_files": format_secrets(secrets, "file"),
@@ -40,13 +40,13 @@ def initial_from_job(user: User, job: Job) -> dict[str, Any]:
         "preemptible": job.preemptible,
         "priority": job.priority,
         "max_attempts": job.max_attempts,
-        "retry_failures": job.retry_failures,
+        "retry_on_failure": job.retry_on_failure,
         "launcher": job.launcher,
         "mig_profile": job.mig_profile,
         "min_compute_capability": job.min_compute_capability,
         "min_gpu_memory_gib": format_gib(job.min_gpu_memory_mib) if job.min_gpu_memory_mib else None,
         "shm_mib": job.shm_mib,
-        "stop_grace_s": job.stop_grace_s,
+        "termination_grace_s": job.termination_grace_s,
     } | _topology_fields(job.topology_constraint)
 
 
@@ -100,12 +100,12 @@ def initial_from_api_fields(fields: dict[str, Any]) -> dict[str, Any]:
         found["min_gpu_memory_gib"] = format_gib(min_gpu_memory_mib)
     if time_limit_s := parse_whole_number(fields.get("time_limit_s")):
         found["time_limit_s"] = duration(time_limit_s).replace("\u00a0", " ")
-    if "near" in fields:
-        found |= _topology_fields(fields["near"])
+    if "topology_constraint" in fields:
+        found |= _topology_fields(fields["topology_constraint"])
     if isinstance(fields.get("command"), list):
         found["command"] = shlex.join(fields["command"])
-    if isinstance(fields.get("environ"), dict):
-        found["environ"] = "\n".join(f"{name}={value}" for name, value in fields["environ"].items())
+    if isinstance(fields.get("env"), dict):
+        found["env"] = "\n".join(f"{name}={value}" for name, value in fields["env"].items())
     if isinstance(fields.get("volumes"), list):
         found["volumes"] = format_volumes(each for each in fields["volumes"] if isinstance(each, dict))
     if isinstance(fields.get("secrets"), list):

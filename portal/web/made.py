@@ -10,11 +10,11 @@ from portal.told import now_ms
 
 
 class RenderTimeMiddleware:
-    """Sets ``request.made_ms``, milliseconds since 1970, before anything is read from the record."""
+    """Sets ``request.rendered_at_ms``, milliseconds since 1970, before anything is read from the record."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        request.made_ms = now_ms()  # type: ignore[attr-defined]
+        request.rendered_at_ms = now_ms()  # type: ignore[attr-defined]
         return self.get_response(request)

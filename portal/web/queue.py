@@ -168,7 +168,7 @@ def queue(request: HttpRequest) -> HttpResponse:
     page = Paginator(pending_jobs(visibility, asked.filter), JOBS_PER_PAGE).get_page(asked.page)
     jobs = with_job_rows(page.object_list)
     context = {
-        "asked": asked,
+        "filters": asked,
         "pools": list(pools.values()),
         "spans": [(key, name) for key, (name, _) in SPANS.items()],
         "page": page,
@@ -186,8 +186,8 @@ def queue_tree(visibility: NameVisibility, jobs: list[Job], pools: dict[str, str
     """The jobs of a page below their people and projects, which stand where their first job stands."""
     known = {job.project_id: job.project.public_id for job in jobs if visibility.can_name_job(job)}
     shares = shares_by_project(pools, set(known.values()))
-    half_life_s = next(knob.value for knob in settings_sheet(None).settings if knob.name == "half_life_s")
-    past = usage_fractions(float(half_life_s), set(known))
+    usage_half_life_s = next(knob.value for knob in settings_sheet(None).settings if knob.name == "usage_half_life_s")
+    past = usage_fractions(float(usage_half_life_s), set(known))
     rows: list[QueueRow] = []
     project: int | None = None
     person: tuple[int, int] | None = None

@@ -58,7 +58,7 @@ class QuotaBar:
         share = self.share
         limit = "no limit" if share.limit_milli is None else f"limit {gpu_amount(share.limit_milli)}"
         if share.user_limit_milli is not None:
-            limit += f", {gpu_amount(share.user_limit_milli)} a person"
+            limit += f", {gpu_amount(share.user_limit_milli)} per user"
         pool = f", pool of {gpu_amount(share.pool_milli)}"
         guaranteed = (
             f"{gpu_amount(share.guaranteed_milli)} guaranteed"

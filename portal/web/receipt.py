@@ -1,4 +1,4 @@
-"""A fair share's sum for people: each step of a receipt as a sentence with its amount."""
+"""A fair share's sum for people: each step of a receipt as a message with its amount."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _steps(receipt: FairShareBreakdown) -> list[BreakdownStep]:
     lines, rounds = [], 0
     for step in receipt.steps:
         rounds += step["kind"] == "round"
-        name, words = _step_text(step["kind"], step["numbers"], rounds)
+        name, words = _step_text(step["kind"], step["details"], rounds)
         lines.append(BreakdownStep(name, words, format_gpus(step["amount_milli"])))
     return lines
 

@@ -1,4 +1,4 @@
-"""Refusals and errors as pages: a title, one sentence, and what to do next."""
+"""Refusals and errors as pages: a title, one message, and what to do next."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATUS_TITLES = {
     412: "Somebody changed this meanwhile",
     413: "This is too large",
     422: "This can never start here",
-    429: "Too many tries",
+    429: "Too many attempts",
     500: "The server could not finish",
     503: "Something that is needed does not answer",
 }
@@ -91,7 +91,7 @@ def render_error(request: HttpRequest, error: FairwayError) -> HttpResponseBase:
 def error_page(
     request: HttpRequest, status: int, message: str, *, code: str = "", details: dict[str, Any] | None = None
 ) -> HttpResponse:
-    """A page, or a fragment for htmx, with a title, one sentence and what to do next."""
+    """A page, or a fragment for htmx, with a title, one message and what to do next."""
     whole = not getattr(request, "htmx", False)
     return render(
         request,
@@ -99,7 +99,7 @@ def error_page(
         {
             "status": status,
             "title": STATUS_TITLES.get(status, STATUS_TITLES[500]),
-            "sentence": message,
+            "message": message,
             "code": code or str(status),
             "facts": details or {},
         },
@@ -133,8 +133,8 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
     """403."""
-    sentence = str(exception) or "Your account may not do this. Ask a manager of the project."
-    return error_page(request, 403, sentence)
+    message = str(exception) or "Your account may not do this. Ask a manager of the project."
+    return error_page(request, 403, message)
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
@@ -164,10 +164,10 @@ def server_error(request: HttpRequest) -> HttpResponse:
 
 def _database_unavailable() -> HttpResponse:
     """503 with a page that asks nobody anything."""
-    sentence = (
+    message = (
         "The server could not finish: its database does not answer. Jobs keep running. Try again in a moment."
     )
-    page = static_error_page("The portal cannot answer at the moment", sentence, link=("", "Try again"), is_temporary=True)
+    page = static_error_page("The portal cannot answer at the moment", message, link=("", "Try again"), is_temporary=True)
     return HttpResponse(page, status=503, headers={"Retry-After": "5", "Content-Security-Policy": CONTENT_SECURITY_POLICY})
 
 

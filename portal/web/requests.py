@@ -52,11 +52,11 @@ def approvals(request: HttpRequest) -> HttpResponse:
     excuses = list(active_exemptions(user)[:PENDING_LIMIT])
     managed = managed_projects(user)
     context = {
-        "asked": asked,
+        "extension_requests": asked,
         "decided": decided,
-        "excuses": [(row, managed is None or row.job.project_id in managed) for row in excuses],
+        "exemptions": [(row, managed is None or row.job.project_id in managed) for row in excuses],
     }
-    return render(request, "requests/page.html", context)
+    return render(request, "approvals/page.html", context)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
@@ -71,7 +71,7 @@ def decide_extension(request: HttpRequest, public_id: str) -> HttpResponse:
         do_decide_extension(user, asked, grant=grant, answer=request.POST.get("answer", "").strip())
         return f"More time for {asked.job.name} is {'granted' if grant else 'refused'}."
 
-    return run_and_redirect(request, act, reverse("requests"))
+    return run_and_redirect(request, act, reverse("approvals"))
 
 
 def managed_projects(user: User) -> set[int] | None:

@@ -25,7 +25,7 @@ def search(request: HttpRequest) -> JsonResponse:
         {
             "name": job.name,
             "note": f"job {job.public_id}, {job.state.lower()}",
-            "where": reverse("job", args=[job.public_id]),
+            "url": reverse("job", args=[job.public_id]),
         }
         for job in list_jobs(user, JobFilter(search=words)).order_by("-id")[:RESULTS_PER_KIND]
     ]
@@ -33,7 +33,7 @@ def search(request: HttpRequest) -> JsonResponse:
         visible_projects(user).filter(Q(name__icontains=words) | Q(title__icontains=words)).order_by("name")
     )
     found += [
-        {"name": row.name, "note": "jobs of the project", "where": f"{reverse('jobs')}?project={row.name}"}
+        {"name": row.name, "note": "jobs of the project", "url": f"{reverse('jobs')}?project={row.name}"}
         for row in projects[:RESULTS_PER_KIND]
     ]
     people = visible_users(user).filter(Q(username__icontains=words) | Q(full_name__icontains=words))
@@ -41,13 +41,13 @@ def search(request: HttpRequest) -> JsonResponse:
         {
             "name": row.display_name,
             "note": "jobs of this person",
-            "where": f"{reverse('jobs')}?owner={row.username}",
+            "url": f"{reverse('jobs')}?owner={row.username}",
         }
         for row in people.order_by("username")[:RESULTS_PER_KIND]
     ]
     nodes = visible_nodes(user).filter(name__icontains=words).order_by("name")
     found += [
-        {"name": row.name, "note": "node", "where": reverse("node", args=[row.public_id])}
+        {"name": row.name, "note": "node", "url": reverse("node", args=[row.public_id])}
         for row in nodes[:RESULTS_PER_KIND]
     ]
     return JsonResponse({"found": found})

@@ -40,7 +40,7 @@ def remove_secret(request: HttpRequest, name: str, public_id: str = "") -> HttpR
 
     def remove() -> str:
         do_delete_secret(require_user(request.user), of, name)
-        return f"The secret {name} is forgotten. Jobs that name it will not start."
+        return f"The secret {name} is deleted. Jobs that use it will not start."
 
     return _run_and_redirect(request, of, remove)
 

@@ -69,18 +69,18 @@ def sign_in(request: HttpRequest) -> HttpResponse:
         except TooManyRequests as busy:
             user, wrong, retry_after_s = None, busy.message, busy.retry_after_s
         if user is not None:
-            start_session(request, user, by="password")
+            _start_session(request, user, by="password")
             answer: HttpResponse = redirect(target)
             _remember_browser(answer, name)
             return answer
         if wait_s:
-            wrong = f"Too many tries. Wait {duration(wait_s + 1)}, then try again."
+            wrong = f"Too many attempts. Wait {duration(wait_s + 1)}, then try again."
             retry_after_s = math.ceil(wait_s)
     elif form.is_bound:
         wrong = "Type your username and your password."
     context = {"form": form, "wrong": wrong, "next": target}
     answer = render(
-        request, "door/sign_in.html", context, status=429 if retry_after_s else 403 if wrong else 200
+        request, "auth/sign_in.html", context, status=429 if retry_after_s else 403 if wrong else 200
     )
     if retry_after_s:
         answer["Retry-After"] = str(retry_after_s)
@@ -141,17 +141,17 @@ def _remember_browser(answer: HttpResponse, name: str) -> None:
         name[:63].lower(),
         salt=KNOWN_BROWSER_COOKIE,
         max_age=KNOWN_BROWSER_TTL_S,
-        secure=settings.SECURE,
+        secure=settings.HTTPS_ENABLED,
         httponly=True,
         samesite="Lax",
     )
 
 
-def start_session(request: HttpRequest, user: User, *, by: str) -> None:
+def _start_session(request: HttpRequest, user: User, *, by: str) -> None:
     """Signs in under a fresh session id, and notes where from for the list of sessions and in the audit trail."""
     with transaction.atomic():
         login(request, user, backend=BACKEND)
-        record_action(user, "person.sign_in", user, after={"by": by})
+        record_action(user, "user.sign_in", user, after={"by": by})
     start_session(
         request.session,
         address=request.META.get("REMOTE_ADDR", ""),
@@ -173,7 +173,7 @@ def sign_out(request: HttpRequest) -> HttpResponse:
     """Ends the session; open sockets and workspaces follow within seconds."""
     with transaction.atomic():
         if isinstance(request.user, User):
-            record_action(request.user, "person.sign_out", request.user)
+            record_action(request.user, "user.sign_out", request.user)
         logout(request)
     return HttpResponseRedirect(f"{settings.LOGIN_URL}?{urlencode({'out': 1})}")
 
@@ -183,13 +183,13 @@ def sign_out(request: HttpRequest) -> HttpResponse:
 def sign_in_link(request: HttpRequest) -> HttpResponse:
     """A one-time sign-in link: the page posts the code of its fragment."""
     if request.method == "GET":
-        return render(request, "door/link.html")
+        return render(request, "auth/sign_in_link.html")
     try:
         user = people.do_use_magic_link(request.POST.get("code", ""))
     except NotFound as closed:
         record_failed_sign_in("", by="link")
-        return render(request, "door/link.html", {"wrong": closed.message}, status=404)
-    start_session(request, user, by="link")
+        return render(request, "auth/sign_in_link.html", {"wrong": closed.message}, status=404)
+    _start_session(request, user, by="link")
     return redirect("account" if not user.has_usable_password() else "home")
 
 
@@ -210,14 +210,14 @@ class InvitationForm(forms.Form):
     password = forms.CharField(
         max_length=1024,
         strip=False,
-        help_text="At least 12 characters; a short sentence is best.",
+        help_text="At least 12 characters; a short message is best.",
         widget=forms.PasswordInput({"class": "form-control", "autocomplete": "new-password"}),
     )
     timezone = forms.ChoiceField(
         label="Time zone",
         choices=[(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())],
         initial="UTC",
-        widget=forms.Select({"class": "form-select", "data-guess-zone": ""}),
+        widget=forms.Select({"class": "form-select", "data-detect-time-zone": ""}),
     )
 
 
@@ -227,16 +227,16 @@ class InvitationForm(forms.Form):
 def invitation(request: HttpRequest) -> HttpResponse:
     """An invitation: first the code alone is posted and the form appears, then the account is made."""
     if request.method == "GET":
-        return render(request, "door/invitation.html", {"asks_code": True})
+        return render(request, "auth/invitation.html", {"asks_code": True})
     code = request.POST.get("code", "")
     try:
         found = people.get_invitation(code)
     except NotFound as closed:
         record_failed_sign_in("", by="invitation")
-        return render(request, "door/invitation.html", {"wrong": closed.message}, status=404)
+        return render(request, "auth/invitation.html", {"wrong": closed.message}, status=404)
     if "username" not in request.POST:
         form = InvitationForm(initial={"full_name": found.full_name})
-        return render(request, "door/invitation.html", {"form": form, "code": code, "invitation": found})
+        return render(request, "auth/invitation.html", {"form": form, "code": code, "invitation": found})
     form = InvitationForm(request.POST)
     if form.is_valid():
         data = form.cleaned_data
@@ -255,16 +255,16 @@ def invitation(request: HttpRequest) -> HttpResponse:
         except FairwayError as refusal:
             form.add_error(None, refusal.message)
         else:
-            start_session(request, user, by="invitation")
+            _start_session(request, user, by="invitation")
             return redirect("home")
     return render(
-        request, "door/invitation.html", {"form": form, "code": code, "invitation": found}, status=400
+        request, "auth/invitation.html", {"form": form, "code": code, "invitation": found}, status=400
     )
 
 
 def add_service_errors(form: forms.Form, error: InvalidRequest) -> None:
     """Puts the sentences of a service beside the fields they belong to."""
-    for name, sentence in error.fields.items():
-        form.add_error(name if name in form.fields else None, sentence)
+    for name, message in error.fields.items():
+        form.add_error(name if name in form.fields else None, message)
     if not error.fields:
         form.add_error(None, error.message)

@@ -22,7 +22,7 @@ ENGINE_TIMEOUT_S = 0.8
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A cheaper request, as a sentence and the form fields that make it."""
+    """A cheaper request, as a message and the form fields that make it."""
 
     message: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -72,35 +72,35 @@ def preview_launch(user: User, request: JobRequest, strips: list[GpuModelSummary
     answer = query_would_start(preview_query_body(user, request), wait_s=ENGINE_TIMEOUT_S) if query_engine else None
     if answer is None or "error" in answer:
         return _preview_from_free_gpus(request, strips)
-    return replace(_preview_from_engine(answer), leaving=preemption_candidates(user, answer.get("victims") or []))
+    return replace(_preview_from_engine(answer), victims=preemption_candidates(user, answer.get("victims") or []))
 
 
 def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
     """The engine's answer in the words of the rail."""
     ways = [
-        Suggestion(str(way["sentence"]), _form_fields(dict(way.get("fields") or {})))
+        Suggestion(str(way["message"]), _form_fields(dict(way.get("fields") or {})))
         for way in answer.get("alternatives", [])
     ]
     verdict = answer.get("verdict") or {}
-    sentence = str(verdict.get("sentence", ""))
+    message = str(verdict.get("message", ""))
     if answer.get("starts_now"):
         where = ", ".join(answer.get("where", []))
         return LaunchPreview("now", "It starts now", f"There is a place for it on {where}." if where else "")
-    if answer.get("never"):
-        return LaunchPreview("never", "This can never start here", sentence, ways)
+    if answer.get("unsatisfiable"):
+        return LaunchPreview("never", "This can never start here", message, ways)
     interval = answer.get("interval")
     low, high = (_from_timestamp(interval["p10_s"]), _from_timestamp(interval["p90_s"])) if interval else (None, None)
     if answer.get("victims"):
-        return LaunchPreview("waits", "Others would make room", sentence, ways, low=low, high=high)
-    return LaunchPreview("waits", "It would wait", sentence, ways, low=low, high=high)
+        return LaunchPreview("waits", "Would preempt other jobs", message, ways, low=low, high=high)
+    return LaunchPreview("waits", "It would wait", message, ways, low=low, high=high)
 
 
 def _form_fields(changed: dict[str, Any]) -> dict[str, Any]:
     """The new values of a change by the form's own names."""
-    if "near" not in changed:
+    if "topology_constraint" not in changed:
         return changed
-    return {name: value for name, value in changed.items() if name != "near"} | initial_from_api_fields(
-        {"near": changed["near"]}
+    return {name: value for name, value in changed.items() if name != "topology_constraint"} | initial_from_api_fields(
+        {"topology_constraint": changed["topology_constraint"]}
     )
 
 
@@ -125,7 +125,7 @@ def nearest_suggestions(facts: dict[str, Any]) -> list[Suggestion]:
         fields["pool"], parts = nearest["pool"], [*parts, f"the pool {pool.name}" if pool else "another pool"]
     if not fields:
         return []
-    return [Suggestion("Nearest that could: " + ", ".join(parts), fields)]
+    return [Suggestion("Nearest feasible request: " + ", ".join(parts), fields)]
 
 
 _UNITS = {
@@ -159,8 +159,8 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
     free = sum(strip.free for strip in fitting)
     if room >= request.gpus_per_task and free >= (request.min_tasks or request.tasks) * request.gpus_per_task:
         fits = "fits" if total <= 1000 else "fit"
-        sentence = f"{gpu_words(total)} {fits} on what is free; the next cycle decides."
-        return LaunchPreview("unknown", "There is room now", sentence)
+        message = f"{gpu_words(total)} {fits} on what is free; the next cycle decides."
+        return LaunchPreview("unknown", "Fits on free GPUs", message)
     model = f" {short_gpu_model(request.gpu_model)}" if request.gpu_model else ""
     return LaunchPreview(
         "waits",

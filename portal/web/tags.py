@@ -33,13 +33,13 @@ for _name in (
     "gpus",
     "gpu_amount",
     "gpu_time",
-    "short_gpu",
+    "short_gpu_model",
     "cores",
     "plural",
-    "near_words",
+    "topology_constraint_text",
     "amount",
     "rate",
-    "layout",
+    "layout_text",
     "short_digest",
 ):
     register.filter(_name, getattr(words, _name))

@@ -64,7 +64,7 @@ def build_forecast_display(user: User, job: Job, standing: JobVerdict) -> Foreca
         standing.p10_at,
         standing.p50_at,
         standing.p90_at,
-        standing.foreseen_at,
+        standing.forecast_at,
         forecast_accuracy(),
         no_forecast_reason(job, standing),
         [(move, revision_reasons(move, names)) for move in moves],

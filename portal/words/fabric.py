@@ -56,7 +56,7 @@ class InterfaceAddress:
 
 
 def fabric_errors(fabric: GangFabric) -> dict[str, str]:
-    """What is wrong with what somebody typed, as a sentence by field; empty: nothing."""
+    """What is wrong with what somebody typed, as a message by field; empty: nothing."""
     found = {}
     if fabric.interface and not _is_interface(fabric.interface):
         found["fabric_interface"] = "Neither the name of an interface nor a network such as 10.9.0.0/16."

@@ -1,4 +1,4 @@
-"""The knobs of scheduling policy: name, unit, range, default and a sentence for people.
+"""The knobs of scheduling policy: name, unit, range, default and a message for people.
 
 The page, REST, the check and ``docs/policy.md`` read these tables; a knob is added here and nowhere else.
 """
@@ -49,7 +49,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
     knob.name: knob
     for knob in (
         NumberSetting(
-            "half_life_s",
+            "usage_half_life_s",
             "s",
             3_600.0,
             365 * DAY_S,
@@ -65,7 +65,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "How strongly past use moves GPUs beyond the guarantee; 0 forgets the past.",
         ),
         NumberSetting(
-            "entry_charge_s",
+            "start_charge_s",
             "s",
             0.0,
             DAY_S,
@@ -73,7 +73,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "A start counts as this much use at once, so that a burst of submits pays immediately.",
         ),
         NumberSetting(
-            "cycle_budget_steps",
+            "max_steps_per_cycle",
             "steps",
             100,
             10_000_000,
@@ -82,7 +82,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             per_pool=False,
         ),
         NumberSetting(
-            "change_budget_steps",
+            "max_suggestion_steps",
             "steps",
             0,
             100_000,
@@ -91,7 +91,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             per_pool=False,
         ),
         NumberSetting(
-            "ahead_shown",
+            "jobs_ahead_limit",
             "jobs",
             0,
             50,
@@ -100,7 +100,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             per_pool=False,
         ),
         NumberSetting(
-            "reserve_after_s",
+            "backfill_reserve_after_s",
             "s",
             0.0,
             7 * DAY_S,
@@ -108,7 +108,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "A gang that waits longer than this gets GPUs reserved at the earliest possible time.",
         ),
         NumberSetting(
-            "preempt_after_s",
+            "preemption_delay_s",
             "s",
             0.0,
             7 * DAY_S,
@@ -116,7 +116,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "Nobody is asked to leave for a job that has waited less than this; 0 asks at once.",
         ),
         NumberSetting(
-            "size_ageing_s_per_gpu",
+            "size_penalty_s_per_gpu",
             "s per GPU",
             0.0,
             7 * DAY_S,
@@ -124,7 +124,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "Within a project, a job stands as if submitted so much later for each GPU it asks for; 0 is plain age.",
         ),
         NumberSetting(
-            "predicted_ageing",
+            "predicted_duration_weight",
             "",
             0.0,
             100.0,
@@ -132,7 +132,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "Within a project, a job stands as if submitted later by so many times its predicted duration.",
         ),
         NumberSetting(
-            "spare_ending_s",
+            "near_end_protection_s",
             "s",
             0.0,
             7 * DAY_S,
@@ -140,7 +140,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "A job that is predicted to end within this is not asked to leave, but by whom its GPUs are guaranteed.",
         ),
         NumberSetting(
-            "min_runtime_s",
+            "preempt_min_runtime_s",
             "s",
             0.0,
             DAY_S,
@@ -156,7 +156,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "Jobs that may be asked to leave for one waiting job.",
         ),
         NumberSetting(
-            "max_movers",
+            "max_migrations",
             "jobs",
             0,
             100_000,
@@ -164,7 +164,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "Jobs that may be moved elsewhere to make one hole large enough; 0 moves nobody.",
         ),
         NumberSetting(
-            "move_loss_gpu_s",
+            "max_migration_loss_gpu_s",
             "GPU-seconds",
             0.0,
             1e12,
@@ -172,7 +172,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "A job that would lose more work than this is not moved elsewhere.",
         ),
         NumberSetting(
-            "stale_grace_s",
+            "stale_gang_grace_s",
             "s",
             0.0,
             DAY_S,
@@ -180,7 +180,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             "A gang of which fewer tasks live than it needs ends after this time and queues again.",
         ),
         NumberSetting(
-            "warn_before_s",
+            "time_limit_warning_s",
             "s",
             0.0,
             7 * DAY_S,
@@ -189,7 +189,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             affects_decisions=False,
         ),
         NumberSetting(
-            "extend_most_s",
+            "max_extension_s",
             "s",
             0.0,
             30 * DAY_S,
@@ -237,7 +237,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             per_project=True,
         ),
         NumberSetting(
-            "idle_snoozes",
+            "idle_snooze_limit",
             "times",
             0,
             100,
@@ -247,7 +247,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             per_project=True,
         ),
         NumberSetting(
-            "idle_excuse_s",
+            "idle_exemption_s",
             "s",
             0.0,
             30 * DAY_S,
@@ -257,7 +257,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             per_project=True,
         ),
         NumberSetting(
-            "idle_project_times",
+            "idle_project_max_factor",
             "times",
             1.0,
             100.0,
@@ -266,7 +266,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             affects_decisions=False,
         ),
         NumberSetting(
-            "tidy_every_s",
+            "gc_interval_s",
             "s",
             0.0,
             30 * DAY_S,
@@ -275,7 +275,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             affects_decisions=False,
         ),
         NumberSetting(
-            "tidy_keep_s",
+            "gc_keep_s",
             "s",
             3_600.0,
             90 * DAY_S,
@@ -284,7 +284,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             affects_decisions=False,
         ),
         NumberSetting(
-            "image_high_percent",
+            "image_gc_high_threshold_percent",
             "%",
             10.0,
             100.0,
@@ -293,7 +293,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             affects_decisions=False,
         ),
         NumberSetting(
-            "image_low_percent",
+            "image_gc_low_threshold_percent",
             "%",
             0.0,
             100.0,
@@ -302,7 +302,7 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             affects_decisions=False,
         ),
         NumberSetting(
-            "image_keep_s",
+            "image_min_age_s",
             "s",
             0.0,
             365 * DAY_S,
@@ -339,13 +339,13 @@ CHOICE_SETTINGS: dict[str, ChoiceSetting] = {
             "Which of the jobs that may be asked to leave goes first.",
         ),
         ChoiceSetting(
-            "share_gpus",
-            ("in_project", "anybody"),
-            "in_project",
+            "gpu_sharing_scope",
+            ("project", "any"),
+            "project",
             "Who may hold shares of the same GPU: jobs of one project alone, or anybody; sharing is cooperative.",
         ),
         ChoiceSetting(
-            "share_needs_mps",
+            "gpu_sharing_requires_mps",
             ("no", "yes"),
             "no",
             "Whether shares of a GPU are placed only on nodes that hold tasks to them by MPS.",
@@ -359,7 +359,7 @@ CHOICE_SETTINGS: dict[str, ChoiceSetting] = {
             per_pool=False,
         ),
         ChoiceSetting(
-            "images_removed",
+            "image_gc_scope",
             ("ours", "all", "none"),
             "ours",
             "Which unused images may be removed from a node: those that Fairway brought there, also those of others, "
@@ -417,7 +417,7 @@ def format_number(value: float) -> str:
 
 
 def setting_error(name: str, value: object, *, per_pool: bool = False, per_project: bool = False) -> str | None:
-    """What is wrong with a value for a knob, as a sentence; None when it may stand."""
+    """What is wrong with a value for a knob, as a message; None when it may stand."""
     if name not in setting_names():
         return "There is no such knob."
     if per_project and name not in setting_names(per_project=True):

@@ -46,11 +46,11 @@ PROGRAM_SENT_STEP = "Sent"
 
 GC_COUNTER_LABELS: dict[str, tuple[str, str]] = {
     "ended_tasks": ("Ended tasks", "removed with their logs, of which nobody took leave"),
-    "folders": ("Folders", "removed that belonged to no task"),
+    "orphan_dirs": ("Folders", "removed that belonged to no task"),
     "uploads": ("Uploads", "removed that nobody went on with"),
     "scratch": ("Scratch folders", "removed of tasks that have ended"),
     "networks": ("Networks", "removed that no task has"),
-    "forgotten_jobs": ("Jobs", "forgotten that were not heard of for thirty days"),
+    "removed_jobs": ("Jobs", "forgotten that were not heard of for thirty days"),
     "freed_mib": ("Disk", "MiB freed"),
 }
 """What an agent counts when it tidies up: a name, and the words after the number."""

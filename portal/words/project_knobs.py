@@ -1,7 +1,7 @@
 """What holds for a project where pools and the projects above it turned the same knob: the strictest. Pure.
 
 Lower is stricter, and of words the later. A project may always be stricter than its pool. It may be less strict only
-in numbers, up to the pool's value times ``idle_project_times``, and never less strict than a project above it: a
+in numbers, up to the pool's value times ``idle_project_max_factor``, and never less strict than a project above it: a
 limit of an ancestor binds those below, as its quota does. It is worked out at each look, so that whatever an
 administrator turns bounds every project at once, whatever that project once set.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from portal.words.knobs import CHOICE_SETTINGS, NUMBER_SETTINGS, SettingValue, normalize_value
 
-MAX_FACTOR_SETTING = "idle_project_times"
+MAX_FACTOR_SETTING = "idle_project_max_factor"
 """The knob that says how much less strict than its pool a project may be."""
 
 

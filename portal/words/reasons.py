@@ -1,4 +1,4 @@
-"""Reasons why a job waits, moved or was refused: stable codes, each with a sentence for people.
+"""Reasons why a job waits, moved or was refused: stable codes, each with a message for people.
 
 Codes are part of the API: they are never renamed. Sentences name numbers through ``str.format`` fields.
 """
@@ -11,22 +11,22 @@ from enum import StrEnum
 class VerdictCode(StrEnum):
     """Why a pending job did not start in a cycle (SCHEDULING: one dominant reason)."""
 
-    PROJECT_LIMIT = "limit"
-    NON_PREEMPTIBLE_OVER_QUOTA = "guaranteed_needed"
-    OVER_FAIR_SHARE = "share_used_up"
-    INSUFFICIENT_RESOURCES = "no_fit_now"
+    PROJECT_LIMIT = "project_limit"
+    NON_PREEMPTIBLE_OVER_QUOTA = "non_preemptible_over_quota"
+    OVER_FAIR_SHARE = "over_fair_share"
+    INSUFFICIENT_RESOURCES = "insufficient_resources"
     HELD = "held"
-    WAITING_FOR_EVICTION = "releasing"
-    RESERVED_FOR_OTHER_JOB = "held_for_reservation"
-    VICTIMS_PROTECTED = "victims_protected_until"
-    BEGIN_TIME = "delayed_until"
+    WAITING_FOR_EVICTION = "waiting_for_eviction"
+    RESERVED_FOR_OTHER_JOB = "reserved_for_other_job"
+    VICTIMS_PROTECTED = "victims_protected"
+    BEGIN_TIME = "begin_time"
     DEPENDENCY = "dependency"
     VOLUME_UNAVAILABLE = "volume_unavailable"
-    USER_LIMIT = "quota_of_user"
-    CYCLE_BUDGET_EXHAUSTED = "not_reached"
+    USER_LIMIT = "user_limit"
+    CYCLE_BUDGET_EXHAUSTED = "cycle_budget_exhausted"
     OWNER_NOT_PERMITTED = "owner_not_permitted"
     INVALID_DATA = "invalid_data"
-    UNSATISFIABLE = "never"
+    UNSATISFIABLE = "unsatisfiable"
 
 
 NO_FORECAST_REASONS: dict[str, str] = {
@@ -41,9 +41,9 @@ NO_FORECAST_REASONS: dict[str, str] = {
 
 
 class EndReason(StrEnum):
-    """Why an attempt ended; the job page turns each into a sentence with cause and fix."""
+    """Why an attempt ended; the job page turns each into a message with cause and fix."""
 
-    COMPLETED = "finished"
+    COMPLETED = "completed"
     EXIT_CODE = "exit_code"
     CANCELLED_BY_USER = "cancelled_by_user"
     CANCELLED_BY_ADMIN = "cancelled_by_admin"
@@ -51,7 +51,7 @@ class EndReason(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     NODE_REBOOTED = "node_rebooted"
     NODE_FENCED = "node_fenced"
-    CONTAINER_LOST = "container_vanished"
+    CONTAINER_LOST = "container_lost"
     GPU_LOST = "gpu_lost"
     START_REFUSED = "start_refused"
     IMAGE_MISSING = "image_missing"
@@ -60,13 +60,13 @@ class EndReason(StrEnum):
     PREEMPTED = "preempted"
     RECLAIMED = "reclaimed"
     SUSPENDED = "suspended"
-    READINESS_TIMEOUT = "never_ready"
-    GANG_INCOMPLETE = "stale_gang"
-    MIGRATED = "consolidated"
+    READINESS_TIMEOUT = "readiness_timeout"
+    GANG_INCOMPLETE = "gang_incomplete"
+    MIGRATED = "migrated"
     DEPENDENCY_FAILED = "dependency_failed"
-    GPU_MEMORY_LIMIT_EXCEEDED = "gpu_share_exceeded"
-    MPS_DAEMON_LOST = "gpu_sharing_lost"
-    RENDEZVOUS_UNREACHABLE = "nodes_apart"
+    GPU_MEMORY_LIMIT_EXCEEDED = "gpu_memory_limit_exceeded"
+    MPS_DAEMON_LOST = "mps_daemon_lost"
+    RENDEZVOUS_UNREACHABLE = "rendezvous_unreachable"
     OWNER_NOT_PERMITTED = "owner_not_permitted"
 
 
@@ -102,7 +102,7 @@ END_MESSAGES: dict[EndReason, str] = {
 
 
 def end_message(reason: EndReason | str, **facts: object) -> str:
-    """The sentence for an end reason; fields that are not known read as an en dash."""
+    """The message for an end reason; fields that are not known read as an en dash."""
 
     class _Known(dict[str, object]):
         def __missing__(self, key: str) -> str:

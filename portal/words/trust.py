@@ -34,13 +34,13 @@ STUCK_AFTER_KILL_S = 30.0
 class BreakerState(StrEnum):
     """How far a node is trusted. Aside it gets no new work; on trial it gets one job and no second."""
 
-    HEALTHY = "trusted"
-    QUARANTINED = "aside"
-    PROBATION = "trial"
+    HEALTHY = "healthy"
+    QUARANTINED = "quarantined"
+    PROBATION = "probation"
 
 
 def accepts_another_job(state: str, probation_attempt: object) -> bool:
-    """True when a node is trusted with another job; ``on_trial`` is the attempt that it is tried with, or None."""
+    """True when a node is trusted with another job; ``probation_attempt`` is the attempt that it is tried with, or None."""
     return state == BreakerState.HEALTHY.value or (state == BreakerState.PROBATION.value and probation_attempt is None)
 
 
@@ -48,11 +48,11 @@ class IncidentKind(StrEnum):
     """What may befall a node."""
 
     START_REFUSED = "start_refused"  # it would not start a job
-    EARLY_FAILURES = "failed_soon"  # a job failed soon after it started
-    COMMAND_TIMEOUTS = "no_answer"  # it took a command and did not answer
+    EARLY_FAILURES = "early_failures"  # a job failed soon after it started
+    COMMAND_TIMEOUTS = "command_timeouts"  # it took a command and did not answer
     LINK_LOST = "link_lost"  # a link that had stood broke
     STUCK = "stuck"  # what was killed there is still there
-    PEER_UNREACHABLE = "cut_off"  # it and another did not reach each other
+    PEER_UNREACHABLE = "peer_unreachable"  # it and another did not reach each other
     MALFORMED = "malformed"  # it sent what the protocol does not allow
     EPOCH_AHEAD = "epoch_ahead"  # it said that it had heard an epoch that was never given
 
@@ -96,7 +96,7 @@ def evaluate(
     """The node's standing after what befell it.
 
     ``served_s`` is when a job last did well there, ``well_elsewhere`` the people whose jobs did well on other nodes
-    of late, ``on_trial`` the job it is tried with. Without ``room`` too many others are aside already: then the
+    of late, ``probation_attempt`` the job it is tried with. Without ``room`` too many others are aside already: then the
     cause is hardly this node, and a trusted one stays so.
     """
     begin_s = max(breaker.since_s, now_s - INCIDENT_WINDOW_S)
@@ -175,20 +175,20 @@ def quarantine_stuck(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
     """Something there cannot be killed: aside until it has gone, however long that takes."""
     if breaker.state is BreakerState.QUARANTINED and breaker.cause is IncidentKind.STUCK:
         return breaker
-    return replace(breaker, phase=BreakerState.QUARANTINED, cause=IncidentKind.STUCK, since_s=now_s, try_at_s=None)
+    return replace(breaker, state=BreakerState.QUARANTINED, cause=IncidentKind.STUCK, since_s=now_s, probe_at_s=None)
 
 
 def end_stuck(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
     """What was stuck has gone: the node is tried."""
     if breaker.state is BreakerState.QUARANTINED and breaker.cause is IncidentKind.STUCK:
-        return replace(breaker, phase=BreakerState.PROBATION, since_s=now_s)
+        return replace(breaker, state=BreakerState.PROBATION, since_s=now_s)
     return breaker
 
 
 def start_probation_if_due(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
     """Aside for long enough: tried with one job."""
     if breaker.state is BreakerState.QUARANTINED and breaker.probe_at_s is not None and breaker.probe_at_s <= now_s:
-        return replace(breaker, phase=BreakerState.PROBATION, since_s=now_s, try_at_s=None)
+        return replace(breaker, state=BreakerState.PROBATION, since_s=now_s, probe_at_s=None)
     return breaker
 
 
@@ -196,7 +196,7 @@ def close_breaker(breaker: NodeBreaker, now_s: float, *, reset_trips: bool = Fal
     """The trial went well; or an administrator said so, which also forgets how often it was aside (``forgive``)."""
     if reset_trips:
         return NodeBreaker(since_s=now_s)
-    return replace(breaker, phase=BreakerState.HEALTHY, cause=None, since_s=now_s, try_at_s=None)
+    return replace(breaker, state=BreakerState.HEALTHY, cause=None, since_s=now_s, probe_at_s=None)
 
 
 CAUSE_MESSAGES: dict[IncidentKind, str] = {
@@ -209,7 +209,7 @@ CAUSE_MESSAGES: dict[IncidentKind, str] = {
     IncidentKind.MALFORMED: "It keeps sending what the protocol does not allow.",
     IncidentKind.EPOCH_AHEAD: "It reports an epoch that this portal never gave.",
 }
-"""The cause as a sentence for people."""
+"""The cause as a message for people."""
 
 INCIDENT_TITLES: dict[IncidentKind, str] = {
     IncidentKind.START_REFUSED: "A start was refused",

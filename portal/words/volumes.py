@@ -11,7 +11,7 @@ class VolumeKind(StrEnum):
     HOME = "home"  # a folder for each person
     PROJECT = "project"  # a folder for each project, which its members share
     DATASET = "dataset"  # a folder that is there, and that no job changes
-    HOST_PATH = "path"  # a folder that is there
+    HOST_PATH = "host_path"  # a folder that is there
     NFS = "nfs"  # the same, where an NFS share is mounted
     SCRATCH = "scratch"  # an empty folder for each task, gone with it
 

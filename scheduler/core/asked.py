@@ -1,4 +1,4 @@
-"""What tasks ask in each pool and how often, counted by difference from photograph to photograph."""
+"""What tasks ask in each pool and how often, counted by difference from snapshot to snapshot."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def expected_end_s(
 
 
 class ReservationPlanner:
-    """The reservations of one pool while a plan is made. ``floor`` is what is free now; it is not changed.
+    """The reservations of one pool while a plan is made. ``placer`` is what is free now; it is not changed.
 
     ``steps_used`` counts the ends that a gang waits for; a search that would pass ``most_steps`` finds nothing.
     """
@@ -145,7 +145,7 @@ def _release_times(endings: Sequence[JobEnd], now_s: float) -> list[_ReleaseTime
         at_s = max(now_s, each.end_s or 0.0)
         before = found[-1]
         if before.end_count and before.at_s == at_s:
-            found[-1] = before._replace(ends=ends)
+            found[-1] = before._replace(end_count=ends)
         else:
             found.append(_ReleaseTime(at_s, ends, before.end_count))
     return found
@@ -161,5 +161,5 @@ def _restricted_to(shape: TaskShape, mask: Bools, nodes: Sequence[NodeRow]) -> T
     return shape._replace(avoid_nodes=tuple(sorted({*shape.avoid_nodes, *others})))
 
 
-def _fits(floor: NodePlacer, shape: TaskShape, tasks: int) -> bool:
-    return floor.fit_count(shape) >= tasks
+def _fits(placer: NodePlacer, shape: TaskShape, tasks: int) -> bool:
+    return placer.fit_count(shape) >= tasks

@@ -14,11 +14,11 @@ from scheduler.core.scene import PoolState
 
 
 class VictimCandidates:
-    """The preemptible gangs of one pool, and for whom nobody was found; known until the scene changes otherwise."""
+    """The preemptible gangs of one pool, and for whom nobody was found; known until the pool_state changes otherwise."""
 
-    def __init__(self, scene: PoolState, policy: Policy, now_s: float, evict_at_s: float | None = None) -> None:
+    def __init__(self, pool_state: PoolState, policy: Policy, now_s: float, evict_at_s: float | None = None) -> None:
         """``ask_at_s``: whoever is protected until then counts as one that may be asked; None is now."""
-        self._scene = scene
+        self._pool_state = pool_state
         self._policy = policy
         self._now_s = now_s
         self._evict_at_s = now_s if evict_at_s is None else evict_at_s
@@ -32,7 +32,7 @@ class VictimCandidates:
         """Somebody holds more than it needs."""
 
     def invalidate(self) -> None:
-        """The scene changed otherwise: candidates and what was hopeless are looked at anew."""
+        """The pool_state changed otherwise: candidates and what was hopeless are looked at anew."""
         self._lists.clear()
         self._in_order.clear()
         self._min_priority.clear()
@@ -41,7 +41,7 @@ class VictimCandidates:
             questions.clear()
 
     def infeasible(self, reason: EvictionReason) -> Set[int]:
-        """The questions of jobs that found no room since the scene changed for the better; kept up to date."""
+        """The questions of jobs that found no room since the pool_state changed for the better; kept up to date."""
         return self._infeasible[reason]
 
     def mark_infeasible(self, gang: Gang, reason: EvictionReason) -> None:
@@ -51,7 +51,7 @@ class VictimCandidates:
     def in_project(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
         """The gangs of a leaf project that may be asked to leave, first to leave first.
 
-        ``kind`` is by which right: "preempt", "reclaim", "owed" (reclaim within the taker's guarantee), or "move".
+        ``kind`` is by which right: "preempt", "reclaim", "guaranteed" (reclaim within the taker's guarantee), or "move".
         """
         found = self._lists.get((leaf, kind, below))
         if found is None:
@@ -86,7 +86,7 @@ class VictimCandidates:
         if self._by_project is None:
             self._by_project = {}
             self.has_surplus = False
-            for gang in self._scene.gangs.values():
+            for gang in self._pool_state.gangs.values():
                 if gang.preemptible and not gang.pinned and gang.evictable_tasks:
                     self._by_project.setdefault(gang.leaf_project, []).append(gang)
                     self.has_surplus = self.has_surplus or gang.size_level > 1
@@ -119,7 +119,7 @@ class VictimCandidates:
     def _is_protected(self, gang: Gang, kind: str) -> bool:
         """True while a job is not asked to leave yet; who would lose much is not moved."""
         if kind == "move":
-            return self.lost_gpu_seconds(gang) > self._policy.move_loss_gpu_s
+            return self.lost_gpu_seconds(gang) > self._policy.max_migration_loss_gpu_s
         until_s = self.protected_until_s(gang, kind)
         return until_s is not None and self._evict_at_s < until_s
 
@@ -130,12 +130,12 @@ class VictimCandidates:
         """
         if gang.started_s is None:
             return None
-        if kind != "owed" and gang.running_row and ends_soon(gang.running_row, self._now_s, self._policy):
+        if kind != "guaranteed" and gang.running_row and ends_soon(gang.running_row, self._now_s, self._policy):
             return gang.running_row.predicted_end_s
-        least_s = self._policy.min_runtime_s
-        if kind in ("reclaim", "owed"):
-            for level in self._scene.tree.path[gang.leaf_project]:
-                own_s = self._scene.quotas[level].reclaim_min_runtime_s
+        least_s = self._policy.preempt_min_runtime_s
+        if kind in ("reclaim", "guaranteed"):
+            for level in self._pool_state.tree.path[gang.leaf_project]:
+                own_s = self._pool_state.quotas[level].reclaim_min_runtime_s
                 if own_s is not None:
                     least_s = own_s
                     break
@@ -147,7 +147,7 @@ class VictimCandidates:
             until_s
             for mine in self.by_project().values()
             for gang in mine
-            for kind in ("reclaim", "owed", "preempt")
+            for kind in ("reclaim", "guaranteed", "preempt")
             if (until_s := self.protected_until_s(gang, kind)) is not None and until_s > self._now_s
         }
         return sorted(found)

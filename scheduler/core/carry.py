@@ -1,4 +1,4 @@
-"""The photograph once a plan is carried out: for replays, forecasts and the fixed-point law."""
+"""The snapshot once a plan is carried out: for replays, forecasts and the fixed-point law."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def apply_plan(snapshot: Snapshot, plan: Plan) -> Snapshot:
     kept = {start.job: start for start in plan.nominations}
     running = [_evicted(row, evicted.get(row.job), kept.get(row.job)) for row in snapshot.running]
     for job in kept.keys() & pending.keys():
-        pending[job] = replace(pending[job], kept=_running_tasks(kept[job], pending[job]))
+        pending[job] = replace(pending[job], nominated_tasks=_running_tasks(kept[job], pending[job]))
     runs = {row.job: number for number, row in enumerate(running)}
     started = []
     joined = []
@@ -70,7 +70,7 @@ def _evicted(row: RunningRow, eviction: Eviction | None, nominated: JobPlacement
         return row
     if not eviction.ranks:
         places = _nominated_tasks(nominated, row) if nominated else ()
-        return replace(row, stopping=True, stopping_for=eviction.for_job, kept=places)
+        return replace(row, stopping=True, preempted_for=eviction.for_job, nominated_tasks=places)
     gone = set(eviction.ranks)
     ranked = enumerate(row.tasks)
     tasks = (replace(t, stopping=t.stopping or (i if t.rank is None else t.rank) in gone) for i, t in ranked)
@@ -85,9 +85,9 @@ def _still_pending(row: PendingRow, start: JobPlacement) -> PendingRow:
         row,
         tasks=len(left),
         ranks=tuple(rank for _, rank in left),
-        asks=tuple(row.task_requests[i] for i, _ in left) if row.task_requests else (),
-        group_of=tuple(row.group_of_rank[i] for i, _ in left) if row.group_of_rank else (),
-        kept=(),
+        task_requests=tuple(row.task_requests[i] for i, _ in left) if row.task_requests else (),
+        group_of_rank=tuple(row.group_of_rank[i] for i, _ in left) if row.group_of_rank else (),
+        nominated_tasks=(),
     )
 
 
@@ -146,7 +146,7 @@ def _update_usage(nodes: tuple[NodeRow, ...], rows: list[RunningRow], sign: int)
             memory_used_mib=node.memory_used_mib + memory[node.id],
             gpus=tuple(
                 replace(
-                    gpu, used_milli=gpu.used_milli + milli[gpu.uuid], whole=whole.get(gpu.uuid, gpu.exclusive)
+                    gpu, used_milli=gpu.used_milli + milli[gpu.uuid], exclusive=whole.get(gpu.uuid, gpu.exclusive)
                 )
                 for gpu in node.gpus
             ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from scheduler.core import words
+from scheduler.core.verdicts import formatting
 from scheduler.core.cluster import PendingRow, PoolId
 from scheduler.core.gang import BatchRequest
 from scheduler.core.memory import RequestVariant
@@ -27,14 +27,14 @@ class AlternativeSearch:
     def __init__(
         self,
         policy: Policy,
-        scenes: Mapping[PoolId, PoolState],
+        pool_states: Mapping[PoolId, PoolState],
         cached_variants: dict[Hashable, list[RequestVariant]],
     ) -> None:
-        """``remembered`` holds the variants of requests from decision to decision."""
+        """``cached_variants`` holds the variants of requests from decision to decision."""
         self._policy = policy
-        self._scenes = scenes
+        self._pool_states = pool_states
         self._cached_variants = cached_variants
-        self._user_limited_projects = projects_with_user_limits(scenes.values())
+        self._user_limited_projects = projects_with_user_limits(pool_states.values())
         self._known: dict[tuple[object, ...], Alternative | None] = {}
         self.steps_used = 0
 
@@ -50,12 +50,12 @@ class AlternativeSearch:
         return self._cheapest(job, class_id)
 
     def _cheapest(self, job: PendingRow, name: Hashable) -> Alternative | None:
-        return next(self._satisfiable(job, name, self._policy.change_budget_steps), None)
+        return next(self._satisfiable(job, name, self._policy.max_suggestion_steps), None)
 
     def alternatives(self, job: PendingRow) -> tuple[Alternative, ...]:
         """Every kind of change with which the job would start now, cheapest first."""
         found: dict[AlternativeKind, Alternative] = {}
-        budget_steps = self.steps_used + self._policy.change_budget_steps
+        budget_steps = self.steps_used + self._policy.max_suggestion_steps
         for change in self._satisfiable(job, (*request_key(job), job.pools), budget_steps):
             found.setdefault(change.kind, change)
         return tuple(found.values())
@@ -67,7 +67,7 @@ class AlternativeSearch:
                 return
             self.steps_used += 1
             pools = variant.fields.get("pools", job.pools)
-            if any(self._fits_now(job, variant, self._scenes[pool]) for pool in pools):
+            if any(self._fits_now(job, variant, self._pool_states[pool]) for pool in pools):
                 yield self._describe(job, variant)
 
     def _known_variants(self, job: PendingRow, name: Hashable) -> Iterable[RequestVariant]:
@@ -84,11 +84,11 @@ class AlternativeSearch:
         if job.gpu_model is not None:
             for model in self._models(job):
                 yield RequestVariant(AlternativeKind.OTHER_MODEL, {"gpu_model": model}, {})
-        for pool in self._scenes:
+        for pool in self._pool_states:
             if pool not in job.pools:
                 yield RequestVariant(AlternativeKind.OTHER_POOL, {"pools": (pool,)}, {})
         if job.topology_constraint is not None and job.topology_constraint.required is not None:
-            yield RequestVariant(AlternativeKind.RELAX_TOPOLOGY, {"near": None}, {})
+            yield RequestVariant(AlternativeKind.RELAX_TOPOLOGY, {"topology_constraint": None}, {})
         if not job.preemptible:
             yield RequestVariant(AlternativeKind.PREEMPTIBLE, {"preemptible": True}, {})
         for tasks in range(job.tasks - 1, 0, -1):
@@ -96,14 +96,14 @@ class AlternativeSearch:
         for count in range(job.gpus_per_task - 1, 0, -1):
             yield RequestVariant(AlternativeKind.FEWER_GPUS, {"gpus_per_task": count}, {})
 
-    def _fits_now(self, job: PendingRow, variant: RequestVariant, scene: PoolState) -> bool:
+    def _fits_now(self, job: PendingRow, variant: RequestVariant, pool_state: PoolState) -> bool:
         """True when the changed request would start in a pool now."""
         if job.task_requests or job.groups:
-            return scene.fits_now(replace(job, **variant.fields))
-        known = variant.batches.get(scene.pool.id)
+            return pool_state.fits_now(replace(job, **variant.fields))
+        known = variant.batches.get(pool_state.pool.id)
         if known is None:
-            known = variant.batches[scene.pool.id] = _vary(scene.batch_request(job), job, variant)
-        return scene.batch_fits_now(job, known)
+            known = variant.batches[pool_state.pool.id] = _vary(pool_state.batch_request(job), job, variant)
+        return pool_state.batch_fits_now(job, known)
 
     def _describe(self, job: PendingRow, variant: RequestVariant) -> Alternative:
         """A change in the words of people."""
@@ -113,9 +113,9 @@ class AlternativeSearch:
             case AlternativeKind.OTHER_MODEL:
                 how = f"With {value} instead of {job.gpu_model}"
             case AlternativeKind.OTHER_POOL:
-                how, fields = f"In the pool {self._scenes[value[0]].pool.name}", {"pool": value[0]}
+                how, fields = f"In the pool {self._pool_states[value[0]].pool.name}", {"pool": value[0]}
             case AlternativeKind.RELAX_TOPOLOGY:
-                how = f"Without keeping to one {words.format_level(job.topology_constraint.required or '') if job.topology_constraint else ''}"
+                how = f"Without keeping to one {formatting.format_level(job.topology_constraint.required or '') if job.topology_constraint else ''}"
             case AlternativeKind.PREEMPTIBLE:
                 how = "As a job that may be asked to leave (preemptible)"
             case AlternativeKind.FEWER_TASKS:
@@ -123,19 +123,19 @@ class AlternativeSearch:
             case AlternativeKind.FEWER_GPUS:
                 each = " a task" if job.tasks > 1 else ""
                 how = (
-                    f"With {words.format_gpus(value * job.milli_per_gpu)}{each} instead of "
-                    f"{words.format_gpu_count(job.task_milli)}"
+                    f"With {formatting.format_gpus(value * job.milli_per_gpu)}{each} instead of "
+                    f"{formatting.format_gpu_count(job.task_milli)}"
                 )
         return Alternative(variant.kind, f"{how} it would start now.", fields)
 
     def _models(self, job: PendingRow) -> list[str]:
         """Other GPU models in the job's pools."""
-        found = {model for pool in job.pools for model in self._scenes[pool].available.models}
+        found = {model for pool in job.pools for model in self._pool_states[pool].available.models}
         return sorted(found - {job.gpu_model})
 
     def reason_key(self, job: PendingRow) -> tuple[object, ...]:
         """What decides a job's reason here: also who asks, where a quota bounds what one person holds."""
-        counts = bool(self._user_limited_projects) and self._scenes[job.pools[0]].tree.leaf_of[job.project] in self._user_limited_projects
+        counts = bool(self._user_limited_projects) and self._pool_states[job.pools[0]].tree.leaf_of[job.project] in self._user_limited_projects
         return (*request_key(job), job.pools, job.user if counts else None)
 
 
@@ -147,14 +147,14 @@ def _vary(batch: BatchRequest, job: PendingRow, variant: RequestVariant) -> Batc
         case AlternativeKind.OTHER_MODEL:
             return batch._replace(shape=shape._replace(gpu_model=value))
         case AlternativeKind.RELAX_TOPOLOGY:
-            return batch._replace(near=None)
+            return batch._replace(topology_constraint=None)
         case AlternativeKind.PREEMPTIBLE:
             return batch._replace(preemptible=True)
         case AlternativeKind.FEWER_TASKS:
-            return batch._replace(tasks=value if job.min_tasks is None else batch.task_count)
+            return batch._replace(task_count=value if job.min_tasks is None else batch.task_count)
         case AlternativeKind.FEWER_GPUS:
             each = batch.per_task._replace(gpu_milli=value * shape.milli)
-            return batch._replace(shape=shape._replace(gpus=value), each=each)
+            return batch._replace(shape=shape._replace(gpus=value), per_task=each)
         case _:  # another pool: the job itself, there
             return batch
 

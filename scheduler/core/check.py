@@ -1,4 +1,4 @@
-"""What a photograph must satisfy before anybody decides on it, and what every plan must satisfy after."""
+"""What a snapshot must satisfy before anybody decides on it, and what every plan must satisfy after."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MAX_GPUS_PER_TASK = 1_000
 
 
 class SnapshotError(ValueError):
-    """A photograph nobody can decide on; ``field`` names the place, as in ``nodes[n1].cpu_milli``."""
+    """A snapshot nobody can decide on; ``field`` names the place, as in ``nodes[n1].cpu_milli``."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -82,7 +82,7 @@ class Fault(NamedTuple):
 def check_snapshot(snapshot: Snapshot, checked: Mapping[int, object] | None = None) -> None:
     """Raise ``SnapshotError`` naming the first field that cannot be true.
 
-    ``checked`` holds rows that passed in an earlier photograph of the same projects, pools and machines, by ``id``.
+    ``checked`` holds rows that passed in an earlier snapshot of the same projects, pools and machines, by ``id``.
     """
     _check_finite("now_s", snapshot.now_s)
     for fault in _faults(snapshot, checked or {}):
@@ -201,7 +201,7 @@ def _check_node(node: NodeRow, pools: frozenset[str]) -> None:
             raise SnapshotError(f"{at}.gpus[{gpu.uuid}].used_milli", f"{gpu.used_milli} is outside 0 to 1000")
         if gpu.exclusive and gpu.used_milli != WHOLE_MILLI:
             raise SnapshotError(
-                f"{at}.gpus[{gpu.uuid}].whole", f"a whole allocation stands on {gpu.used_milli} milli"
+                f"{at}.gpus[{gpu.uuid}].exclusive", f"a whole allocation stands on {gpu.used_milli} milli"
             )
         _check_at_least(f"{at}.gpus[{gpu.uuid}].memory_mib", gpu.memory_mib, 0)
         if gpu.compute_capability is not None:
@@ -275,10 +275,10 @@ def _check_reservation(row: ReservationRow, projects: frozenset[str], nodes: fro
         _check_known(f"{at}.nodes", node, nodes)
     for project in _check_unique(f"{at}.projects", row.projects):
         _check_known(f"{at}.projects", project, projects)
-    _check_finite(f"{at}.from_s", row.start_s)
-    _check_finite(f"{at}.to_s", row.end_s)
+    _check_finite(f"{at}.start_s", row.start_s)
+    _check_finite(f"{at}.end_s", row.end_s)
     if row.start_s >= row.end_s:
-        raise SnapshotError(f"{at}.to_s", "the end is not after the begin")
+        raise SnapshotError(f"{at}.end_s", "the end is not after the begin")
 
 
 def _running_faults(
@@ -366,9 +366,9 @@ def _check_pending(row: PendingRow, projects: frozenset[str], pools: frozenset[s
         _check_finite(f"{at}.not_before_s", row.not_before_s)
     for speed in row.layout_speeds:
         if not 1 <= speed.percent <= 100:
-            raise SnapshotError(f"{at}.speeds", f"{speed.percent} % is outside 1 to 100")
-    if row.job in _check_unique(f"{at}.after", (each.job for each in row.dependencies)):
-        raise SnapshotError(f"{at}.after", "it would wait for itself")
+            raise SnapshotError(f"{at}.layout_speeds", f"{speed.percent} % is outside 1 to 100")
+    if row.job in _check_unique(f"{at}.dependencies", (each.job for each in row.dependencies)):
+        raise SnapshotError(f"{at}.dependencies", "it would wait for itself")
 
 
 def _check_unique(field: str, keys: Iterable[str]) -> frozenset[str]:
@@ -382,7 +382,7 @@ def _check_unique(field: str, keys: Iterable[str]) -> frozenset[str]:
 
 def _check_known(field: str, key: str, keys: Collection[str]) -> None:
     if key not in keys:
-        raise SnapshotError(field, f"{key!r} is not in the photograph")
+        raise SnapshotError(field, f"{key!r} is not in the snapshot")
 
 
 def _check_finite(field: str, value: float) -> None:
@@ -402,7 +402,7 @@ def total_held_milli(row: RunningRow) -> int:
 
 
 class PlanError(ValueError):
-    """A plan that breaks a law: a fault of ours, never of the photograph."""
+    """A plan that breaks a law: a fault of ours, never of the snapshot."""
 
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:

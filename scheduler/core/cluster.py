@@ -1,4 +1,4 @@
-"""The photograph of the cluster that every decision starts from: frozen rows, checked at the border.
+"""The snapshot of the cluster that every decision starts from: frozen rows, checked at the border.
 
 Ids are public ids (short strings), GPU ids are the UUIDs the nodes tell. GPU amounts are ``milli``
 (thousandths of one GPU), memory is MiB, times are float seconds since the epoch.
@@ -231,7 +231,7 @@ class RunningRow:
     topology_constraint: TopologyConstraint | None = None
     submitted_s: float | None = None  # None is when it started
     stale_since_s: float | None = None  # since when fewer tasks are alive than it needs
-    stale_grace_s: float | None = None  # None is the policy's
+    stale_gang_grace_s: float | None = None  # None is the policy's
     nominated_tasks: tuple[RunningTask, ...] = ()  # where it is to stand once it has left, if it is moved
     gpu_model: str | None = None  # what a new place for it must offer, if it is moved
     min_gpu_memory_mib: int | None = None
@@ -300,7 +300,7 @@ class PendingRow:
     mig_profile: str | None = None  # it asks for slices of this profile, alone; None for whole GPUs
     min_compute_capability: float | None = None
     dependencies: tuple[JobDependency, ...] = ()  # it starts once these have ended; those that have are left out
-    after_any: bool = False  # however they end; else they must complete
+    ignore_dependency_failure: bool = False  # however they end; else they must complete
     layout_speeds: tuple[LayoutSpeed, ...] = ()  # how fast work like it ran on layouts that are known; none is unknown
     isolation_excluded_nodes: tuple[
         NodeId, ...

@@ -1,10 +1,10 @@
-"""The decision: one photograph in, one plan out. Start reading here.
+"""The decision: one snapshot in, one plan out. Start reading here.
 
-A plan is made in steps: check the photograph; set aside what cannot start whatever is free; divide each
+A plan is made in steps: check the snapshot; set aside what cannot start whatever is free; divide each
 pool among the projects that hold or ask for GPUs; honour the places that earlier plans keep; then the actions,
 least disruptive first: hand out free places in fair order, move others together, take back from other projects,
 preempt in the own one, end gangs that lost too many tasks; then say of every job that did not start why, with
-numbers. No clock, no random, no database: the same photograph gives the same plan, whatever order its rows
+numbers. No clock, no random, no database: the same snapshot gives the same plan, whatever order its rows
 came in, and work is bounded by counted steps.
 """
 
@@ -35,7 +35,7 @@ def decide(snapshot: Snapshot, policy: Policy, cache: DecisionCache | None = Non
 
     ``memory``, the same from decision to decision, spares work where rows are the same objects as before; the plan
     does not depend on it. Without ``tells`` it says nothing of those that wait, and is the same otherwise. Raises
-    ``SnapshotError`` naming the field when the photograph cannot be true.
+    ``SnapshotError`` naming the field when the snapshot cannot be true.
     """
     return _Decision(snapshot, policy, cache).plan(explain=explain)
 
@@ -73,7 +73,7 @@ class _Decision:
         self._evict_action = EvictAction(self._session)
 
     @property
-    def scenes(self) -> dict[PoolId, PoolState]:
+    def pool_states(self) -> dict[PoolId, PoolState]:
         """The pools as the decision left them."""
         return self._session.pool_states
 
@@ -90,7 +90,7 @@ class _Decision:
         """Go through the steps; the last, telling, only if asked for."""
         self._session.classify_jobs()
         self._session.compute_shares()
-        receipts = tuple(receipt for scene in self._session.pool_states.values() for receipt in scene.share_breakdowns())
+        receipts = tuple(receipt for pool_state in self._session.pool_states.values() for receipt in pool_state.share_breakdowns())
         self._allocate_action.restore_nominations()
         self._run_actions()
         if "stale_gangs" in self._session.policy.actions:
@@ -138,15 +138,15 @@ class _Decision:
     def _placements(self, state: GangTaskState) -> tuple[JobPlacement, ...]:
         """The gangs with tasks in ``state``, and the places of these."""
         found = []
-        for pool, scene in self._session.pool_states.items():
-            for job, gang in scene.gangs.items():
+        for pool, pool_state in self._session.pool_states.items():
+            for job, gang in pool_state.gangs.items():
                 if not gang.dirty:
                     continue
                 tasks = sorted((t for t in gang.tasks if t.state is state), key=lambda t: t.rank)
                 if tasks:
                     version = gang.pending_row.version if gang.pending_row else 0
                     places = ((t.rank, t.nominated or t.held[0]) for t in tasks)
-                    placed = tuple(scene.available.to_task_placement(rank, place) for rank, place in places)
+                    placed = tuple(pool_state.available.to_task_placement(rank, place) for rank, place in places)
                     found.append(JobPlacement(job, pool, version, placed))
         return tuple(sorted(found, key=lambda start: start.job))
 

@@ -107,7 +107,7 @@ class TopologyDomains:
         return list(fabric.masks[fabric.levels.index(constraint.required)].values())
 
     def max_tasks_together(self, constraint: TopologyConstraint | None, placer: NodePlacer, shape: TaskShape) -> int:
-        """How many tasks of a shape ``floor`` holds as near to each other as they must stand."""
+        """How many tasks of a shape ``placer`` holds as near to each other as they must stand."""
         capacity = placer.capacity(shape)
         within = self.required_domains(constraint)
         if within is None:

@@ -18,7 +18,7 @@ def format_drivers_too_old(needed: str, nodes: Iterable[NodeRow]) -> str:
 
 
 def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
-    """A sentence of the nodes that are passed over for their drivers; blank for none."""
+    """A message of the nodes that are passed over for their drivers; blank for none."""
     old = [node.driver_cuda for node in nodes if node.driver_cuda and not is_cuda_sufficient(node.driver_cuda, needed)]
     if not old:
         return ""

@@ -6,15 +6,15 @@ that is not preemptible within its guarantee (``in_the_way``).
 *May it ask others to leave at all?* With the job its own project stays within its fair share in each
 resource, and non-preemptible work within the guarantee (``may_ask``).
 
-*May it take these?* (``Taking``) Compare the two projects just below their common ancestor, taker and giver.
+*May it take these?* (``Taking``) Compare the two projects just below their common ancestor, reclaimer and victim.
 Each victim in turn, as things stand after the ones before it, needs one of two reasons:
 
-1. *keep to the shares*: the giver holds more than is its own (``Owed.claimable``);
-2. *give what is guaranteed*: the taker with the job stays within its guarantee in every resource, and the
-   giver holds more than its guarantee.
+1. *keep to the shares*: the victim holds more than is its own (``Owed.claimable``);
+2. *give what is guaranteed*: the reclaimer with the job stays within its guarantee in every resource, and the
+   victim holds more than its guarantee.
 
-Afterwards, at each level of the taker's path, it is compared with each sibling that gave: by saturation, which
-is held / fair share (0 / 0 is 0, something / 0 is infinite, anything / no bound is 0). A taker that would be
+Afterwards, at each level of the reclaimer's path, it is compared with each sibling that gave: by saturation, which
+is held / fair share (0 / 0 is 0, something / 0 is infinite, anything / no bound is 0). A reclaimer that would be
 more than saturated, and no less so than the sibling, may not. Non-preemptible work has to fit inside the
 guarantee of each level.
 
@@ -35,10 +35,10 @@ Involved = tuple[bool, bool, bool]
 
 
 class ReclaimScope(NamedTuple):
-    """How far a taker's arm reaches; the defaults are ours.
+    """How far a reclaimer's arm reaches; the defaults are ours.
 
-    ``involved_only``: a giver counts as over its share or its guarantee only by resources that the taker asks
-    for. ``every_level``: work inside a guarantee is never taken, at no level of the giver's path below the
+    ``involved_only``: a victim counts as over its share or its guarantee only by resources that the reclaimer asks
+    for. ``every_level``: work inside a guarantee is never taken, at no level of the victim's path below the
     common ancestor; otherwise only the topmost of them is looked at.
     """
 
@@ -130,17 +130,17 @@ def may_reclaim_from(
     requested: ResourceVector,
     counted: Involved = (True, True, True),
 ) -> bool:
-    """True when one of the two reasons lets ``taker`` take one more piece of work from ``giver``."""
+    """True when one of the two reasons lets ``reclaimer`` take one more piece of work from ``victim``."""
     if is_over_share(victim, victim_held, counted):
         return True
     return is_within_guarantee(reclaimer, reclaimer_held, requested) and is_over_guarantee(victim, victim_held, counted)
 
 
 def may_have_reclaimable(victim: Entitlement, victim_held: ResourceVector, reclaimer: Entitlement, reclaimer_held: ResourceVector, requested: ResourceVector) -> bool:
-    """A quick look before any victim is chosen: False when ``giver`` has nothing that ``asked`` could use.
+    """A quick look before any victim is chosen: False when ``victim`` has nothing that ``asked`` could use.
 
-    A taker within its guarantee looks for somebody over the guarantee in a resource that it asks for, or at it
-    in all of them; any other taker for somebody over the share.
+    A reclaimer within its guarantee looks for somebody over the guarantee in a resource that it asks for, or at it
+    in all of them; any other reclaimer for somebody over the share.
     """
     if not is_within_guarantee(reclaimer, reclaimer_held, requested):
         return is_over_share(victim, victim_held)
@@ -163,7 +163,7 @@ def saturation(held: float, fair_share: float) -> float:
 def is_less_saturated(
     held: ResourceVector, fair_share: ResourceVector, sibling_held: ResourceVector, sibling_share: ResourceVector, involved: Involved
 ) -> bool:
-    """True when in each involved resource a taker is at most full, or less so than the sibling that gave.
+    """True when in each involved resource a reclaimer is at most full, or less so than the sibling that gave.
 
     A sibling with nothing to its name, or with no bound on it, is not compared.
     """
@@ -187,7 +187,7 @@ def diverging_paths(first: Sequence[Key], second: Sequence[Key]) -> tuple[Sequen
 
 
 class ReclaimCheck(Generic[Key]):
-    """One taker and the victims it has taken so far, on paper: ``held`` itself is not changed.
+    """One reclaimer and the victims it has taken so far, on paper: ``held`` itself is not changed.
 
     Ask ``may_take`` before each victim, tell ``take``, and in the end ask ``balanced``.
     """
@@ -219,24 +219,24 @@ class ReclaimCheck(Generic[Key]):
 
     def may_have_reclaimable(self, leaf: Key) -> bool:
         """A quick look before victims are chosen: False when no work of ``leaf`` could ever be taken."""
-        taker, givers = self._levels(leaf)
-        if not givers:
+        reclaimer, victims = self._levels(leaf)
+        if not victims:
             return False
         owed, held = self._entitlements, self._held
-        return may_have_reclaimable(owed[givers[-1]], held[givers[-1]], owed[taker], held[taker], self._requested)
+        return may_have_reclaimable(owed[victims[-1]], held[victims[-1]], owed[reclaimer], held[reclaimer], self._requested)
 
     def allows(self, leaf: Key) -> bool:
-        """True when one of the reasons lets the taker take one more piece of work of ``leaf``."""
-        taker, givers = self._levels(leaf)
-        if not givers:
+        """True when one of the reasons lets the reclaimer take one more piece of work of ``leaf``."""
+        reclaimer, victims = self._levels(leaf)
+        if not victims:
             return False
         owed, left = self._entitlements, self._remaining
-        giver = givers[-1]
+        victim = victims[-1]
         if not may_reclaim_from(
-            owed[giver],
-            left.get(giver) or self._held[giver],
-            owed[taker],
-            self._held[taker],
+            owed[victim],
+            left.get(victim) or self._held[victim],
+            owed[reclaimer],
+            self._held[reclaimer],
             self._requested,
             self._counted,
         ):
@@ -245,7 +245,7 @@ class ReclaimCheck(Generic[Key]):
             return True
         return all(
             is_over_guarantee(owed[level], left.get(level) or self._held[level], self._counted)
-            for level in givers[:-1]
+            for level in victims[:-1]
         )
 
     def add_victim(self, leaf: Key, amounts: ResourceVector) -> None:
@@ -257,7 +257,7 @@ class ReclaimCheck(Generic[Key]):
             self._involved[level] = (before[0] or gives[0], before[1] or gives[1], before[2] or gives[2])
 
     def is_balanced(self) -> bool:
-        """True when the taker, with its job and without the victims, stays in its place at every level."""
+        """True when the reclaimer, with its job and without the victims, stays in its place at every level."""
         owed, asks = self._entitlements, self._requested_resources
         for depth, level in enumerate(self._path):
             now = (self._remaining.get(level) or self._held[level]).add(self._requested)
@@ -276,11 +276,11 @@ class ReclaimCheck(Generic[Key]):
         return True
 
     def _levels(self, leaf: Key) -> tuple[Key, Sequence[Key]]:
-        """The taker just below the common ancestor, and the giver's path from its leaf up to there."""
+        """The reclaimer just below the common ancestor, and the victim's path from its leaf up to there."""
         found = self._paths_by_leaf.get(leaf)
         if found is None:
-            takers, givers = diverging_paths(self._path, self._paths[leaf])
-            found = self._paths_by_leaf[leaf] = (takers[-1] if takers else self._path[0], givers if takers else ())
+            reclaimers, victims = diverging_paths(self._path, self._paths[leaf])
+            found = self._paths_by_leaf[leaf] = (reclaimers[-1] if reclaimers else self._path[0], victims if reclaimers else ())
         return found
 
 

@@ -27,7 +27,7 @@ def names_of(snapshot: Snapshot) -> Names:
 
 
 def message_for_admins(fault: Fault, names: Names) -> str:
-    """Return a sentence that names the row and the value that is wrong in it."""
+    """Return a message that names the row and the value that is wrong in it."""
     if fault.kind is RowKind.ENVIRONMENT:
         return f"The environment {fault.message}."
     return f"{_named(fault, names)} has an invalid value: {_what(fault)}."

@@ -1,7 +1,7 @@
 """When a waiting job will start: what is known of a pool's future, and the queue played forward from there.
 
 Running jobs end and waiting ones run as jobs like them did; a play (``play.py``) tells who starts when. It obeys what
-a decision obeys: where a task can stand (``ground.py``), limits and guarantees, reserved nodes. The plays give a
+a decision obeys: where a task can stand (``ground.py``), limits and guarantees, reserved nodes. The runs give a
 median; how past waits came out against such medians gives the interval around it (``calibration.py``).
 
 Everything is deterministic: draws are the fractions of ``job * golden ratio + play``, not random numbers.
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 
-from scheduler.core.ageing import ordered_s
+from scheduler.core.ageing import effective_submit_s
 from scheduler.core.carry import apply_plan
 from scheduler.core.cluster import (
     JobId,
@@ -54,12 +54,12 @@ GangDemand = tuple[tuple[tuple[TaskShape, int], ...], ResourceVector]
 
 
 def draw_quantiles(number: int, runs: int = SIMULATION_RUNS) -> list[float]:
-    """Which part of its like a job is drawn from in each play: evenly spread over plays and over jobs."""
+    """Which part of its like a job is drawn from in each play: evenly spread over runs and over jobs."""
     return [(number * GOLDEN + (play + 0.5) / runs) % 1.0 for play in range(runs)]
 
 
 def queue_pool_of(row: PendingRow, verdict: Verdict | None) -> PoolId | None:
-    """The pool in which a job waits for its turn: where its verdict sees it, else its first choice."""
+    """The pool in which a job waits for its position: where its verdict sees it, else its first choice."""
     seen = verdict.details.get("pool") if verdict is not None else None
     return PoolId(str(seen)) if seen is not None else next(iter(row.pools), None)
 
@@ -100,13 +100,13 @@ class QueueForecast:
                 for row in after.pending
                 if _is_queued(row) and queue_pool_of(row, verdicts.get(row.job)) == pool
             ),
-            key=lambda row: (-row.priority, ordered_s(row, policy), row.job),
+            key=lambda row: (-row.priority, effective_submit_s(row, policy), row.job),
         )
         asked = [self._demand(row) for row in rows]
         shapes = dict.fromkeys(shape for tasks, _ in asked for shape, _ in tasks)
         here = sorted((row for row in after.running if row.pool == pool), key=lambda row: row.job)
-        knobs = (each.settings for each in after.pools if each.id == pool)
-        sharing = None if policy.for_pool(next(knobs, ())).share_gpus == "anybody" else here
+        settings = (each.settings for each in after.pools if each.id == pool)
+        sharing = None if policy.for_pool(next(settings, ())).gpu_sharing_scope == "any" else here
         self._bucket_builder = BucketBuilder(nodes, shapes, [row.nodes for row in self._reservations], sharing)
         running = [
             self._running_job(row, number)
@@ -115,40 +115,40 @@ class QueueForecast:
         ]
         for job in running:
             self._count(job.owner)
-        self._position = {row.job: turn for turn, row in enumerate(rows)}
+        self._position = {row.job: position for position, row in enumerate(rows)}
         self._simulation_input = SimulationInput(
             self._bucket_builder.build(job.slots for job in running),
             running,
             self._job_classes(rows, asked),
-            [self._durations_s(row, turn) for turn, row in enumerate(rows)],
+            [self._durations_s(row, position) for position, row in enumerate(rows)],
             {each.project: each.fair_share_milli for each in plan.share_breakdowns if each.pool == pool},
             self._ledger if self._ledger.can_block(all(row.preemptible for row in rows)) else None,
         )
 
     @property
     def queue(self) -> Sequence[JobId]:
-        """The waiting jobs that have a turn here, in order."""
+        """The waiting jobs that have a position here, in order."""
         return tuple(self._position)
 
     def median_starts_s(self, jobs: Iterable[JobId]) -> dict[JobId, float]:
-        """In how many seconds these waiting jobs of this pool start, each at the median of the plays.
+        """In how many seconds these waiting jobs of this pool start, each at the median of the runs.
 
-        Infinite for a job that does not even once everything that runs or has its turn before it has ended; one
-        that is further off than plays go is left out.
+        Infinite for a job that does not even once everything that runs or has its position before it has ended; one
+        that is further off than runs go is left out.
 
         Raises:
-            KeyError: one has no turn here: it is held, awaits other jobs, or asks for no GPU.
+            KeyError: one has no position here: it is held, awaits other jobs, or asks for no GPU.
         """
-        turns = {self._position[job]: job for job in jobs}
+        positions = {self._position[job]: job for job in jobs}
         found = {}
-        for turn, plays in simulate_queue(self._simulation_input, turns).items():
-            known = sorted(start_s for start_s in plays if start_s is not None)
-            if len(known) > len(plays) // 2:
-                found[turns[turn]] = known[len(plays) // 2]
+        for position, runs in simulate_queue(self._simulation_input, positions).items():
+            known = sorted(start_s for start_s in runs if start_s is not None)
+            if len(known) > len(runs) // 2:
+                found[positions[position]] = known[len(runs) // 2]
         return found
 
-    def _count(self, stake: JobOwner) -> None:
-        self._ledger.add(stake.leaf_project, stake.user, stake.amounts, stake.preemptible)
+    def _count(self, owner: JobOwner) -> None:
+        self._ledger.add(owner.leaf_project, owner.user, owner.amounts, owner.preemptible)
 
     def _owner(self, row: PendingRow | RunningRow, amounts: ResourceVector) -> JobOwner:
         """For whom a job counts; only what a quota bounds is told apart."""
@@ -163,17 +163,17 @@ class QueueForecast:
         milli = sum(gpu.milli for task in row.tasks for gpu in task.gpus)
         cpu_milli = sum(task.cpu_milli for task in row.tasks)
         memory_mib = sum(task.memory_mib for task in row.tasks)
-        stake = self._owner(row, ResourceVector(milli, cpu_milli, memory_mib))
+        owner = self._owner(row, ResourceVector(milli, cpu_milli, memory_mib))
         places = self._bucket_builder.slots_of(row.tasks)
         if row.stopping:
-            return RunningJob(stake, places, [EVICTION_S] * SIMULATION_RUNS)
+            return RunningJob(owner, places, [EVICTION_S] * SIMULATION_RUNS)
         if (end_s := self._known_ends_s.get(row.job)) is not None:
-            return RunningJob(stake, places, [max(0.0, end_s - self._now_s)] * SIMULATION_RUNS)
+            return RunningJob(owner, places, [max(0.0, end_s - self._now_s)] * SIMULATION_RUNS)
         ran_s = max(0.0, self._now_s - row.started_s)
         kind = DurationKey(row.project, row.user, self._template_of.get(row.job), milli)
         had_s = self._consumed_s.get(row.job, 0.0) + ran_s
         limit_s = None if row.time_limit_s is None else row.time_limit_s + had_s - ran_s
-        return RunningJob(stake, places, self._draw_remaining_s(kind, had_s, limit_s, number))
+        return RunningJob(owner, places, self._draw_remaining_s(kind, had_s, limit_s, number))
 
     # -- who waits -------------------------------------------------------------------------------------
 
@@ -191,24 +191,24 @@ class QueueForecast:
 
     def _job_classes(self, rows: Sequence[PendingRow], asked: Sequence[GangDemand]) -> list[JobClass]:
         """The waiting jobs, those together that fit and are held back together."""
-        turns: dict[JobClass, list[int]] = {}
-        for turn, (row, (tasks, amounts)) in enumerate(zip(rows, asked, strict=True)):
+        positions: dict[JobClass, list[int]] = {}
+        for position, (row, (tasks, amounts)) in enumerate(zip(rows, asked, strict=True)):
             needs = tuple((self._bucket_builder.request_for(shape), count) for shape, count in tasks)
             from_s = max(0.0, (row.not_before_s or 0.0) - self._now_s)
             line = JobClass(self._owner(row, amounts), needs, (), from_s, self._closures(row))
-            turns.setdefault(line, []).append(turn)
-        return [line._replace(turns=mine) for line, mine in turns.items()]
+            positions.setdefault(line, []).append(position)
+        return [line._replace(positions=mine) for line, mine in positions.items()]
 
     def _closures(self, row: PendingRow) -> tuple[Closure, ...]:
         """When reserved nodes take no job like this: from when it is not surely gone before, until they are free."""
         lineage = self._tree.path[self._tree.leaf_of[row.project]]
         found = []
-        for reservation, sorts in zip(self._reservations, self._bucket_builder.types_by_node_set, strict=True):
-            if sorts and reservation_blocks(reservation, lineage, self._now_s, None):
+        for reservation, bucket_types in zip(self._reservations, self._bucket_builder.types_by_node_set, strict=True):
+            if bucket_types and reservation_blocks(reservation, lineage, self._now_s, None):
                 lasts_s = math.inf if row.time_limit_s is None else row.time_limit_s
                 after_s = reservation.start_s - lasts_s - self._now_s
                 after_s = after_s if after_s >= 0.0 else -math.inf
-                found.append(Closure(sorts, after_s, reservation.end_s - self._now_s))
+                found.append(Closure(bucket_types, after_s, reservation.end_s - self._now_s))
         return tuple(found)
 
     def _durations_s(self, row: PendingRow, number: int) -> list[float]:
@@ -227,7 +227,7 @@ class QueueForecast:
 
 
 def _is_queued(row: PendingRow) -> bool:
-    """False for a job that takes no GPU, that waits for something else than its turn, or runs and only grows."""
+    """False for a job that takes no GPU, that waits for something else than its position, or runs and only grows."""
     return bool(row.total_milli) and not (row.held or row.dependencies or row.ranks)
 
 

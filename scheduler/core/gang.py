@@ -1,7 +1,7 @@
 """A job while a decision is made: its tasks, what state each is in, and which of them come or leave next.
 
 A *gang* is a job with its tasks. Tasks belong to leaf *groups*; a group is whole when at least ``least`` of its
-tasks, or of its child groups, are active. A plain gang is one leaf group. Only ``trial.py`` changes states.
+tasks, or of its child groups, are active. A plain gang is one leaf group. Only ``statement.py`` changes states.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ACTIVE_STATES = (GangTaskState.RUNNING, GangTaskState.ALLOCATED, GangTaskState.N
 class GangTask:
     """One rank. ``held`` is where it stands, ``kept`` where it is to stand."""
 
-    __slots__ = ("amounts", "gang", "group", "held", "kept", "rank", "shape", "state")
+    __slots__ = ("amounts", "gang", "group", "held", "nominated", "rank", "shape", "state")
 
     def __init__(self, gang: Gang, rank: int, group: TaskGroup, shape: TaskShape, amounts: ResourceVector) -> None:
         self.gang = gang
@@ -147,11 +147,11 @@ class Gang:
     """A job with its tasks, as one pool sees it."""
 
     __slots__ = (
-        "_asked",
-        "_growth",
-        "_places",
-        "_standing",
-        "_waiting",
+        "_next_demand",
+        "_size_level",
+        "_evictable_slots",
+        "_evictable_tasks",
+        "_pending_demand",
         "checkpoint_s",
         "time_dependent",
         "pinned",
@@ -160,22 +160,22 @@ class Gang:
         "shape_id",
         "class_id",
         "leaf_project",
-        "next",
+        "next_tasks",
         "effective_submit_s",
         "homogeneous",
-        "possible",
+        "feasible_pools",
         "preemptible",
         "priority",
         "project",
         "quota_class_id",
         "root",
-        "row",
-        "running",
+        "pending_row",
+        "running_row",
         "started_s",
         "submitted_s",
         "tasks",
         "dirty",
-        "turn",
+        "sort_key",
         "user",
     )
 

@@ -11,9 +11,9 @@ from scheduler.core.scene import PoolState
 from scheduler.core.turns import sort_gangs
 
 
-def sort_fairly(scene: PoolState, gangs: Iterable[Gang]) -> list[Gang]:
+def sort_fairly(pool_state: PoolState, gangs: Iterable[Gang]) -> list[Gang]:
     """Waiting gangs of one pool in fair order, as the ledger stands; none is started meanwhile."""
-    tree = scene.tree
+    tree = pool_state.tree
     by_leaf: dict[ProjectId, list[Gang]] = {}
     for gang in gangs:
         by_leaf.setdefault(gang.leaf_project, []).append(gang)
@@ -21,29 +21,29 @@ def sort_fairly(scene: PoolState, gangs: Iterable[Gang]) -> list[Gang]:
     for leaf in by_leaf:
         for level in tree.path[leaf]:
             below.setdefault(tree.parent[level], set()).add(level)
-    return list(_sort_children(None, scene, by_leaf, below))
+    return list(_sort_children(None, pool_state, by_leaf, below))
 
 
 def _sort_children(
     parent: ProjectId | None,
-    scene: PoolState,
+    pool_state: PoolState,
     by_leaf: Mapping[ProjectId, list[Gang]],
     below: Mapping[ProjectId | None, set[ProjectId]],
 ) -> Sequence[Gang]:
-    """The queues below one project as one. No closure: one that calls itself would keep the whole scene alive."""
+    """The queues below one project as one. No closure: one that calls itself would keep the whole pool_state alive."""
     parts = {
-        project: _sort_leaf(scene, by_leaf[project])
+        project: _sort_leaf(pool_state, by_leaf[project])
         if project in by_leaf
-        else _sort_children(project, scene, by_leaf, below)
+        else _sort_children(project, pool_state, by_leaf, below)
         for project in below.get(parent, ())
     }
-    return _merge(scene, parts)
+    return _merge(pool_state, parts)
 
 
-def _sort_leaf(scene: PoolState, gangs: list[Gang]) -> list[Gang]:
+def _sort_leaf(pool_state: PoolState, gangs: list[Gang]) -> list[Gang]:
     """Priority, then the person who used least (where people take turns), then the order of each one's gangs."""
     sort_gangs(gangs)
-    people = scene.users_of(gangs[0].leaf_project) if scene.policy.people_in_turn else None
+    people = pool_state.users_of(gangs[0].leaf_project) if pool_state.policy.people_in_turn else None
     if people is not None and len(users := {gang.user for gang in gangs}) > 1:
         rank = {user: people.rank_key(user) for user in users}
         gangs.sort(key=lambda gang: rank[gang.user])
@@ -52,12 +52,12 @@ def _sort_leaf(scene: PoolState, gangs: list[Gang]) -> list[Gang]:
     return gangs
 
 
-def _merge(scene: PoolState, parts: dict[ProjectId, Sequence[Gang]]) -> Sequence[Gang]:
+def _merge(pool_state: PoolState, parts: dict[ProjectId, Sequence[Gang]]) -> Sequence[Gang]:
     """The queues of siblings as one: whoever's next gang has the smallest key is next, gang by gang."""
     queues = list(parts.values())
     if len(queues) == 1:
         return queues[0]
-    turns = _key_ranks(scene, parts)
+    turns = _key_ranks(pool_state, parts)
     heap = [(mine[0], queue, 0) for queue, mine in enumerate(turns)]  # and how much of it has been handed out
     heapify(heap)
     merged: list[Gang] = []
@@ -74,10 +74,10 @@ def _merge(scene: PoolState, parts: dict[ProjectId, Sequence[Gang]]) -> Sequence
     return merged
 
 
-def _key_ranks(scene: PoolState, parts: dict[ProjectId, Sequence[Gang]]) -> list[list[int]]:
+def _key_ranks(pool_state: PoolState, parts: dict[ProjectId, Sequence[Gang]]) -> list[list[int]]:
     """For each gang of each queue the place of its key among all keys: numbers are compared faster than keys."""
     asked = {project: [gang.next_demand for gang in queue] for project, queue in parts.items()}
-    keys = {(p, each): scene.sibling_key(p, each) for p, mine in asked.items() for each in set(mine)}
+    keys = {(p, each): pool_state.sibling_key(p, each) for p, mine in asked.items() for each in set(mine)}
     place = {pair: n for n, pair in enumerate(sorted(keys, key=keys.__getitem__))}
     found = []
     for project, mine in asked.items():

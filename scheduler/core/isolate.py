@@ -117,7 +117,7 @@ class _Isolation:
     def _pools(self, wrong: Mapping[str, Fault]) -> None:
         self.closed_pools |= {PoolId(pool): fault for pool, fault in wrong.items()}
         pools = [
-            replace(row, placement=None, knobs=()) if row.id in wrong else row for row in self.snapshot.pools
+            replace(row, placement=None, settings=()) if row.id in wrong else row for row in self.snapshot.pools
         ]
         self._change(pools=_first_of(pools, lambda row: row.id))
         self.closed_nodes.update(node.id for node in self.snapshot.nodes if node.pool in wrong)
@@ -309,7 +309,7 @@ def _closed(node: NodeRow) -> NodeRow:
             replace(
                 gpu,
                 used_milli=WHOLE_MILLI,
-                whole=True,
+                exclusive=True,
                 healthy=False,
                 memory_mib=max(0, gpu.memory_mib),
                 compute_capability=None,

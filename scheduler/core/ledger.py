@@ -39,7 +39,7 @@ class AssumeReleased(Enum):
 class UserHoldings:
     """What each person holds through one project and those below it, in thousandths of a GPU."""
 
-    __slots__ = ("held", "leaving", "limit_milli", "unasked")
+    __slots__ = ("held", "releasing", "limit_milli", "releasing_voluntarily")
 
     def __init__(self, limit_milli: float) -> None:
         self.limit_milli = limit_milli

@@ -1,6 +1,6 @@
 """What a decision leaves for the next one: things that follow from rows alone, kept while the rows are the same.
 
-A photograph that differs little from the one before shares most of its row objects with it. Whoever hands the same
+A snapshot that differs little from the one before shares most of its row objects with it. Whoever hands the same
 ``Memory`` to each decision spares the making of what is known already; the plans are the same with and without.
 """
 
@@ -36,7 +36,7 @@ class RequestVariant(NamedTuple):
 
 
 class RowChanges(NamedTuple):
-    """The rows of a photograph by their ``id``, and how they differ from those of the one before."""
+    """The rows of a snapshot by their ``id``, and how they differ from those of the one before."""
 
     rows: dict[int, object]
     added: list[object]
@@ -92,7 +92,7 @@ class DecisionCache:
                 known.clear()
 
     def compare(self, snapshot: Snapshot) -> RowChanges:
-        """Which rows are not those of the last photograph."""
+        """Which rows are not those of the last snapshot."""
         rows: tuple[object, ...] = (*snapshot.nodes, *snapshot.running, *snapshot.pending)
         now, before = dict(zip(map(id, rows), rows, strict=True)), self._rows
         came, left = now.keys() - before.keys(), before.keys() - now.keys()
@@ -112,7 +112,7 @@ class DecisionCache:
         ]
 
     def running_gangs(self, rows: Sequence[RunningRow], placer: NodePlacer) -> list[Gang | None]:
-        """The same for the running jobs of a pool, whose places are places of ``floor``."""
+        """The same for the running jobs of a pool, whose places are places of ``placer``."""
         if not rows or self._last_placers.get(rows[0].pool) is not placer:
             return [None] * len(rows)
         known = self._running.get

@@ -28,7 +28,7 @@ class NodeLayout(NamedTuple):
 class NodeLayouts:
     """How so many tasks of one shape would lie on each node of a floor, as far as anybody asked."""
 
-    __slots__ = ("of_node", "log_position")
+    __slots__ = ("layout_of_node", "log_position")
 
     def __init__(self, nodes: int, log_position: int) -> None:
         self.layout_of_node: Ints = np.full(nodes, UNKNOWN_LAYOUT, dtype=np.int64)  # an index of ``SpotTable.spots``

@@ -1,7 +1,7 @@
 """Where tasks should stand: one pool's nodes, scored per shape of task.
 
 Capacities and scores are kept per shape and made anew only for nodes that changed since. Equal scores fall to the
-node whose name and id sort first, so the same photograph gives the same places whatever order its rows came in.
+node whose name and id sort first, so the same snapshot gives the same places whatever order its rows came in.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORST_SCORE = np.int64(1) << 60
 class _ShapeScores:
     """Capacities and scores of one shape over all nodes, and how much of the change log they have seen."""
 
-    __slots__ = ("best_free", "capacity", "fitting", "room", "score", "log_position")
+    __slots__ = ("best_free", "capacity", "fitting", "total_capacity", "score", "log_position")
 
     def __init__(self, nodes: int, log_position: int) -> None:
         self.capacity: Ints = np.zeros(nodes, dtype=np.int64)

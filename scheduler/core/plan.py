@@ -33,8 +33,8 @@ class EvictionReason(StrEnum):
 
     RECLAIMED = "reclaimed"  # for another project
     PREEMPTED = "preempted"  # for a job of higher priority in its own project
-    MIGRATED = "consolidated"  # moved, so that another job fits; it has a new place in the same plan
-    GANG_INCOMPLETE = "stale_gang"  # fewer of its tasks live than it can work with
+    MIGRATED = "migrated"  # moved, so that another job fits; it has a new place in the same plan
+    GANG_INCOMPLETE = "gang_incomplete"  # fewer of its tasks live than it can work with
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class AlternativeKind(StrEnum):
     OTHER_MODEL = "other_model"
     OTHER_POOL = "other_pool"
     PREEMPTIBLE = "preemptible"
-    RELAX_TOPOLOGY = "farther"
+    RELAX_TOPOLOGY = "relax_topology"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Alternative:
 class StartInterval:
     """When a job is expected to start: nominal 80 % between p10 and p90, seconds since the epoch.
 
-    ``played_s`` is in how many seconds, before what past forecasts taught was counted in.
+    ``simulated_s`` is in how many seconds, before what past forecasts taught was counted in.
     """
 
     p10_s: float

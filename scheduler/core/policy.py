@@ -25,27 +25,27 @@ class PolicyError(ValueError):
 class Policy:
     """Knobs of one decision; the defaults are Fairway's own (units and ranges: ``portal.words.knobs``)."""
 
-    half_life_s: float = NUMBER_SETTINGS["half_life_s"].default
+    usage_half_life_s: float = NUMBER_SETTINGS["usage_half_life_s"].default
     usage_weight: float = NUMBER_SETTINGS["usage_weight"].default
-    entry_charge_s: float = NUMBER_SETTINGS["entry_charge_s"].default
-    cycle_budget_steps: int = int(NUMBER_SETTINGS["cycle_budget_steps"].default)
-    change_budget_steps: int = int(NUMBER_SETTINGS["change_budget_steps"].default)
-    ahead_shown: int = int(NUMBER_SETTINGS["ahead_shown"].default)
-    reserve_after_s: float = NUMBER_SETTINGS["reserve_after_s"].default
-    preempt_after_s: float = NUMBER_SETTINGS["preempt_after_s"].default
-    size_ageing_s_per_gpu: float = NUMBER_SETTINGS["size_ageing_s_per_gpu"].default
-    predicted_ageing: float = NUMBER_SETTINGS["predicted_ageing"].default
-    spare_ending_s: float = NUMBER_SETTINGS["spare_ending_s"].default
-    min_runtime_s: float = NUMBER_SETTINGS["min_runtime_s"].default
+    start_charge_s: float = NUMBER_SETTINGS["start_charge_s"].default
+    max_steps_per_cycle: int = int(NUMBER_SETTINGS["max_steps_per_cycle"].default)
+    max_suggestion_steps: int = int(NUMBER_SETTINGS["max_suggestion_steps"].default)
+    jobs_ahead_limit: int = int(NUMBER_SETTINGS["jobs_ahead_limit"].default)
+    backfill_reserve_after_s: float = NUMBER_SETTINGS["backfill_reserve_after_s"].default
+    preemption_delay_s: float = NUMBER_SETTINGS["preemption_delay_s"].default
+    size_penalty_s_per_gpu: float = NUMBER_SETTINGS["size_penalty_s_per_gpu"].default
+    predicted_duration_weight: float = NUMBER_SETTINGS["predicted_duration_weight"].default
+    near_end_protection_s: float = NUMBER_SETTINGS["near_end_protection_s"].default
+    preempt_min_runtime_s: float = NUMBER_SETTINGS["preempt_min_runtime_s"].default
     max_victims: int = int(NUMBER_SETTINGS["max_victims"].default)
-    max_movers: int = int(NUMBER_SETTINGS["max_movers"].default)
-    move_loss_gpu_s: float = NUMBER_SETTINGS["move_loss_gpu_s"].default
-    stale_grace_s: float = NUMBER_SETTINGS["stale_grace_s"].default
+    max_migrations: int = int(NUMBER_SETTINGS["max_migrations"].default)
+    max_migration_loss_gpu_s: float = NUMBER_SETTINGS["max_migration_loss_gpu_s"].default
+    stale_gang_grace_s: float = NUMBER_SETTINGS["stale_gang_grace_s"].default
     placement: str = CHOICE_SETTINGS["placement"].default
     victim_order: str = CHOICE_SETTINGS["victim_order"].default
-    use_predictions: str = CHOICE_SETTINGS["use_predictions"].default  # whether photographs tell any
-    share_gpus: str = CHOICE_SETTINGS["share_gpus"].default
-    share_needs_mps: str = CHOICE_SETTINGS["share_needs_mps"].default  # which nodes photographs say are unfit
+    use_predictions: str = CHOICE_SETTINGS["use_predictions"].default  # whether snapshots tell any
+    gpu_sharing_scope: str = CHOICE_SETTINGS["gpu_sharing_scope"].default
+    gpu_sharing_requires_mps: str = CHOICE_SETTINGS["gpu_sharing_requires_mps"].default  # which nodes snapshots say are unfit
     fill_back: bool = True  # spare each victim that turns out not to be needed
     actions: tuple[str, ...] = ACTIONS
     settles: bool = True  # as long as making room seats somebody, what is left is handed out again
@@ -72,7 +72,7 @@ class Policy:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Policy:
-        """The defaults with these knobs turned; those that no decision reads are left out.
+        """The defaults with these settings turned; those that no decision reads are left out.
 
         Raises PolicyError naming one that is unknown or out of range.
         """
@@ -87,7 +87,7 @@ class Policy:
         return cls(**turned)
 
     def for_pool(self, settings: Iterable[tuple[str, float | str]]) -> Policy:
-        """This policy with the knobs that have another value in one pool."""
+        """This policy with the settings that have another value in one pool."""
         turned: dict[str, Any] = dict(settings)
         return replace(self, **turned) if turned else self
 
@@ -96,9 +96,9 @@ class Policy:
         """KAI-Scheduler's habits: no past use, no turns among people, no fill-back, youngest leaves first, packed."""
         return cls(
             usage_weight=0.0,
-            entry_charge_s=0.0,
+            start_charge_s=0.0,
             fill_back=False,
-            reserve_after_s=NUMBER_SETTINGS["reserve_after_s"].maximum,
+            backfill_reserve_after_s=NUMBER_SETTINGS["backfill_reserve_after_s"].maximum,
             victim_order="youngest",
             bounded_preemption=False,
             settles=False,
@@ -107,15 +107,15 @@ class Policy:
             moves_victims=True,
             leaving_counts=False,
             max_victims=int(NUMBER_SETTINGS["max_victims"].maximum),
-            max_movers=int(NUMBER_SETTINGS["max_movers"].maximum),
-            move_loss_gpu_s=NUMBER_SETTINGS["move_loss_gpu_s"].maximum,
+            max_migrations=int(NUMBER_SETTINGS["max_migrations"].maximum),
+            max_migration_loss_gpu_s=NUMBER_SETTINGS["max_migration_loss_gpu_s"].maximum,
             people_in_turn=False,
             involved_only=False,
             every_level=False,
             whole_remainder=True,
             placement="pack",
             use_predictions="no",
-            share_gpus="anybody",
-            predicted_ageing=0.0,
-            spare_ending_s=0.0,
+            gpu_sharing_scope="any",
+            predicted_duration_weight=0.0,
+            near_end_protection_s=0.0,
         )

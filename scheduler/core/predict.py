@@ -5,7 +5,7 @@ are known, like those of its project and size; then like those of its size; then
 left of a job that runs already is that of the finished jobs which ran longer than it has so far. Only the
 latest finished jobs count, so that habits may change.
 
-What a photograph says of a job is told in steps (``Steps``): it changes when what is known of its like has
+What a snapshot says of a job is told in steps (``Steps``): it changes when what is known of its like has
 changed by a fifth, or when the job outlived it, and not with each job that ends.
 """
 

@@ -30,7 +30,7 @@ class PreemptionPlanner:
 
     def __init__(
         self,
-        scene: PoolState,
+        pool_state: PoolState,
         domains: TopologyDomains,
         policy: Policy,
         now_s: float,
@@ -38,16 +38,16 @@ class PreemptionPlanner:
         simulate_at_s: float | None = None,
     ) -> None:
         """``on_paper_at_s``: nothing is changed, and jobs protected until then may be asked; see ``opening_s``."""
-        self._scene = scene
+        self._pool_state = pool_state
         self._domains = domains
         self._policy = policy
         self._now_s = now_s
         self._dry_run = simulate_at_s is not None
         self._reclaim_scope = ReclaimScope(policy.involved_only, policy.every_level)
-        self._candidates = VictimCandidates(scene, policy, now_s, simulate_at_s)
-        self._search = VictimSearch(scene, domains, policy, self._candidates)
+        self._candidates = VictimCandidates(pool_state, policy, now_s, simulate_at_s)
+        self._search = VictimSearch(pool_state, domains, policy, self._candidates)
         self._future_free: tuple[int, int] | None = None
-        self._reclaim_allowed: dict[tuple[ProjectId, ResourceVector, bool], bool] = {}  # who may, as the scene stood at
+        self._reclaim_allowed: dict[tuple[ProjectId, ResourceVector, bool], bool] = {}  # who may, as the pool_state stood at
         self._reclaim_allowed_version = -1
         self._dry_run_steps = 0
         self._dry_run_planners: dict[float, PreemptionPlanner] = {}  # by moment, while nothing changes any more
@@ -63,13 +63,13 @@ class PreemptionPlanner:
         return self._search.truncated
 
     def invalidate(self) -> None:
-        """The scene changed otherwise: candidates and what was hopeless are looked at anew."""
+        """The pool_state changed otherwise: candidates and what was hopeless are looked at anew."""
         self._candidates.invalidate()
         self._search.invalidate()
         self._dry_run_planners.clear()
 
     def infeasible(self, reason: EvictionReason) -> Set[int]:
-        """The questions of jobs that found no room since the scene changed for the better; kept up to date."""
+        """The questions of jobs that found no room since the pool_state changed for the better; kept up to date."""
         return self._candidates.infeasible(reason)
 
     def mark_infeasible(self, gang: Gang, reason: EvictionReason) -> None:
@@ -84,14 +84,14 @@ class PreemptionPlanner:
         """Room inside the project."""
         lower = self._candidates.in_project(gang.leaf_project, "preempt", gang.priority)
         asked = gang.next_demand
-        if not gang.preemptible and self._scene.ledger.exceeded_guarantee(
+        if not gang.preemptible and self._pool_state.ledger.exceeded_guarantee(
             gang.leaf_project, asked, assume_released=AssumeReleased.ALL
         ):
             return None
         most = self._max_held(gang, asked) if self._policy.bounded_preemption else None
 
         def allowed(gone: Sequence[GangTask]) -> bool:
-            held, path = self._scene.ledger.held, self._scene.tree.path[gang.leaf_project]
+            held, path = self._pool_state.ledger.held, self._pool_state.tree.path[gang.leaf_project]
             return most is None or all(held[level].fits_in(most[level]) for level in path)
 
         return self._search.find(
@@ -103,38 +103,38 @@ class PreemptionPlanner:
 
         Otherwise others could reclaim what it gained, and its own lower jobs what they lost, for ever.
         """
-        ledger = self._scene.ledger
+        ledger = self._pool_state.ledger
         return {
             level: ResourceVector(*map(max, ledger.entitlements[level].fair_share, ledger.held[level]))
-            for level in self._scene.tree.path[gang.leaf_project]
+            for level in self._pool_state.tree.path[gang.leaf_project]
         }
 
     def reclaim(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
         """Room from other projects."""
-        ledger, leaf = self._scene.ledger, gang.leaf_project
+        ledger, leaf = self._pool_state.ledger, gang.leaf_project
         asked = gang.next_demand
-        taking = self._reclaim_check(gang, asked)
+        reclaim_check = self._reclaim_check(gang, asked)
         if not self.may_reclaim(gang):
             return None
-        kind = "owed" if is_within_guarantee(ledger.entitlements[leaf], ledger.held[leaf], asked) else "reclaim"
-        givers = {
+        kind = "guaranteed" if is_within_guarantee(ledger.entitlements[leaf], ledger.held[leaf], asked) else "reclaim"
+        victims_by_project = {
             each: mine
             for each in sorted(self._candidates.by_project())
-            if each != leaf and taking.may_have_reclaimable(each) and (mine := self._candidates.in_project(each, kind))
+            if each != leaf and reclaim_check.may_have_reclaimable(each) and (mine := self._candidates.in_project(each, kind))
         }
         before_held, before_firm = dict(ledger.held), dict(ledger.held_non_preemptible)
 
         def allowed(gone: Sequence[GangTask]) -> bool:
-            taking = self._reclaim_check(gang, asked, before_held, before_firm)
+            reclaim_check = self._reclaim_check(gang, asked, before_held, before_firm)
             for victim, tasks in _by_gang(gone):
                 for amounts in _pieces(victim, tasks):
-                    if not taking.allows(victim.leaf_project):
+                    if not reclaim_check.allows(victim.leaf_project):
                         return False
-                    taking.add_victim(victim.leaf_project, amounts)
-            return taking.is_balanced()
+                    reclaim_check.add_victim(victim.leaf_project, amounts)
+            return reclaim_check.is_balanced()
 
         return self._search.find(
-            SearchRequest(gang, givers, EvictionReason.RECLAIMED, allowed, budget_steps, self._dry_run, kind)
+            SearchRequest(gang, victims_by_project, EvictionReason.RECLAIMED, allowed, budget_steps, self._dry_run, kind)
         )
 
     def protection_ends_s(self) -> list[float]:
@@ -163,7 +163,7 @@ class PreemptionPlanner:
         then = self._dry_run_planners.get(at_s)
         if then is None:
             then = self._dry_run_planners[at_s] = PreemptionPlanner(
-                self._scene, self._domains, self._policy, self._now_s, simulate_at_s=at_s
+                self._pool_state, self._domains, self._policy, self._now_s, simulate_at_s=at_s
             )
         before, actions = then.steps_used, self._policy.actions
         room = then.reclaim(gang, before + budget_steps) if "reclaim" in actions else None
@@ -177,7 +177,7 @@ class PreemptionPlanner:
     ) -> bool:
         """False when ``may_ask`` is for no gang of this project and priority that asks at least so much."""
         if reason is EvictionReason.RECLAIMED:
-            ledger = self._scene.ledger
+            ledger = self._pool_state.ledger
             return may_reclaim(ledger.entitlements[leaf], ledger.held[leaf], ledger.held_non_preemptible[leaf], min_demand, preemptible)
         if reason is EvictionReason.PREEMPTED:
             return self._candidates.any_below_priority(leaf, priority)
@@ -194,31 +194,31 @@ class PreemptionPlanner:
         else:
             may = gang.preemptible and 0 < gang.next_demand.gpu_milli <= self.future_free_milli()
         return may and (
-            not self._scene.ledger.user_holdings
+            not self._pool_state.ledger.user_holdings
             or not self._exceeds_user_limit(gang)
             or any(each.user == gang.user for each in lower)
         )
 
     def _exceeds_user_limit(self, gang: Gang) -> bool:
         """True when only leaving jobs of the same person would help: others' cannot bring it within its quota."""
-        ledger = self._scene.ledger
+        ledger = self._pool_state.ledger
         return bool(ledger.exceeded_user_limit(gang.leaf_project, gang.user, gang.next_demand, assume_released=AssumeReleased.EVICTED))
 
     def future_free_milli(self) -> int:
         """Thousandths of GPUs that nobody holds or keeps once everybody leaving has left."""
-        if self._future_free is None or self._future_free[0] != self._scene.version:
-            self._future_free = (self._scene.version, int(self._scene.idle_and_releasing.free_milli.clip(min=0).sum()))
+        if self._future_free is None or self._future_free[0] != self._pool_state.version:
+            self._future_free = (self._pool_state.version, int(self._pool_state.idle_and_releasing.free_milli.clip(min=0).sum()))
         return self._future_free[1]
 
     def may_reclaim(self, gang: Gang) -> bool:
         """True when the job's project may ask others at all: with it, it stays within its share."""
-        if self._reclaim_allowed_version != self._scene.version:
-            self._reclaim_allowed_version = self._scene.version
+        if self._reclaim_allowed_version != self._pool_state.version:
+            self._reclaim_allowed_version = self._pool_state.version
             self._reclaim_allowed.clear()
         leaf, asked = gang.leaf_project, gang.next_demand
         known = self._reclaim_allowed.get((leaf, asked, gang.preemptible))
         if known is None:
-            ledger = self._scene.ledger
+            ledger = self._pool_state.ledger
             known = self._reclaim_allowed[leaf, asked, gang.preemptible] = may_reclaim(
                 ledger.entitlements[leaf], ledger.held[leaf], ledger.held_non_preemptible[leaf], asked, gang.preemptible
             )
@@ -231,9 +231,9 @@ class PreemptionPlanner:
         held: dict[ProjectId, ResourceVector] | None = None,
         held_non_preemptible: dict[ProjectId, ResourceVector] | None = None,
     ) -> ReclaimCheck[ProjectId]:
-        ledger = self._scene.ledger
+        ledger = self._pool_state.ledger
         return ReclaimCheck(
-            self._scene.tree.path,
+            self._pool_state.tree.path,
             ledger.entitlements,
             held or ledger.held,
             held_non_preemptible or ledger.held_non_preemptible,

@@ -20,7 +20,7 @@ from scheduler.core.shape import SlotBatch, TaskShape
 class NodeVictims:
     """A set of gangs that may leave: who stands on each node, and the floor with all of them gone."""
 
-    def __init__(self, scene: PoolState, gangs: Iterable[Gang], lost_gpu_seconds: Callable[[Gang], float]) -> None:
+    def __init__(self, pool_state: PoolState, gangs: Iterable[Gang], lost_gpu_seconds: Callable[[Gang], float]) -> None:
         """``gangs`` come in the order in which they leave."""
         gangs = list(gangs)
         self.lost_gpu_seconds = {gang.job: lost_gpu_seconds(gang) for gang in gangs}
@@ -29,7 +29,7 @@ class NodeVictims:
         for gang, places in zip(gangs, held, strict=True):
             for node in {place.node for place in places}:
                 self.by_node.setdefault(node, []).append(gang)
-        self.capacity_without = scene.idle_and_releasing.copy()
+        self.capacity_without = pool_state.idle_and_releasing.copy()
         self.capacity_without.release_batch(SlotBatch(held), len(held))
 
     def min_cost(self, node: int) -> float:
@@ -43,8 +43,8 @@ class NodeVictims:
 class NodeEvictionCosts:
     """Prices of the nodes of a pool for one shape and one set of leavers."""
 
-    def __init__(self, scene: PoolState, shape: TaskShape, victims: NodeVictims) -> None:
-        self._scene = scene
+    def __init__(self, pool_state: PoolState, shape: TaskShape, victims: NodeVictims) -> None:
+        self._pool_state = pool_state
         self._shape = shape
         self._victims = victims
         holds = victims.capacity_without.capacity(shape)
@@ -91,7 +91,7 @@ class NodeEvictionCosts:
         return self._victims.by_node.get(node, [])
 
     def _cost(self, node: int, victim_projects: Collection[ProjectId]) -> float:
-        later, lost = self._scene.idle_and_releasing, 0.0
+        later, lost = self._pool_state.idle_and_releasing, 0.0
         before = later.capacity_on(self._shape, node)
         taken = []
         price = math.inf

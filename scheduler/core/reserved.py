@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from portal.words.reasons import VerdictCode
-from scheduler.core import words
+from scheduler.core.verdicts import formatting
 from scheduler.core.cluster import (
     JobId,
     NodeId,
@@ -44,7 +44,7 @@ def reservation_blocks(
 
 
 class AdminReservations:
-    """The reservations of one photograph. ``narrowed`` holds rows from decision to decision."""
+    """The reservations of one snapshot. ``narrowed`` holds rows from decision to decision."""
 
     def __init__(self, snapshot: Snapshot, tree: ProjectTree, restricted_rows: dict[int, RestrictedRow]) -> None:
         self._now_s = snapshot.now_s
@@ -62,7 +62,7 @@ class AdminReservations:
         return bool(self._rows)
 
     def restrict(self, snapshot: Snapshot) -> Snapshot:
-        """The photograph in which every job avoids the nodes that are closed to it."""
+        """The snapshot in which every job avoids the nodes that are closed to it."""
         if not self._rows:
             return snapshot
         self._original_rows = {row.job: row for row in snapshot.pending}
@@ -78,7 +78,7 @@ class AdminReservations:
         if not closed:
             return row
         known = self._before.get(id(row))
-        if known is None or known.row is not row or known.closed != closed:
+        if known is None or known.row is not row or known.excluded_nodes != closed:
             known = RestrictedRow(row, closed, replace(row, avoid_nodes=(*row.avoid_nodes, *closed)))
         self._restricted_rows[id(row)] = known
         return known.restricted  # type: ignore[return-value]
@@ -100,17 +100,17 @@ class AdminReservations:
         job: PendingRow,
         verdict: Verdict,
         feasible_pools: Iterable[PoolId],
-        scenes: Mapping[PoolId, PoolState],
+        pool_states: Mapping[PoolId, PoolState],
     ) -> Verdict:
         """The verdict of a job that waits, where a reservation alone is what keeps it from starting."""
         asked = self._original_rows.get(job.job)
         if asked is None or asked is job or verdict.code not in _CAPACITY_CODES:
             return verdict
-        pools = [scenes[pool] for pool in feasible_pools]
-        free = any(scene.fits_now(asked) for scene in pools)
-        if not free and any(scene.fits_when_empty(job) for scene in pools):
+        pools = [pool_states[pool] for pool in feasible_pools]
+        free = any(pool_state.fits_now(asked) for pool_state in pools)
+        if not free and any(pool_state.fits_when_empty(job) for pool_state in pools):
             return verdict
-        inside = {node.id for scene in pools for node in scene.available.nodes}
+        inside = {node.id for pool_state in pools for node in pool_state.available.nodes}
         blocking = (row for row in self._rows if self._blocks(row, job.project, job.time_limit_s))
         first = next((row for row in blocking if not inside.isdisjoint(row.nodes)), None)
         if first is None:  # the reserved nodes are in other pools
@@ -118,25 +118,25 @@ class AdminReservations:
         return replace(
             verdict,
             code=VerdictCode.RESERVED_FOR_OTHER_JOB,
-            sentence=self._message(job, first, free),
-            numbers={
+            message=self._message(job, first, free),
+            details={
                 **verdict.details,
                 "reservation": first.name,
                 "reserved_from_s": first.start_s,
                 "reserved_until_s": first.end_s,
             },
-            cheapest=verdict.suggestion,
+            suggestion=verdict.suggestion,
         )
 
     def _message(self, job: PendingRow, row: ReservationRow, free: bool) -> str:
         """Which reservation, until when, and what would let the job pass."""
         nodes = "1 node is" if len(row.nodes) == 1 else f"{len(row.nodes)} nodes are"
-        need = f"Needs {words.format_request(job)}; " + ("so much is free now, but " if free else "")
-        until = f"until {words.format_time(row.end_s)}"
+        need = f"Needs {formatting.format_request(job)}; " + ("so much is free now, but " if free else "")
+        until = f"until {formatting.format_time(row.end_s)}"
         if row.start_s <= self._now_s:
             return f"{need}{nodes} reserved {until} ({row.name})."
         return (
-            f"{need}{nodes} reserved from {words.format_time(row.start_s)} {until} ({row.name}). "
+            f"{need}{nodes} reserved from {formatting.format_time(row.start_s)} {until} ({row.name}). "
             "With a time limit that ends before, it could start now."
         )
 

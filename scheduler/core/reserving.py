@@ -1,6 +1,6 @@
 """Reservations while a plan is made: gangs that waited too long, and who may pass them.
 
-A gang of several tasks that waits longer than ``reserve_after_s`` gets the earliest places that ends of running jobs
+A gang of several tasks that waits longer than ``backfill_reserve_after_s`` gets the earliest places that ends of running jobs
 (time limits, predictions) promise, the first few in turn. A later job starts beside such a place, or on it if it ends
 before. Where no end is known, nothing is reserved: a promise without a time would only keep GPUs idle.
 """
@@ -25,16 +25,16 @@ class BackfillReservations:
     """The reservations of one pool in one decision."""
 
     def __init__(
-        self, scene: PoolState, ready: Iterable[Sequence[Gang]], now_s: float, max_steps: int
+        self, pool_state: PoolState, ready: Iterable[Sequence[Gang]], now_s: float, max_steps: int
     ) -> None:
         self._now_s = now_s
         self.steps_used = 0
         self._planner: ReservationPlanner | None = None
-        after_s = scene.policy.reserve_after_s
+        after_s = pool_state.policy.backfill_reserve_after_s
         gangs = (gang for group in ready if len(group[0].tasks) > 1 for gang in group)
         late = [gang for gang in gangs if self._waits_too_long(gang, after_s)]
         if late:
-            self._reserve(scene, late, max_steps)
+            self._reserve(pool_state, late, max_steps)
 
     def _waits_too_long(self, gang: Gang, after_s: float) -> bool:
         return (
@@ -44,24 +44,24 @@ class BackfillReservations:
             and not any(task.state is GangTaskState.NOMINATED for task in gang.tasks)
         )
 
-    def _reserve(self, scene: PoolState, late: list[Gang], max_steps: int) -> None:
+    def _reserve(self, pool_state: PoolState, late: list[Gang], max_steps: int) -> None:
         endings = []
-        for gang in scene.gangs.values():
+        for gang in pool_state.gangs.values():
             if (row := gang.running_row) is not None:
                 ends_s = expected_end_s(self._now_s, row.started_s, row.time_limit_s, row.predicted_end_s)
                 held = [place for task in gang.tasks if task.state is GangTaskState.RUNNING for place in task.held]
                 endings.append(JobEnd(gang.job, ends_s, held))
-        made = ReservationPlanner(scene.available, endings, self._now_s, max_steps)
-        queue = JobQueue(scene, late)
+        made = ReservationPlanner(pool_state.available, endings, self._now_s, max_steps)
+        queue = JobQueue(pool_state, late)
         while len(made.reservations) < MAX_RESERVED_GANGS and (turn := queue.pop()) is not None:
             tasks = turn.next_to_place()
             near = turn.root.topology_constraint
-            if scene.domains.max_tasks_together(near, scene.available, tasks[0].shape) >= len(tasks):
+            if pool_state.domains.max_tasks_together(near, pool_state.available, tasks[0].shape) >= len(tasks):
                 continue  # it only has to wait for its turn
-            if not scene.ledger.is_blocked(
+            if not pool_state.ledger.is_blocked(
                 turn.leaf_project, turn.user, turn.next_demand, turn.preemptible, assume_released=AssumeReleased.ALL
             ):
-                made.reserve(turn.job, tasks[0].shape, len(tasks), scene.domains.required_domains(near))
+                made.reserve(turn.job, tasks[0].shape, len(tasks), pool_state.domains.required_domains(near))
         self.steps_used = made.steps_used
         self._planner = made if made.reservations else None
 

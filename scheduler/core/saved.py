@@ -1,4 +1,4 @@
-"""Photographs and plans as JSON: a saved photograph replays to the same plan, byte for byte."""
+"""Photographs and plans as JSON: a saved snapshot replays to the same plan, byte for byte."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FORMAT = 1
 
 
 def snapshot_to_json(snapshot: Snapshot) -> str:
-    """A photograph as one JSON object with its format number."""
+    """A snapshot as one JSON object with its format number."""
     return json.dumps({"format": FORMAT, "snapshot": _plain(snapshot)}, sort_keys=True, allow_nan=False)
 
 
 def snapshot_from_json(text: str) -> Snapshot:
-    """The photograph that ``snapshot_to_json`` wrote; ``SnapshotError`` names a field that is wrong."""
+    """The snapshot that ``snapshot_to_json`` wrote; ``SnapshotError`` names a field that is wrong."""
     try:
         outer = json.loads(text)
     except ValueError as error:
@@ -31,7 +31,7 @@ def snapshot_from_json(text: str) -> Snapshot:
 
 
 def case_to_json(snapshot: Snapshot | None, policy: dict[str, Any]) -> str:
-    """What a decision was asked, as one JSON object: the photograph (None if there was none) and the knobs."""
+    """What a decision was asked, as one JSON object: the snapshot (None if there was none) and the knobs."""
     shown = None if snapshot is None else _plain(snapshot)
     return json.dumps({"format": FORMAT, "snapshot": shown, "policy": policy}, sort_keys=True, allow_nan=True)
 

@@ -1,7 +1,7 @@
 """One pool as a decision works on it: its nodes now and later, its ledger, its fair shares, its gangs.
 
-``now`` is what is free this moment; ``later`` is what is free once everybody who is leaving has left, less the
-places that are kept. ``floor`` is what is free on both: whoever starts takes nothing that is kept for another.
+``idle`` is what is free this moment; ``idle_and_releasing`` is what is free once everybody who is leaving has left, less the
+places that are kept. ``available`` is what is free on both: whoever starts takes nothing that is kept for another.
 Until somebody leaves or keeps a place the three are one.
 """
 
@@ -67,9 +67,9 @@ class PoolState:
         if cache is not None:
             cache.placers[pool.id] = self._available
         self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=attrgetter("job"))
-        self._available.load_tenants(None if policy.share_gpus == "anybody" else self.running)
+        self._available.load_tenants(None if policy.gpu_sharing_scope == "any" else self.running)
         self._idle = self._idle_and_releasing = self._available
-        self._outdated_nodes: set[int] = set()  # nodes on which ``floor`` is older than the other two
+        self._outdated_nodes: set[int] = set()  # nodes on which ``available`` is older than the other two
         self.version = 0  # counts every change, so that others know what they know is old
         self.quotas = tree.quotas_in_pool(snapshot.quotas, pool.id)
         self.ledger = PoolLedger(self.quotas, tree.path)
@@ -108,7 +108,7 @@ class PoolState:
         return asked.in_pool(self.pool.id)
 
     def _cached_placer(self) -> NodePlacer | None:
-        """The floor of the last decision brought up to date, if it is of these nodes."""
+        """The placer of the last decision brought up to date, if it is of these nodes."""
         known = self._cache.placers.get(self.pool.id) if self._cache is not None else None
         if known is None or (known.strategy, known.topologies) != (self.strategy, self._snapshot.topologies):
             return None
@@ -144,7 +144,7 @@ class PoolState:
 
     @property
     def has_releasing(self) -> bool:
-        """True when ``later`` differs from now: somebody leaves."""
+        """True when ``idle_and_releasing`` differs from now: somebody leaves."""
         return self._idle_and_releasing is not self._available
 
     @property
@@ -178,7 +178,7 @@ class PoolState:
             self._available.adjust(place, sign)
 
     def adjust_releasing(self, place: HeldSlots, sign: int) -> None:
-        """Take or give back a place of ``later`` only."""
+        """Take or give back a place of ``idle_and_releasing`` only."""
         self.idle_and_releasing.adjust(place, sign)
         self._outdated_nodes.add(place.node)
 
@@ -283,7 +283,7 @@ class PoolState:
                     people.setdefault(row.user, []).append(row.gpu_seconds)
             for each in self.tree.parent:
                 totals = {user: math.fsum(rows) for user, rows in seconds.get(each, {}).items()}
-                self._users[each] = ProjectUsers(totals, self.policy.entry_charge_s)
+                self._users[each] = ProjectUsers(totals, self.policy.start_charge_s)
         return self._users[leaf]
 
     def share_breakdowns(self) -> list[FairShareBreakdown]:
@@ -305,18 +305,18 @@ class PoolState:
 
     def could_ever_fit(self, job: PendingRow) -> bool:
         """True when the gang fits on this pool's fit nodes with nothing else on them, each task by itself."""
-        floor = self.empty
+        placer = self.empty
         if job.groups:
             gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
             asked = Counter(task.shape._replace(avoid_nodes=ineligible_nodes(job)) for task in gang.next_to_place())
-            return all(floor.fit_count(shape) >= count for shape, count in asked.items())
+            return all(placer.fit_count(shape) >= count for shape, count in asked.items())
         if not job.task_requests:
-            return self.domains.max_tasks_together(job.topology_constraint, floor, self.unrestricted_shape(job)) >= job.required_tasks
+            return self.domains.max_tasks_together(job.topology_constraint, placer, self.unrestricted_shape(job)) >= job.required_tasks
         shapes = {
             build_task_shape(ask, job.project, ineligible_nodes(job), job.node_affinity, self.smallest_gpu_mib)[0]
             for ask in job.task_requests
         }
-        return all(floor.fit_count(shape) >= 1 for shape in shapes)
+        return all(placer.fit_count(shape) >= 1 for shape in shapes)
 
     def fits_when_empty(self, job: PendingRow) -> bool:
         """True when the gang would fit on the nodes open to it if nothing else stood there; groups count as one."""
@@ -422,14 +422,14 @@ class PoolState:
         return int(self.ledger.held[project].gpu_milli + self.ledger.releasing[project].gpu_milli)
 
 
-def projects_with_user_limits(scenes: Iterable[PoolState]) -> frozenset[ProjectId]:
+def projects_with_user_limits(pool_states: Iterable[PoolState]) -> frozenset[ProjectId]:
     """The leaf projects in which it matters, in some pool, who asks: a quota bounds what one person holds."""
     return frozenset(
         leaf
-        for scene in scenes
-        if scene.ledger.user_holdings
-        for leaf in scene.tree.path
-        if scene.ledger.has_user_limit(leaf)
+        for pool_state in pool_states
+        if pool_state.ledger.user_holdings
+        for leaf in pool_state.tree.path
+        if pool_state.ledger.has_user_limit(leaf)
     )
 
 

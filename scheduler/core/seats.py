@@ -14,26 +14,26 @@ from scheduler.core.trial import Statement
 
 
 class GangPlacer:
-    """Places tasks on one floor of a scene within a trial."""
+    """Places tasks on one placer of a pool_state within a statement."""
 
     def __init__(self, statement: Statement, domains: TopologyDomains, *, nominate: bool, idle_only: bool | None = None) -> None:
         """``later``: places are kept, else taken. ``free_now``: only places that are free now already."""
         self._idle_only = not nominate if idle_only is None else idle_only
-        self._trial = statement
-        self._scene = statement.pool_state
+        self._statement = statement
+        self._pool_state = statement.pool_state
         self._domains = domains
         self._nominate = nominate
 
     def place(self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None = None) -> bool:
         """Give each of ``tasks`` a place, on nodes of ``only``; False and nothing changed when that cannot be."""
-        mark = self._trial.checkpoint()
+        mark = self._statement.checkpoint()
         if self._place_group(gang.root, set(tasks), tasks, allowed_nodes, ()):
             return True
-        self._trial.rollback(mark)
+        self._statement.rollback(mark)
         return False
 
     def _placer(self) -> NodePlacer:
-        return self._scene.available if self._idle_only else self._scene.idle_and_releasing
+        return self._pool_state.available if self._idle_only else self._pool_state.idle_and_releasing
 
     def _place_group(
         self,
@@ -49,10 +49,10 @@ class GangPlacer:
         standing = [task for task in group.all_tasks() if task.state in ACTIVE_STATES]
         shapes = _by_shape([task for task in tasks if task in wanted])
         for choice in self._domains.candidates(group.topology_constraint, self._placer(), shapes, standing, allowed_nodes):
-            mark = self._trial.checkpoint()
+            mark = self._statement.checkpoint()
             if self._place_members(group, wanted, tasks, choice.nodes, choice.preferred_domains or preferred_domains):
                 return True
-            self._trial.rollback(mark)
+            self._statement.rollback(mark)
         return False
 
     def _place_members(
@@ -88,9 +88,9 @@ class GangPlacer:
 
     def _place_idle_first(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:
         """Place tasks of one shape; KAI-Scheduler prefers nodes where they would fit already now."""
-        if not self._nominate or not self._scene.policy.by_turns:
+        if not self._nominate or not self._pool_state.policy.by_turns:
             return self._place_alike(shape, tasks, allowed_nodes)
-        ready = self._scene.idle.capacity(shape) > 0
+        ready = self._pool_state.idle.capacity(shape) > 0
         if allowed_nodes is not None:
             ready = ready & allowed_nodes
         here = min(len(tasks), int(self._placer().capacity(shape)[ready].sum()))
@@ -100,27 +100,27 @@ class GangPlacer:
 
     def _place_alike(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:
         """Place tasks of one shape."""
-        floor = self._placer()
+        placer = self._placer()
         if allowed_nodes is not None:
             closed = np.flatnonzero(~allowed_nodes)
             shape = shape._replace(
-                avoid_nodes=tuple(sorted({*shape.avoid_nodes, *(floor.nodes[i].id for i in closed)}))
+                avoid_nodes=tuple(sorted({*shape.avoid_nodes, *(placer.nodes[i].id for i in closed)}))
             )
         gang = tasks[0].gang
         speeds = gang.pending_row.layout_speeds if gang.pending_row is not None and len(tasks) == len(gang.tasks) else ()
-        found = floor.place_gang(shape, len(tasks), None if self._idle_only else self._scene.idle, speeds)
+        found = placer.place_gang(shape, len(tasks), None if self._idle_only else self._pool_state.idle, speeds)
         if found is None:
             return False
-        floor.release(found)
+        placer.release(found)
         for task, place in zip(tasks, found, strict=True):
             self._assign(task, place)
         return True
 
     def _assign(self, task: GangTask, place: HeldSlots) -> None:
         if self._nominate:
-            self._trial.nominate(task, place)
+            self._statement.nominate(task, place)
         else:
-            self._trial.allocate(task, place)
+            self._statement.allocate(task, place)
 
 
 def _by_shape(tasks: Iterable[GangTask]) -> list[tuple[TaskShape, list[GangTask]]]:

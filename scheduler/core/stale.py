@@ -7,17 +7,17 @@ from scheduler.core.policy import Policy
 from scheduler.core.scene import PoolState
 
 
-def stale_gangs(scene: PoolState, now_s: float, policy: Policy) -> list[Gang]:
+def stale_gangs(pool_state: PoolState, now_s: float, policy: Policy) -> list[Gang]:
     """The gangs that have to end whole, by job."""
     found = []
-    for job in sorted(scene.gangs):
-        gang = scene.gangs[job]
+    for job in sorted(pool_state.gangs):
+        gang = pool_state.gangs[job]
         row = gang.running_row
         if row is None or row.stale_since_s is None or row.stopping:
             continue
         if gang.root.is_satisfied:  # what this plan starts of it makes it whole again
             continue
-        grace_s = policy.stale_grace_s if row.stale_grace_s is None else row.stale_grace_s
+        grace_s = policy.stale_gang_grace_s if row.stale_gang_grace_s is None else row.stale_gang_grace_s
         if grace_s < 0 or now_s - row.stale_since_s < grace_s:
             continue
         if any(task.state is GangTaskState.RUNNING for task in gang.tasks):

@@ -33,7 +33,7 @@ UNBOUNDED_TASKS = 1_000_000
 class NodeCapacity:
     """The nodes of one pool and what is free on them.
 
-    ``empty`` photographs the same nodes as if nothing ran and all were ready: what could ever fit.
+    ``empty`` snapshots the same nodes as if nothing ran and all were ready: what could ever fit.
     """
 
     def __init__(self, nodes: Iterable[NodeRow], *, empty: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What one decision works on: the scenes of all pools, the gangs that wait, and what was ordered so far."""
+"""What one decision works on: the pool_states of all pools, the gangs that wait, and what was ordered so far."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
-from scheduler.core.ageing import ordered_s
+from scheduler.core.ageing import effective_submit_s
 from scheduler.core.check import check_snapshot
 from scheduler.core.cluster import JobId, PendingRow, PoolId, ProjectId, Snapshot
 from scheduler.core.explain import Explainer
@@ -74,7 +74,7 @@ class SchedulingSession:
             for pool in sorted(snapshot.pools, key=lambda pool: pool.id)
         }
         cache.finish_running()
-        self.domains = {pool: scene.domains for pool, scene in self.pool_states.items()}
+        self.domains = {pool: pool_state.domains for pool, pool_state in self.pool_states.items()}
         self.pending = sorted(snapshot.pending, key=attrgetter("job"))
         self.gangs: dict[JobId, Gang]
         self.pool_of: dict[JobId, PoolId] = {}
@@ -86,8 +86,8 @@ class SchedulingSession:
         self.evictions: dict[GangTask, OrderedEviction] = {}
         self.nominated_jobs: set[JobId] = set()  # places are kept for them by an earlier plan, or others leave
         self.planners = {
-            pool: PreemptionPlanner(scene, self.domains[pool], scene.policy, snapshot.now_s)
-            for pool, scene in self.pool_states.items()
+            pool: PreemptionPlanner(pool_state, self.domains[pool], pool_state.policy, snapshot.now_s)
+            for pool, pool_state in self.pool_states.items()
         }
         self.backfill_reservations: dict[PoolId, BackfillReservations] = {}
         self.unprocessed: set[JobId] = set()
@@ -97,7 +97,7 @@ class SchedulingSession:
     def _build_gangs(self) -> None:
         """A gang for every waiting job; the ranks of an elastic one that runs join those that run."""
         counted = projects_with_user_limits(self.pool_states.values())
-        where = {job: pool for pool, scene in self.pool_states.items() for job in scene.gangs}
+        where = {job: pool for pool, pool_state in self.pool_states.items() for job in pool_state.gangs}
         self.gangs = {
             row.job: known
             if known is not None and row.job not in where
@@ -110,7 +110,7 @@ class SchedulingSession:
     def _build_gang(self, row: PendingRow, runs_in: PoolId | None, counted: Set[ProjectId]) -> Gang:
         keys, questions = self.cache.shape_ids, self.cache.quota_class_ids
         gang = self._new_gang(row, runs_in)
-        gang.effective_submit_s = ordered_s(row, self.policy)
+        gang.effective_submit_s = effective_submit_s(row, self.policy)
         gang.shape_id = keys.setdefault(_shape_key(gang), len(keys))
         gang.time_dependent = _is_time_dependent(row)
         whose = gang.user if gang.leaf_project in counted else None
@@ -120,11 +120,11 @@ class SchedulingSession:
 
     def _new_gang(self, row: PendingRow, runs_in: PoolId | None) -> Gang:
         pool = runs_in or next((pool for pool in row.pools if pool in self.pool_states), None)
-        scene = self.pool_states[pool] if pool else next(iter(self.pool_states.values()))
+        pool_state = self.pool_states[pool] if pool else next(iter(self.pool_states.values()))
         if runs_in is None:
-            return build_pending_gang(row, self.tree.leaf_of[row.project], scene.smallest_gpu_mib)
-        gang = scene.gangs[row.job]
-        add_pending_tasks(gang, row, scene.smallest_gpu_mib)
+            return build_pending_gang(row, self.tree.leaf_of[row.project], pool_state.smallest_gpu_mib)
+        gang = pool_state.gangs[row.job]
+        add_pending_tasks(gang, row, pool_state.smallest_gpu_mib)
         gang.mark_changed()
         self.pool_of[row.job] = runs_in
         return gang
@@ -162,12 +162,12 @@ class SchedulingSession:
 
     def compute_shares(self) -> None:
         """Make every pool's fair shares; a job asks in the first pool where it could ever run."""
-        for pool, scene in self.pool_states.items():
-            scene.compute_shares(self.by_first_pool[pool])
+        for pool, pool_state in self.pool_states.items():
+            pool_state.compute_shares(self.by_first_pool[pool])
 
     def count_step(self, gang: Gang) -> bool:
         """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""
-        if self.steps_used >= self.policy.cycle_budget_steps:
+        if self.steps_used >= self.policy.max_steps_per_cycle:
             self.unprocessed.add(gang.job)
             return False
         self.steps_used += 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from portal.words.reasons import VerdictCode
-from scheduler.core import words
+from scheduler.core.verdicts import formatting
 from scheduler.core.cluster import JobId, PendingRow, PoolId
 from scheduler.core.explain import Nomination, ClassReason
 from scheduler.core.gang import Gang, GangTaskState
@@ -39,20 +39,20 @@ class VerdictReport:
 
         Each is that of ``everybody``; only what would help may be missing of others, as its search is bounded.
         """
-        table, not_reached = self._session, self._session.unprocessed
+        session, cycle_budget_exhausted = self._session, self._session.unprocessed
         found: list[Verdict] = []
-        waiting: dict[PoolId, list[int]] = {pool: [] for pool in table.pool_states}
+        waiting: dict[PoolId, list[int]] = {pool: [] for pool in session.pool_states}
         for job in jobs:
-            gang = table.gangs[job]
+            gang = session.gangs[job]
             if (row := gang.pending_row) is None or self._starts(gang):
                 continue
             if not gang.feasible_pools:
-                found.append(table.explainer.infeasible(row))
+                found.append(session.explainer.infeasible(row))
             elif kept := self._nominated_slots(gang):
-                where = Nomination(table.pool_of.get(job) or gang.feasible_pools[0], kept)
-                found.append(table.explainer.nominated(row, where, self._victims_by_job))
-            elif not_reached and job in not_reached:
-                found.append(table.explainer.budget_exhausted(row, table.steps_used))
+                where = Nomination(session.pool_of.get(job) or gang.feasible_pools[0], kept)
+                found.append(session.explainer.nominated(row, where, self._victims_by_job))
+            elif cycle_budget_exhausted and job in cycle_budget_exhausted:
+                found.append(session.explainer.budget_exhausted(row, session.steps_used))
             else:
                 waiting[gang.feasible_pools[0]].append(self._position_of[job])
         for pool, places in waiting.items():
@@ -75,12 +75,12 @@ class VerdictReport:
     @cached_property
     def _queues(self) -> dict[PoolId, list[Gang]]:
         """Who waits for a turn in each pool, in fair order."""
-        table, not_reached = self._session, self._session.unprocessed
-        waiting: dict[PoolId, list[Gang]] = {pool: [] for pool in table.pool_states}
-        for job, gang in table.gangs.items():
-            if gang.feasible_pools and job not in not_reached and not (self._starts(gang) or self._nominated_slots(gang)):
+        session, cycle_budget_exhausted = self._session, self._session.unprocessed
+        waiting: dict[PoolId, list[Gang]] = {pool: [] for pool in session.pool_states}
+        for job, gang in session.gangs.items():
+            if gang.feasible_pools and job not in cycle_budget_exhausted and not (self._starts(gang) or self._nominated_slots(gang)):
                 waiting[gang.feasible_pools[0]].append(gang)
-        return {pool: sort_fairly(scene, waiting[pool]) for pool, scene in table.pool_states.items()}
+        return {pool: sort_fairly(pool_state, waiting[pool]) for pool, pool_state in session.pool_states.items()}
 
     @cached_property
     def _position_of(self) -> dict[JobId, int]:
@@ -90,16 +90,16 @@ class VerdictReport:
         """Why the jobs at these places of a pool's queue wait there."""
         if not places:
             return
-        table, policy, queue = self._session, self._session.pool_states[pool].policy, self._queues[pool]
-        now_s, moments = table.snapshot.now_s, table.planners[pool].protection_ends_s()
+        session, policy, queue = self._session, self._session.pool_states[pool].policy, self._queues[pool]
+        now_s, moments = session.snapshot.now_s, session.planners[pool].protection_ends_s()
         reserves = self._has_reservations(pool)
-        ahead = tuple(gang.job for gang in queue[: table.policy.ahead_shown])
+        ahead = tuple(gang.job for gang in queue[: session.policy.jobs_ahead_limit])
         for place in places:
             gang = queue[place]
             if (row := gang.pending_row) is None:
                 continue
             before = ahead if place >= len(ahead) else ahead[:place]
-            told = why = table.explainer.unschedulable(gang, row, pool)
+            told = why = session.explainer.unschedulable(gang, row, pool)
             no_place, from_s = why.reason.code in _CAPACITY_CODES, preemption_allowed_from_s(gang, policy)
             if no_place and moments and now_s >= from_s:
                 told = self._protected_reason(pool, gang, row, why, moments) or why
@@ -127,7 +127,7 @@ class VerdictReport:
         if verdict is plain:
             return explained
         if verdict.code is plain.code:
-            return replace(explained, numbers={**verdict.details, **explained.details})
+            return replace(explained, details={**verdict.details, **explained.details})
         return verdict
 
     def _with_reservation(self, pool: PoolId, gang: Gang, row: PendingRow, verdict: Verdict) -> Verdict:
@@ -136,7 +136,7 @@ class VerdictReport:
         if reserving is None or reserving.is_empty:
             return verdict
         if own := reserving.for_job(gang.job):
-            return replace(verdict, numbers={**verdict.details, "reserved_from_s": own.start_s})
+            return replace(verdict, details={**verdict.details, "reserved_from_s": own.start_s})
         other = reserving.first_blocking(gang)
         if other is None or not self._fits_now(pool, gang):
             return verdict
@@ -152,11 +152,11 @@ class VerdictReport:
     ) -> ClassReason | None:
         """Why jobs of a kind wait that might ask others to leave, were they not protected for a while."""
         if gang.class_id not in self._protected_reasons:
-            rooms, explainer = self._session.planners[pool], self._session.explainer
-            before = rooms.steps_used
-            left = self._session.policy.change_budget_steps - explainer.alternative_search.steps_used
-            opening_s = rooms.earliest_eviction_s(gang, moments, left) if left > 0 else None
-            explainer.alternative_search.steps_used += rooms.steps_used - before
+            planner, explainer = self._session.planners[pool], self._session.explainer
+            before = planner.steps_used
+            left = self._session.policy.max_suggestion_steps - explainer.alternative_search.steps_used
+            opening_s = planner.earliest_eviction_s(gang, moments, left) if left > 0 else None
+            explainer.alternative_search.steps_used += planner.steps_used - before
             self._protected_reasons[gang.class_id] = (
                 None if opening_s is None else explainer.victims_protected(row, opening_s, reason)
             )
@@ -165,5 +165,5 @@ class VerdictReport:
 
 def _with_preemption_delay(from_s: float, verdict: Verdict) -> Verdict:
     """The verdict of a job that finds no place, with the time before which nobody is asked to leave for it."""
-    sentence = f"{verdict.message} Nobody is asked to leave for it before {words.format_time(from_s)}."
-    return replace(verdict, sentence=sentence, numbers={**verdict.details, "asks_from_s": from_s})
+    message = f"{verdict.message} Nobody is asked to leave for it before {formatting.format_time(from_s)}."
+    return replace(verdict, message=message, details={**verdict.details, "preemption_from_s": from_s})

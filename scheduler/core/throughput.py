@@ -1,7 +1,7 @@
 """On which layouts jobs run faster: learned from attempts that ended, told for those that wait.
 
 Like ``predict.py`` for durations: what is told of a work follows from the latest attempts alone, in steps, so that
-every process tells the same and a row of a photograph rarely changes. Which jobs do the same *work*, how many
+every process tells the same and a row of a snapshot rarely changes. Which jobs do the same *work*, how many
 attempts say something and how they are put together stands in ``portal/words/throughput.py``.
 """
 

@@ -1,4 +1,4 @@
-"""Changes to a scene that can be undone: the only place where tasks change state.
+"""Changes to a pool_state that can be undone: the only place where tasks change state.
 
 Every action of a decision is a trial on paper: places are taken, tasks leave, and when it does not come out
 whole, all of it is undone in reverse.
@@ -23,8 +23,8 @@ class _LogEntry(NamedTuple):
 class Statement:
     """What was changed since it began, newest last."""
 
-    def __init__(self, scene: PoolState) -> None:
-        self.pool_state = scene
+    def __init__(self, pool_state: PoolState) -> None:
+        self.pool_state = pool_state
         self._log: list[_LogEntry] = []
 
     def checkpoint(self) -> int:
@@ -62,30 +62,30 @@ class Statement:
 
     def _move(self, task: GangTask, state: GangTaskState, held: tuple[HeldSlots, ...], nominated: HeldSlots | None) -> None:
         """Leave the old state and enter the new one, floors and ledger alike."""
-        scene = self.pool_state
+        pool_state = self.pool_state
         self._count(task, -1)
         task.state, task.held, task.nominated = state, held, nominated
         self._count(task, +1)
         task.gang.mark_changed()
-        scene.version += 1
+        pool_state.version += 1
 
     def _count(self, task: GangTask, sign: int) -> None:
         """Count a task in (+1) or out (-1), in the state it is in."""
-        scene, state, gang = self.pool_state, task.state, task.gang
+        pool_state, state, gang = self.pool_state, task.state, task.gang
         if state is GangTaskState.PENDING:
             return
         if state is GangTaskState.RELEASING or (state is GangTaskState.NOMINATED and task.held):  # it stands there until it is gone
-            scene.ledger.add_releasing(gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign)
+            pool_state.ledger.add_releasing(gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign)
         if state is GangTaskState.RELEASING:
             return
-        scene.ledger.add(gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign)
+        pool_state.ledger.add(gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign)
         task.group.active_count += sign
         if state is GangTaskState.NOMINATED:
             if task.nominated is not None:
-                scene.adjust_releasing(task.nominated, -sign)
+                pool_state.adjust_releasing(task.nominated, -sign)
         elif state is GangTaskState.ALLOCATED:
             for place in task.held:
-                scene.adjust_idle(place, -sign)
+                pool_state.adjust_idle(place, -sign)
         else:
             for place in task.held:
-                scene.adjust_releasing(place, -sign)
+                pool_state.adjust_releasing(place, -sign)

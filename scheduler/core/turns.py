@@ -141,8 +141,8 @@ class _LeafQueue:
 class _SiblingOrder:
     """The first leaf of the project tree by the keys of its siblings, each made anew when it may have changed."""
 
-    def __init__(self, scene: PoolState, *, last: bool = False) -> None:
-        self._tree = scene.tree
+    def __init__(self, pool_state: PoolState, *, last: bool = False) -> None:
+        self._tree = pool_state.tree
         self._pick = max if last else min
         self._keys: dict[ProjectId | None, dict[ProjectId, SiblingKey[ProjectId]]] = {}
         self.first: dict[ProjectId | None, ProjectId] = {}
@@ -175,14 +175,14 @@ class JobQueue:
     """
 
     def __init__(
-        self, scene: PoolState, gangs: Iterable[Gang], skip: Callable[[Gang], bool] | None = None
+        self, pool_state: PoolState, gangs: Iterable[Gang], skip: Callable[[Gang], bool] | None = None
     ) -> None:
-        self._scene = scene
+        self._pool_state = pool_state
         self._skip = skip
         self._leaves: dict[ProjectId, _LeafQueue] = {}
         self._head_demand: dict[ProjectId, ResourceVector] = {}  # what the first gang of each project asks
-        self._settled_version: dict[ProjectId, int] = {}  # the scene's changes when a leaf was settled
-        self._order = _SiblingOrder(scene)
+        self._settled_version: dict[ProjectId, int] = {}  # the pool_state's changes when a leaf was settled
+        self._order = _SiblingOrder(pool_state)
         by_leaf: dict[ProjectId, list[Gang]] = {}
         for gang in gangs:
             by_leaf.setdefault(gang.leaf_project, []).append(gang)
@@ -192,7 +192,7 @@ class JobQueue:
 
     def _leaf(self, leaf: ProjectId) -> _LeafQueue:
         if leaf not in self._leaves:
-            people = self._scene.users_of(leaf) if self._scene.policy.people_in_turn else None
+            people = self._pool_state.users_of(leaf) if self._pool_state.policy.people_in_turn else None
             self._leaves[leaf] = _LeafQueue(people, self._skip)
         return self._leaves[leaf]
 
@@ -203,7 +203,7 @@ class JobQueue:
             return None
         gang = self._leaves[leaf].pop()
         head = self._leaves[leaf].head()
-        unchanged = self._settled_version.get(leaf) == self._scene.version
+        unchanged = self._settled_version.get(leaf) == self._pool_state.version
         if not unchanged or head is None or head.next_demand != self._head_demand[leaf]:
             self._update_keys(leaf)
         return gang
@@ -225,11 +225,11 @@ class JobQueue:
 
     def _update_keys(self, leaf: ProjectId) -> None:
         """Make the keys from ``leaf`` up to the root anew."""
-        scene = self._scene
-        self._settled_version[leaf] = scene.version
+        pool_state = self._pool_state
+        self._settled_version[leaf] = pool_state.version
         head = self._leaves[leaf].head()
         asked = None if head is None else head.next_demand
-        for project in scene.tree.path[leaf]:
+        for project in pool_state.tree.path[leaf]:
             if project != leaf:
                 first = self._order.first.get(project)
                 asked = None if first is None else self._head_demand.get(first)
@@ -238,7 +238,7 @@ class JobQueue:
                 self._order.set(project, None)
                 continue
             self._head_demand[project] = asked
-            self._order.set(project, scene.sibling_key(project, asked))
+            self._order.set(project, pool_state.sibling_key(project, asked))
 
 
 class VictimQueue:
@@ -249,20 +249,20 @@ class VictimQueue:
 
     def __init__(
         self,
-        scene: PoolState,
+        pool_state: PoolState,
         candidates: dict[ProjectId, list[Gang]],
         order: Callable[[Gang, int], tuple[float, ...]],
     ) -> None:
         """``candidates`` by leaf project, who leaves first standing first; ``order`` of a gang and its growth."""
-        self._scene = scene
+        self._pool_state = pool_state
         self._candidates = {leaf: list(mine) for leaf, mine in candidates.items()}
         self._eviction_order = order
         self._at = dict.fromkeys(candidates, 0)
         self._next: dict[ProjectId, list[GangTask]] = {}
         self._popped: dict[ProjectId, ResourceVector] = {}
         self._popped_tasks: set[GangTask] = set()
-        self._order = _SiblingOrder(scene, last=True)
-        self._held = dict(scene.ledger.held)
+        self._order = _SiblingOrder(pool_state, last=True)
+        self._held = dict(pool_state.ledger.held)
         for leaf in sorted(candidates):
             self._update_keys(leaf)
 
@@ -274,7 +274,7 @@ class VictimQueue:
         tasks = self._next[leaf]
         self._popped_tasks.update(tasks)
         amounts = total_demand(tasks)
-        for level in self._scene.tree.path[leaf]:
+        for level in self._pool_state.tree.path[leaf]:
             self._popped[level] = self._popped.get(level, ZERO).add(amounts)
         self._update_keys(leaf)
         return tasks
@@ -299,12 +299,12 @@ class VictimQueue:
                 tasks = self._reorder(mine, self._at[leaf], tasks)
                 break
             self._at[leaf] += 1
-        scene = self._scene
+        pool_state = self._pool_state
         if tasks:
             self._next[leaf] = tasks
         else:
             self._next.pop(leaf, None)
-        for project in scene.tree.path[leaf]:
+        for project in pool_state.tree.path[leaf]:
             if project != leaf:
                 first: ProjectId | None = project
                 while first in self._order.first:
@@ -314,7 +314,7 @@ class VictimQueue:
                 self._order.set(project, None)
                 continue
             leaving = self._popped.get(project, ZERO).add(total_demand(tasks))
-            ledger = scene.ledger
+            ledger = pool_state.ledger
             self._order.set(
                 project,
                 sibling_key(
@@ -322,7 +322,7 @@ class VictimQueue:
                     ledger.entitlements[project],
                     self._held[project],
                     ZERO,
-                    scene.capacity,
+                    pool_state.capacity,
                     leaving,
                     involved_only=False,
                 ),

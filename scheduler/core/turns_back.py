@@ -1,6 +1,6 @@
 """Room by fair turns: once victims have left, everybody is seated anew in the order of the queue.
 
-KAI-Scheduler makes room so. Whoever would come before the taker anyhow takes its place back first, so nothing is
+KAI-Scheduler makes room so. Whoever would come before the preemptor anyhow takes its place back first, so nothing is
 taken that would be taken back at once; who finds its own node again never left; who finds another moves; who
 finds none is gone. Each job has one turn: what makes it whole, or one task beyond that.
 """
@@ -18,11 +18,11 @@ from scheduler.core.turns import gang_sort_key
 
 
 class VictimRescheduler:
-    """One taker and those who left for it, on paper."""
+    """One preemptor and those who left for it, on paper."""
 
     def __init__(
         self,
-        scene: PoolState,
+        pool_state: PoolState,
         statement: Statement,
         preemptor: Gang,
         preemptor_tasks: Sequence[GangTask],
@@ -30,8 +30,8 @@ class VictimRescheduler:
         place: Callable[[Gang, Sequence[GangTask]], bool],
     ) -> None:
         """``place`` gives tasks of a gang places once others have left, all or none."""
-        self._scene = scene
-        self._trial = statement
+        self._pool_state = pool_state
+        self._statement = statement
         self._preemptor = preemptor
         self._preemptor_tasks = preemptor_tasks
         self._evicted = evicted
@@ -39,7 +39,7 @@ class VictimRescheduler:
         self._place = place
 
     def place_all(self) -> bool:
-        """Seat everybody who finds a place; False when the taker does not (undo the trial then)."""
+        """Seat everybody who finds a place; False when the preemptor does not (undo the statement then)."""
         waiting: dict[JobId, Gang] = {task.gang.job: task.gang for task in self._evicted}
         waiting[self._preemptor.job] = self._preemptor
         while waiting:
@@ -63,7 +63,7 @@ class VictimRescheduler:
         return task in self._left and task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)
 
     def _quota_blocked(self, gang: Gang, tasks: Sequence[GangTask]) -> bool:
-        return self._scene.ledger.is_blocked(
+        return self._pool_state.ledger.is_blocked(
             gang.leaf_project, gang.user, total_demand(tasks), gang.preemptible, assume_released=AssumeReleased.EVICTED
         )
 
@@ -71,7 +71,7 @@ class VictimRescheduler:
 
     def _first(self, gangs: Iterable[Gang]) -> Gang:
         """The gang whose turn it is: the first of its project, in the first project at every level."""
-        tree = self._scene.tree
+        tree = self._pool_state.tree
         heads: dict[ProjectId, Gang] = {}
         below: dict[ProjectId | None, set[ProjectId]] = {}
         for gang in gangs:
@@ -91,7 +91,7 @@ class VictimRescheduler:
         found = {}
         for project in sorted(below[parent]):
             head = heads[project] if project in heads else self._head(project, heads, below)
-            key = self._scene.sibling_key(project, total_demand(self._next_tasks(head)))
+            key = self._pool_state.sibling_key(project, total_demand(self._next_tasks(head)))
             found[key] = head
         return found[min(found)]
 
@@ -116,6 +116,6 @@ class VictimRescheduler:
             if taken := missing.intersection(there.slots):
                 kept = tuple(slot for slot in there.slots if slot not in taken)
                 given = tuple(spare.pop() for _ in taken)
-                self._trial.nominate(other, there._replace(slots=tuple(sorted(kept + given))))
+                self._statement.nominate(other, there._replace(slots=tuple(sorted(kept + given))))
                 missing -= taken
-        self._trial.restore(task)
+        self._statement.restore(task)

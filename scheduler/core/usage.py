@@ -19,13 +19,13 @@ class UsageInterval(NamedTuple):
     milli: int
 
 
-def decayed_gpu_seconds(intervals: Iterable[UsageInterval], now_s: float, half_life_s: float) -> float:
-    """GPU-seconds of ``intervals``, each second counting ``0.5 ** (age / half_life_s)``.
+def decayed_gpu_seconds(intervals: Iterable[UsageInterval], now_s: float, usage_half_life_s: float) -> float:
+    """GPU-seconds of ``intervals``, each second counting ``0.5 ** (age / usage_half_life_s)``.
 
     The integral in closed form: ``milli / 1000 * tau * (exp(-a / tau) - exp(-b / tau))`` with
-    ``tau = half_life_s / ln 2`` and ages a <= b of an interval's end and start.
+    ``tau = usage_half_life_s / ln 2`` and ages a <= b of an interval's end and start.
     """
-    tau_s = half_life_s / math.log(2)
+    tau_s = usage_half_life_s / math.log(2)
     total = 0.0
     for start_s, end_s, milli in intervals:
         young_s, old_s = max(0.0, now_s - end_s), max(0.0, now_s - start_s)
@@ -33,11 +33,11 @@ def decayed_gpu_seconds(intervals: Iterable[UsageInterval], now_s: float, half_l
     return total
 
 
-def usage_over_capacity(gpu_seconds: float, capacity_milli: int, half_life_s: float) -> float:
+def usage_over_capacity(gpu_seconds: float, capacity_milli: int, usage_half_life_s: float) -> float:
     """``u`` of the fair share: 1.0 is a project that held the whole pool for ever."""
     if capacity_milli <= 0:
         return 0.0
-    return gpu_seconds / (capacity_milli / 1000 * half_life_s / math.log(2))
+    return gpu_seconds / (capacity_milli / 1000 * usage_half_life_s / math.log(2))
 
 
 def project_usage(
@@ -54,7 +54,7 @@ def project_usage(
             for project in ancestors[row.project]:
                 seconds[project].append(row.gpu_seconds)
     return {
-        project: usage_over_capacity(math.fsum(rows), capacity_milli, policy.half_life_s)
+        project: usage_over_capacity(math.fsum(rows), capacity_milli, policy.usage_half_life_s)
         for project, rows in seconds.items()
     }
 

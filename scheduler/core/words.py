@@ -1,4 +1,4 @@
-"""How amounts read in a sentence."""
+"""How amounts read in a message."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``python -m scheduler.replay WHAT ...``: run recorded work through the core; the last line of stdout is the result.
 
 Each kind of replay is a module of this folder with ``add_arguments(parser)`` and ``run(arguments) -> status``.
-Files may be gzip. A file that cannot be read ends with status 2 and one sentence that names the place.
+Files may be gzip. A file that cannot be read ends with status 2 and one message that names the place.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ class Simulator:
         self._nominated = apply_nominations(plan, self._submitted, self._pending, self._running, self._nominated)
         for eviction in plan.evictions:
             self._running[eviction.job] = replace(
-                self._running[eviction.job], stopping=True, stopping_for=eviction.for_job
+                self._running[eviction.job], stopping=True, preempted_for=eviction.for_job
             )
         self._evicted.extend(plan.evictions)
         for start in plan.starts:
@@ -186,7 +186,7 @@ class Simulator:
             else:
                 self._remaining_s[job.number] += self.result.add_preemption(job)
                 asked = self._submitted[row.job]
-                self._pending[row.job] = replace(asked, kept=row.nominated_tasks) if row.nominated_tasks else asked
+                self._pending[row.job] = replace(asked, nominated_tasks=row.nominated_tasks) if row.nominated_tasks else asked
                 self.hook.on_preempt(job, row, self._ran_s[job.number])
         self._evicted = []
 
@@ -198,9 +198,9 @@ def apply_nominations(
     running: dict[JobId, RunningRow],
     nominated: set[JobId],
 ) -> set[JobId]:
-    """Notes in the rows which places the plan keeps for whom; ``keeping`` is for whom the plan before did.
+    """Notes in the rows which places the plan keeps for whom; ``nominated`` is for whom the plan before did.
 
-    ``asked`` has the rows of jobs for whom nothing is kept.
+    ``submitted`` has the rows of jobs for whom nothing is kept.
     """
     kept = {start.job: _nominated_tasks(start) for start in plan.nominations}
     for job in nominated - kept.keys():
@@ -208,9 +208,9 @@ def apply_nominations(
             pending[job] = submitted[job]
     for job, places in kept.items():
         if job in pending and pending[job].nominated_tasks != places:
-            pending[job] = replace(pending[job], kept=places)
+            pending[job] = replace(pending[job], nominated_tasks=places)
         elif job in running:
-            running[job] = replace(running[job], kept=places)
+            running[job] = replace(running[job], nominated_tasks=places)
     return set(kept)
 
 
@@ -241,7 +241,7 @@ class _Rows:
             node = NodeId(f"n{n:04d}")
             gpus = [GpuRow(GpuUuid(f"{node}-{g}"), g, "GPU", 1) for g in range(self._per_node)]
             self._free.update({gpu.uuid: gpu for gpu in gpus})
-            self._used.update({g.uuid: replace(g, used_milli=WHOLE_MILLI, whole=True) for g in gpus})
+            self._used.update({g.uuid: replace(g, used_milli=WHOLE_MILLI, exclusive=True) for g in gpus})
             self._nodes[node] = NodeRow(node, str(node), POOL, True, True, 0, 0, 0, 0, tuple(gpus))
 
     def pending(self, job: TraceJob) -> PendingRow:
@@ -307,7 +307,7 @@ class _Usage:
 
     def __init__(self, config: SimulationConfig) -> None:
         self.now_s = float(config.jobs[0].submitted_s)
-        self._tau_s = config.policy.half_life_s / math.log(2)
+        self._tau_s = config.policy.usage_half_life_s / math.log(2)
         self._held = dict.fromkeys(sorted({job.project for job in config.jobs}), 0)
         self._past = dict.fromkeys(self._held, 0.0)
         self._made_s = -math.inf

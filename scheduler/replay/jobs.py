@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy", choices=(*OWN_POLICIES, *NON_PREEMPTIVE_POLICIES, *PREEMPTIVE_POLICIES), default="fairway"
     )
     parser.add_argument(
-        "--knob",
+        "--setting",
         action="append",
         type=_setting,
         default=[],
@@ -57,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Replays and prints one JSON line; 0, 1 when nothing fits, 2 when words do not go together."""
-    of_ours_only = arguments.forecast or arguments.knob or arguments.quota_file
+    of_ours_only = arguments.forecast or arguments.setting or arguments.quota_file
     if of_ours_only and arguments.policy not in OWN_POLICIES:
-        sys.stderr.write("--forecast, --knob and --quota-file go with Fairway's own policies\n")
+        sys.stderr.write("--forecast, --setting and --quota-file go with Fairway's own policies\n")
         return USAGE_ERROR
     projects = read_projects(arguments.projects) if arguments.projects else None
     jobs = read_trace(arguments.trace, arguments.from_s, arguments.to_s, projects)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write("no job of this trace fits on this cluster\n")
         return 1
     figures = {"policy": arguments.policy, "nodes": size.nodes} | replay(
-        fitting, size, arguments.policy, quotas, dict(arguments.knob), forecast=arguments.forecast
+        fitting, size, arguments.policy, quotas, dict(arguments.setting), forecast=arguments.forecast
     )
     sys.stdout.write(json.dumps(figures | {"never_fit": len(jobs) - len(fitting)}) + "\n")
     return 0
@@ -97,18 +97,18 @@ def replay(
     further: dict[str, Any] = {}
     if policy in OWN_POLICIES:
         rules = build_policy(dict(settings))
-        watcher = PredictionHook() if policy == "fairway-predict" else SimulationHook()
-        forecasting = ForecastHook(watcher, rules) if forecast else None
+        hook = PredictionHook() if policy == "fairway-predict" else SimulationHook()
+        forecasting = ForecastHook(hook, rules) if forecast else None
         memory = DecisionCache()
         # nobody reads why a job waits
-        untold = partial(decide, cache=memory, explain=False)
-        clock = Simulator(SimulationConfig(jobs, size, quotas, rules, untold), forecasting or watcher)
-        outcome = clock.run()
-        further = {"decisions": clock.decisions, "decisions_cut_short": clock.truncated_decisions}
+        decide_without_verdicts = partial(decide, cache=memory, explain=False)
+        simulator = Simulator(SimulationConfig(jobs, size, quotas, rules, decide_without_verdicts), forecasting or hook)
+        result = simulator.run()
+        further = {"decisions": simulator.decisions, "decisions_cut_short": simulator.truncated_decisions}
         further |= forecasting.summary() if forecasting else {}
     else:
-        outcome = simulate_reference_policy(jobs, size, policy)
-    return {**outcome.summary(), **further, "wall_s": round(time.monotonic() - began_s, 1)}
+        result = simulate_reference_policy(jobs, size, policy)
+    return {**result.summary(), **further, "wall_s": round(time.monotonic() - began_s, 1)}
 
 
 def build_policy(settings: dict[str, Any]) -> Policy:
@@ -132,7 +132,7 @@ def _count(text: str) -> int:
 def _setting(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
     if name not in NUMBER_SETTINGS:
-        raise argparse.ArgumentTypeError(f"{name!r} is no knob; they are {', '.join(NUMBER_SETTINGS)}")
+        raise argparse.ArgumentTypeError(f"{name!r} is not a setting; settings: {', '.join(NUMBER_SETTINGS)}")
     try:
         number = float(value)
         build_policy({name: number})

@@ -39,28 +39,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replays and prints one JSON line; 0. Raises MalformedFile naming the place in the file."""
+    """Replays and prints one JSON line; 0. Raises MalformedFileError naming the place in the file."""
     scenario = Scenario(arguments.scenario)
     sys.stderr.write(
         f"{scenario.cohorts.cohorts} cohorts of {scenario.cohorts.cohort_gpus} GPUs, "
         f"{len(scenario.workloads)} workloads\n"
     )
-    clock = KueueSimulator(scenario.cohorts, scenario.workloads, scenario.policy, _decide_with_explanations(IncrementalDecider()))
-    never = clock.run()
-    sys.stdout.write(json.dumps(summarize(scenario, clock, never)) + "\n")
+    simulator = KueueSimulator(scenario.cohorts, scenario.workloads, scenario.policy, _decide_with_explanations(IncrementalDecider()))
+    never = simulator.run()
+    sys.stdout.write(json.dumps(summarize(scenario, simulator, never)) + "\n")
     return 0
 
 
 def _decide_with_explanations(decider: IncrementalDecider) -> Callable[[Snapshot, Policy], Plan]:
     """Decides as live cycles do that follow each other at once: where many wait, some are told why now and then."""
-    told_s = -math.inf
+    explained_s = -math.inf
 
     def decide(snapshot: Snapshot, policy: Policy) -> Plan:
-        nonlocal told_s
+        nonlocal explained_s
         plan = decider.decide(snapshot, policy)
-        if decider.has_unexplained and snapshot.now_s - told_s >= EXPLAIN_INTERVAL_S:
+        if decider.has_unexplained and snapshot.now_s - explained_s >= EXPLAIN_INTERVAL_S:
             decider.explain_next()
-            told_s = snapshot.now_s
+            explained_s = snapshot.now_s
         return plan
 
     return decide
@@ -110,8 +110,8 @@ class Scenario:
             None if limit is None else self._integer(content, "$", "borrowing_limit", 0, MAX_GPUS),
         )
         if not 1 <= self.cohorts.cohort_gpus <= MAX_GPUS:
-            sentence = f"the queues of a cohort have {self.cohorts.cohort_gpus} GPUs, not 1 to {MAX_GPUS}"
-            raise MalformedFileError(path, "$.nominal_quota", sentence)
+            message = f"the queues of a cohort have {self.cohorts.cohort_gpus} GPUs, not 1 to {MAX_GPUS}"
+            raise MalformedFileError(path, "$.nominal_quota", message)
         self.policy = self._policy(content)
         self.sets = self._sets(content)
         self.workloads = self._workloads()

@@ -228,7 +228,7 @@ class _Rows:
         for share in shares:
             cohort, index = map(int, share.uuid.split("-"))
             gpu = self._gpus[cohort][index]
-            self._gpus[cohort][index] = replace(gpu, used_milli=WHOLE_MILLI if held else 0, whole=held)
+            self._gpus[cohort][index] = replace(gpu, used_milli=WHOLE_MILLI if held else 0, exclusive=held)
             self._changed.add(cohort)
 
     def snapshot(

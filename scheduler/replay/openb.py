@@ -106,7 +106,7 @@ def read_pods(path: str) -> list[TaskShape]:
 
 
 def arrivals(nodes: Sequence[NodeRow], pods: Sequence[TaskShape], seed: int, path: str) -> list[TaskShape]:
-    """All pods and re-draws of them, up to the last of ``MEASURED_AT``, in an order that the seed gives."""
+    """All pods and re-draws of them, up to the last of ``MEASURED_AT_PERCENT``, in an order that the seed gives."""
     draw = random.Random(seed)  # noqa: S311 - an order of arrivals, nothing secret
     wanted = _capacity_milli(nodes) * MEASURED_AT_PERCENT[-1] // 100
     asked = sum(pod.gpus * pod.milli for pod in pods)

@@ -205,9 +205,9 @@ class _Preemptive:
         if math.isnan(self.result.started_s[number]):
             self.result.started_s[number] = now_s
         heapq.heappush(self.events, (now_s + self.remaining_s[number], number, self.epoch[number], True))
-        grows_old_s = FIRST_QUEUE_GPU_S / job.gpus - self.attained_s[number]
-        if not self.srtf and 0 < grows_old_s < self.remaining_s[number]:
-            heapq.heappush(self.events, (now_s + grows_old_s, number, self.epoch[number], False))
+        demoted_after_s = FIRST_QUEUE_GPU_S / job.gpus - self.attained_s[number]
+        if not self.srtf and 0 < demoted_after_s < self.remaining_s[number]:
+            heapq.heappush(self.events, (now_s + demoted_after_s, number, self.epoch[number], False))
 
     def _stop(self, number: int, now_s: float) -> None:
         for node, slot in self.slots.pop(number):

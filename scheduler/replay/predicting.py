@@ -30,7 +30,7 @@ class PredictionHook(SimulationHook):
 
     def on_submit(self, job: TraceJob, row: PendingRow, now_s: float) -> PendingRow:
         """With how long a job like this runs."""
-        return replace(row, predicted_s=self.durations.expected_s(kind_of(job)))
+        return replace(row, predicted_duration_s=self.durations.expected_s(kind_of(job)))
 
     def on_start(self, job: TraceJob, row: RunningRow, ran_s: float) -> RunningRow:
         """With when it is expected to end."""

@@ -20,7 +20,7 @@ MAX_INTEGER = 10**15
 
 
 class MalformedFileError(Exception):
-    """A file that does not say what it should. ``place`` is a line, column or JSON path; "" is the whole file."""
+    """A file that does not say what it should. ``location`` is a line, column or JSON path; "" is the whole file."""
 
     def __init__(self, path: str | Path, location: str, message: str) -> None:
         super().__init__(path, location, message)
@@ -36,7 +36,7 @@ def read_text(path: str | Path) -> str:
     """The file's whole text, unpacked when it begins like gzip.
 
     Raises:
-        MalformedFile: it is missing, unreadable, a broken archive, or not UTF-8.
+        MalformedFileError: it is missing, unreadable, a broken archive, or not UTF-8.
     """
     try:
         content = Path(path).read_bytes()
@@ -61,20 +61,20 @@ def read_json(path: str | Path) -> Any:
     """The file's JSON value.
 
     Raises:
-        MalformedFile: also where the text is not JSON, with line and column.
+        MalformedFileError: also where the text is not JSON, with line and column.
     """
     text = read_text(path)
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise MalformedFileError(path, place, f"this is not JSON ({error.msg})") from None
+        location = f"line {error.lineno}, column {error.colno}"
+        raise MalformedFileError(path, location, f"this is not JSON ({error.msg})") from None
     except RecursionError:
         raise MalformedFileError(path, "", "the JSON is nested too deeply") from None
 
 
 class TableRow:
-    """One line of a table; each reader raises MalformedFile with line and column."""
+    """One line of a table; each reader raises MalformedFileError with line and column."""
 
     __slots__ = ("_cells", "line", "path")
 
@@ -122,7 +122,7 @@ def read_rows(path: str | Path, columns: tuple[str, ...]) -> Iterator[TableRow]:
     """The lines of a comma-separated table whose first line names at least ``columns``; empty lines are skipped.
 
     Raises:
-        MalformedFile: a column is missing, or a line has more or fewer cells than the first.
+        MalformedFileError: a column is missing, or a line has more or fewer cells than the first.
     """
     lines = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:

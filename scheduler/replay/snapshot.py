@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the plan as one line of JSON, or ``{"error", "field"}`` with status 1 where the cycle failed.
 
-    Raises MalformedFile when the file is no saved cycle.
+    Raises MalformedFileError when the file is no saved cycle.
     """
     text = read_text(arguments.file)
     with_snapshot, knobs = _case(arguments.file, text)
@@ -61,6 +61,6 @@ def _case(path: str, text: str) -> tuple[bool, dict[str, Any]]:
     return outer["snapshot"] is not None, knobs
 
 
-def _failed(sentence: str, field: str) -> int:
-    sys.stdout.write(json.dumps({"error": sentence, "field": field}) + "\n")
+def _failed(message: str, field: str) -> int:
+    sys.stdout.write(json.dumps({"error": message, "field": field}) + "\n")
     return REFUSED

@@ -71,7 +71,7 @@ def read_trace(
     Jobs of one second go by duration, then as in the file: the published figures were made in this order.
 
     Raises:
-        MalformedFile: a column is missing, a cell is none of its kind, or no job is left.
+        MalformedFileError: a column is missing, a cell is none of its kind, or no job is left.
     """
     found: list[tuple[int, int, str, int]] = []
     for row in read_rows(path, COLUMNS):
@@ -102,7 +102,7 @@ def read_projects(path: str | Path) -> list[str]:
     """A JSON list of project names.
 
     Raises:
-        MalformedFile: it is none, or a name stands there twice.
+        MalformedFileError: it is none, or a name stands there twice.
     """
     names = read_json(path)
     if not isinstance(names, list) or not names:
@@ -119,7 +119,7 @@ def read_quotas(path: str | Path, projects: Collection[str]) -> Mapping[str, int
     """Guaranteed GPUs of each project: a JSON object from name to whole number.
 
     Raises:
-        MalformedFile: it is none, or it names none of ``projects``.
+        MalformedFileError: it is none, or it names none of ``projects``.
     """
     quotas = read_json(path)
     if not isinstance(quotas, dict):

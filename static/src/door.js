@@ -1,5 +1,5 @@
 // Links that let somebody in carry their code in the fragment, which no server log sees; the page posts it.
-export function startDoor() {
+export function startCodeLink() {
   const form = document.querySelector("form[data-code-link]");
   if (!form) return;
   const code = location.hash.slice(1);
@@ -10,11 +10,11 @@ export function startDoor() {
 }
 
 export function startTimeZone() {
-  const field = document.querySelector("[data-guess-zone]");
+  const field = document.querySelector("[data-detect-time-zone]");
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   if (field && zone && [...field.options].some((option) => option.value === zone)) field.value = zone;
 }
 
-export function startHandOver() { // a single-use ticket for the workspace's own origin
-  document.querySelector("form[data-hand-over]")?.requestSubmit();
+export function submitTicket() { // a single-use ticket for the workspace's own origin
+  document.querySelector("form[data-submit-ticket]")?.requestSubmit();
 }

@@ -1,5 +1,5 @@
 // The figures of a node's GPUs in its table, moved by each live sample; a fresh fragment is filled with the last one.
-import { onTopic } from "./live.js";
+import { subscribe } from "./live.js";
 
 const SHOWN = {
   utilisation: (gpu) => [gpu.utilisation_percent, "%"],
@@ -21,12 +21,12 @@ function fill() {
   }
 }
 
-export function watchNode(root) {
+export function watchNodeGpus(root) {
   const table = root.querySelector("[data-gpu-table]");
   fill();
   if (watching === table.dataset.topic) return;
   watching = table.dataset.topic;
-  onTopic(watching, (data) => {
+  subscribe(watching, (data) => {
     const sample = data?.kind === "backfill" ? data.last : data?.kind === "sample" ? data : null;
     if (sample?.gpus) { last = sample; fill(); }
   });

@@ -8,7 +8,7 @@ const items = () => [...dialog().querySelectorAll("[role=option]:not([hidden])")
 
 function pages() {
   return [...document.querySelectorAll(".fw-side nav a")].map((link) => ({
-    name: link.querySelector("[data-name]").textContent, where: link.href, key: link.dataset.key, kind: "page",
+    name: link.querySelector("[data-name]").textContent, url: link.href, key: link.dataset.key, kind: "page",
   }));
 }
 
@@ -16,7 +16,7 @@ function option(entry) {
   const row = document.createElement("li");
   row.setAttribute("role", "option");
   row.id = `palette-${Math.random().toString(36).slice(2)}`;
-  row.dataset.where = entry.where;
+  row.dataset.url = entry.url;
   const name = document.createElement("span");
   name.className = "fw-medium";
   name.textContent = entry.name;
@@ -71,11 +71,11 @@ export function startPalette() {
   box.addEventListener("keydown", (event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); choose(chosen + (event.key === "ArrowDown" ? 1 : -1)); }
     if (event.key === "Escape") { event.preventDefault(); box.close(); } // a search field would only clear itself
-    if (event.key === "Enter") { event.preventDefault(); const row = items()[chosen]; if (row) location.assign(row.dataset.where); }
+    if (event.key === "Enter") { event.preventDefault(); const row = items()[chosen]; if (row) location.assign(row.dataset.url); }
   });
   box.addEventListener("click", (event) => {
     if (event.target === box) box.close();
     const row = event.target.closest("[role=option]");
-    if (row) location.assign(row.dataset.where);
+    if (row) location.assign(row.dataset.url);
   });
 }

@@ -1,8 +1,8 @@
 // Charts with uPlot: grid lines only across, three labels, the newest value in the panel head, a table behind.
 import uPlot from "uplot";
-import { onTopic } from "./live.js";
-import { drawGpus } from "./squares.js";
-import { clock } from "./times.js";
+import { subscribe } from "./live.js";
+import { drawGpus } from "./gpu_squares.js";
+import { clock } from "./relative_times.js";
 
 const charts = new Map(); // element -> uPlot
 
@@ -103,7 +103,7 @@ function table(box, data) {
   box.replaceChildren(sheet);
 }
 
-function growLive(box, sample) { // a point a second between the minutes
+function appendSample(box, sample) { // a point a second between the minutes
   const data = box.fairwayData;
   if (!data || sample.kind !== "sample" || sample.at_s <= (data.at.at(-1) ?? 0)) return;
   const now = {};
@@ -146,7 +146,7 @@ async function fill(box) {
   if (sheet) table(sheet, data);
 }
 
-export function drawIn(root) {
+export function drawCharts(root) {
   for (const box of root.querySelectorAll("[data-charts]")) {
     if (box.dataset.started) continue;
     box.dataset.started = "1";
@@ -155,7 +155,7 @@ export function drawIn(root) {
     new ResizeObserver(() => { clearTimeout(box.fairwayTimer); box.fairwayTimer = setTimeout(again, 120); }).observe(box);
     addEventListener("fairway-colours", again);
     if (box.hasAttribute("data-growing")) {
-      onTopic(box.dataset.topic, (sample) => { if (document.visibilityState === "visible") growLive(box, sample); });
+      subscribe(box.dataset.topic, (sample) => { if (document.visibilityState === "visible") appendSample(box, sample); });
       const timer = setInterval(() => { if (!box.isConnected) clearInterval(timer); else if (document.visibilityState === "visible") fill(box); }, 60000);
     }
   }

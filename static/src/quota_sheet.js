@@ -7,10 +7,10 @@ export function startSheet(root) {
     field.dataset.seen ??= field.defaultValue; // a line that was refused brings what its editor saw
     const dirty = field.value.trim() !== field.dataset.seen;
     field.toggleAttribute("data-dirty", dirty);
-    let was = field.parentElement.querySelector(".fw-was");
+    let was = field.parentElement.querySelector(".fw-previous-value");
     if (dirty && !was) {
       was = document.createElement("span");
-      was.className = "fw-was";
+      was.className = "fw-previous-value";
       const old = document.createElement("s");
       old.textContent = field.dataset.seen;
       was.append("was ", old);

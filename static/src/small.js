@@ -69,7 +69,7 @@ export function startBulk() { // the bar with the common act appears with the fi
   document.addEventListener("htmx:afterSwap", refresh);
 }
 
-export function startFocusKeeping() { // a fragment that is fetched anew must not throw the keyboard back to the top
+export function keepFocus() { // a fragment that is fetched anew must not throw the keyboard back to the top
   let mark = null;
   document.addEventListener("htmx:beforeSwap", (event) => {
     const held = document.activeElement;
@@ -85,7 +85,7 @@ export function startFocusKeeping() { // a fragment that is fetched anew must no
   });
 }
 
-export function startPlaceKeeping() { // nor close what was opened, nor scroll back what was scrolled; both need an id
+export function keepScrollAndOpenState() { // nor close what was opened, nor scroll back what was scrolled; both need an id
   let open = [];
   let scrolled = [];
   document.addEventListener("htmx:beforeSwap", (event) => {

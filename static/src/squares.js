@@ -1,5 +1,5 @@
 // GPU squares that show how busy they are, from the live samples; only where data moved.
-import { onTopic } from "./live.js";
+import { subscribe } from "./live.js";
 
 let watching = false;
 let last = null;
@@ -27,11 +27,11 @@ function drawCluster({ nodes }) { // arrays by node, in the order of its GPUs
   }
 }
 
-export function watchIn() { // a fragment that was fetched anew shows the last sample at once
+export function watchGpuSquares() { // a fragment that was fetched anew shows the last sample at once
   if (last) drawCluster(last);
   if (watching) return;
   watching = true;
-  onTopic("cluster", (data) => {
+  subscribe("cluster", (data) => {
     const sample = data?.kind === "backfill" ? data.last : data?.kind === "sample" ? data : null;
     if (sample) { last = sample; drawCluster(sample); }
   });

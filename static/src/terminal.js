@@ -166,7 +166,7 @@ function start(part) {
   begin();
 }
 
-export function openIn(root) {
+export function openTerminals(root) {
   for (const part of root.querySelectorAll("[data-terminal]:not([data-started])")) {
     part.setAttribute("data-started", "");
     start(part);

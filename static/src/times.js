@@ -3,7 +3,7 @@ const UNITS = [[86400, "d"], [3600, "h"], [60, "min"]];
 
 // Countdowns count against the server's clock: a browser may be minutes off. Less than this is the way, not the clock.
 const NOTICED_MS = 5000;
-const OFF_MS = Number(document.body?.dataset.made || Date.now()) - Date.now();
+const OFF_MS = Number(document.body?.dataset.renderedAt || Date.now()) - Date.now();
 const SKEW_MS = Math.abs(OFF_MS) > NOTICED_MS ? OFF_MS : 0;
 
 export function clock(at, seconds = false) { // in the zone of the person, not of the browser

@@ -42,7 +42,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Job: dict.fromkeys(("name", "message", "command", "volumes", "topology_constraint", "image_digest"), INSIDE)
     | dict.fromkeys(("env", "secrets"), CONTROLLERS),
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
-    models.Attempt: {"sentence": INSIDE},
+    models.Attempt: {"message": INSIDE},
     models.Task: {"problem": INSIDE},
     models.JobVerdict: dict.fromkeys(("message", "details", "suggestion"), INSIDE),
     models.IdleExemption: {"text": INSIDE},
@@ -54,7 +54,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Secret: {"name": WORKERS, "changed_by": WORKERS},
     models.Invitation: dict.fromkeys(("full_name", "email"), MANAGERS),
     models.ApiToken: {"name": SELF},
-    models.NodeIncident: {"sentence": ADMIN},
+    models.NodeIncident: {"message": ADMIN},
     models.GpuAlert: dict.fromkeys(("subject", "note"), ADMIN),
     models.ClusterSettings: {"alarm": ADMIN},
     models.InvalidRow: dict.fromkeys(("row", "field", "message", "note"), ADMIN),
@@ -62,7 +62,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.OrphanContainer: dict.fromkeys(("owner", "project"), ADMIN),
     models.RegistryLogin: dict.fromkeys(("host", "username", "changed_by"), ADMIN),
     models.AuditEntry: dict.fromkeys(("actor_name", "object_name", "before", "after", "reason"), ADMIN),
-    models.AgentRollout: {"sentence": ADMIN},
+    models.AgentRollout: {"message": ADMIN},
 }
 """Who may read each column of text, beside the person of the row. A new column is put here, or into OTHERS."""
 
@@ -78,23 +78,23 @@ OTHERS: dict[str, str] = {
     # of the cluster, for everybody
     "ClusterSettings": "cluster_id name policy",
     "EnvironmentOnNode": "state detail cuda image_pin",
-    "Gpu": "uuid model health health_reason foreign_user mig_profile bus_id",
+    "Gpu": "uuid model health health_reason foreign_process_owner mig_profile bus_id",
     "Link": "kind level",
     "Node": "addresses name state state_reason link host account host_key runtime settings labels interface lacks "
-    "problem boot_id agent_version hello trust trust_cause trust_sentence",
+    "problem boot_id agent_version hello trust breaker_cause breaker_message",
     "NodePool": "name engine policy fabric_interface fabric_network fabric_devices fabric_adapters",
     "Reservation": "name reason",
     "Topology": "name levels",
     # words of the program, numbers, ids, hashes and sealed values
     "Allocation": "proof",
     "ApiToken": "secret_sha256 scopes",
-    "Attempt": "state reason secret stop_reason stop_actor",
+    "Attempt": "state reason secret stop_reason stop_requested_by",
     "AuditEntry": "act object_kind object_id",
     "BrowserSession": "session_data session_key",
-    "Cycle": "woken_by receipts",
+    "Cycle": "trigger receipts",
     "Environment": "image_resolved_by runtime archive prefix min_driver image_cuda min_cuda tool tool_command",
     "Extension": "state delays reservations",
-    "FailedCycle": "kind woken_by",
+    "FailedCycle": "kind trigger",
     "Forecast": "code ahead",
     "GpuAlarm": "kind",
     "Invitation": "code_sha256",
@@ -113,7 +113,7 @@ OTHERS: dict[str, str] = {
     "SentSignal": "signal",
     "SignInLink": "code_sha256",
     "Standing": "code ahead",
-    "Task": "state container ports leave_reason",
+    "Task": "state container ports eviction_reason",
     "Template": "kind",
     "Totals": "counts",
     "UnknownContainer": "name job gpus ports wanted",
@@ -203,17 +203,17 @@ def marked(world: World) -> Marked:
     own = models.Project.objects.get(name="elsewhere")
     own_job = record.job(stranger, own, world.rows["batch"], name="own", gpus_per_task=4)
     names["own_job"] = own_job.public_id
-    models.Dependency.objects.create(job=own_job, after=world.rows["job"])
+    models.Dependency.objects.create(job=own_job, depends_on=world.rows["job"])
     left = models.Attempt.objects.get(job=world.rows["running"])
     models.Attempt.objects.filter(pk=left.pk).update(preempted_for=own_job, stop_reason="reclaimed")
     models.NodeIncident.objects.create(
         node=world.rows["node"],
         at=timezone.now(),
-        kind="failed_soon",
+        kind="early_failures",
         job=world.rows["running"],
         message="x",
     )
-    both = models.Volume.objects.create(name="both", kind="path", path="/data/both")
+    both = models.Volume.objects.create(name="both", kind="host_path", path="/data/both")
     both.projects.add(own, project)
     open_to_all = [both, *(world.rows[key] for key in ("lab", "batch", "template"))]
     marked = Marked(world)
@@ -258,7 +258,7 @@ def _text_for(column: str, row: Any, word: str) -> Any:
         "near": {"topology": word, "required": word, "preferred": None},
         "email": f"{word}@example.org",
         "path": f"/{word}",
-        "cheapest": {"kind": "x", "sentence": word, "fields": {}},
+        "cheapest": {"kind": "x", "message": word, "fields": {}},
         "fields": {"environ": {"WORD": word}},
     }
     if column == "command" and row.kind == "workspace":
@@ -270,7 +270,7 @@ def _text_for(column: str, row: Any, word: str) -> Any:
 
 # -- everything that is read -----------------------------------------------------------------------
 
-LIVE_PARTS = ("home", "cluster", "node", "queue", "job", "restored", "alarms", "scheduler")
+LIVE_PARTS = ("home", "cluster", "node", "queue", "job", "recovery", "alerts", "scheduler")
 
 
 def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
@@ -315,7 +315,7 @@ def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
         "command": ["true"],
         "gpus_per_task": 4,
     }
-    yield "ask", text_of(client.post("/api/v1/ask/", json.dumps(body), content_type="application/json"))
+    yield "jobs_preview", text_of(client.post("/api/v1/jobs/preview/", json.dumps(body), content_type="application/json"))
     body |= {"template": names["inner_template"]}
     yield "launch", text_of(client.post("/api/v1/jobs/", json.dumps(body), content_type="application/json"))
     yield from frames(marked, actor, names)

@@ -57,7 +57,7 @@ def test_who_may_watch(name: str, world: World) -> None:
         except FairwayError as refusal:
             code = refusal.code
         hidden = actor in OUTSIDE or name.startswith("user")
-        expected = "allowed" if actor in TOPICS[name] else "not_found" if hidden else "not_allowed"
+        expected = "allowed" if actor in TOPICS[name] else "not_found" if hidden else "forbidden"
         assert code == expected, actor
 
 

@@ -85,7 +85,7 @@ def test_a_node_of_another_cluster_and_one_without_agent(node: RigNode, rig_clus
 
 
 def test_ill_gpus_are_a_warning_and_a_broken_engine_a_fault(node: RigNode, rig_cluster: RigCluster) -> None:
-    node.write_gpus(health="lost", health_sentence="It fell off the bus.")
+    node.write_gpus(health="lost", health_message="It fell off the bus.")
     steps = check(node, rig_cluster)
     assert not failed(steps)
     assert "Not healthy" in steps["gpus"].message

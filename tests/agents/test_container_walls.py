@@ -28,7 +28,7 @@ from tests.rig.rootless import as_account, enrol_rootless, in_namespace
 
 pytestmark = pytest.mark.rig
 
-PROBE = Path(__file__).parents[1] / "rig/wall_probe.py"
+PROBE = Path(__file__).parents[1] / "rig/isolation_probe.py"
 METADATA = "169.254.169.254"
 MEMORY_MIB, SHM_MIB, PIDS, CPU_MILLI = 192, 48, 40, 700
 SECRET = "walls-have-ears"
@@ -209,7 +209,7 @@ def wait_for_spare(node: RigNode) -> str:
     deadline_s = time.monotonic() + 20
     while time.monotonic() < deadline_s:
         ledger = json.loads(node.execute("cat", "/var/lib/fairway-node/state/ledger.json").stdout)
-        for name, spare in ledger.get("spares", {}).items():
+        for name, spare in ledger.get("network_pool", {}).items():
             if spare["ready"]:
                 return str(name)
         time.sleep(0.1)

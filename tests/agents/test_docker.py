@@ -36,7 +36,7 @@ def node(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[RigNode]:
     with Rig(1) as rig:
         made = rig.nodes[0]
         start_docker(made, tiny_image)
-        made.set_local(log_mib=LOG_MIB)
+        made.set_local(max_log_mib=LOG_MIB)
         rig_cluster.enrol(made, EnrolmentOptions(runtime="docker"))
         yield made
 
@@ -110,10 +110,10 @@ def test_ranks_of_a_gang_meet(link: Link, start: Any, on_node: bool) -> None:
     """In the network of their job, or on the network of the node, where its interface is."""
     job, port = f"jgang{int(on_node)}", 32_100
     interface = next(each for each in link.hello.interfaces if each.chosen)
-    address = interface.address if on_node else "{first_rank}"
+    address = interface.address if on_node else "{rank0_address}"
     for rank in (0, 1):
         env = {"RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        told: dict[str, Any] = {"node_network": True} if on_node else {"meets_here": True}
+        told: dict[str, Any] = {"host_network": True} if on_node else {"local_rendezvous": True}
         start(job, "python3", "-c", MEETS, env=env, task=rank, **told)
     wait_for_line(link, job, "heard one")
 
@@ -251,7 +251,7 @@ def test_unused_images_go_and_no_others(link: Link, start: Any, node: RigNode, t
     docker(node, "tag", "reg.example/twice:1", "reg.example/again:2")
     more = {"image": rows["used"]["image_id"]}
     link.request("prepare", timeout_s=60, epoch=1, spec=spec_of("dused", tiny_image, ("/none",)) | more)
-    everything = {"high_percent": 0, "low_percent": 0, "keep_s": 0, "keep": []}
+    everything = {"high_threshold_percent": 0, "low_threshold_percent": 0, "min_age_s": 0, "protected": []}
     gone = link.request("gc", timeout_s=60, images=everything)["images"]
     names = sorted(name for row in gone for name in row["names"])
     assert names == ["reg.example/again:2", "reg.example/idle:1", "reg.example/twice:1"]

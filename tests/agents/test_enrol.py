@@ -114,7 +114,7 @@ def test_the_script_is_a_pure_function_and_valid_shell(public_keys: PublicKeys, 
         ("abc", replace(ROOTFUL, account="root")),
         ("abc", replace(ROOTFUL, home_root="/srv/$(id)")),
         ("abc", replace(ROOTFUL, home_root="/srv/../etc")),
-        ("abc", replace(ROOTFUL, from_addresses=('10.0.0.1",command="sh',))),
+        ("abc", replace(ROOTFUL, allowed_sources=('10.0.0.1",command="sh',))),
         ("abc", EnrolmentOptions(engine="rootless", runtime="docker")),
         ("abc", EnrolmentOptions(engine="rootless", runtime="process")),
         ("abc", replace(ROOTFUL, engine="$(touch /tmp/x)")),  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_the_script_is_a_pure_function_and_valid_shell(public_keys: PublicKeys, 
         ("abc", replace(ROOTFUL, runtime="nerdctl")),  # type: ignore[arg-type]
         ("abc", replace(ROOTFUL, account="fairway\n")),
         ("abc\n", ROOTFUL),
-        ("abc", replace(ROOTFUL, deny_addresses=("10.0.0.1'; id",))),
+        ("abc", replace(ROOTFUL, denied_networks=("10.0.0.1'; id",))),
     ],
 )
 def test_what_does_not_belong_in_a_root_shell_is_refused(
@@ -272,7 +272,7 @@ def test_each_key_does_its_one_thing(node: RigNode, rig_cluster: RigCluster) -> 
         connection.close()
     with pytest.raises(AgentError) as not_allowed:
         open_ssh(target, rig_cluster.keys["watch"], "control", cluster=rig_cluster.id)
-    assert not_allowed.value.code == "not_allowed"
+    assert not_allowed.value.code == "forbidden"
 
 
 @pytest.mark.rig
@@ -284,7 +284,7 @@ def test_only_a_signed_agent_runs(node: RigNode, rig_cluster: RigCluster, tmp_pa
     with rig_cluster.open(node) as link:
         with pytest.raises(AgentError) as forged:
             upgrade(link, SignedAgent(newer, sign_agent(newer, stranger)))
-        assert forged.value.code == "not_allowed"
+        assert forged.value.code == "forbidden"
         good = SignedAgent(newer, sign_agent(newer, rig_cluster.keys["signing"]))
         assert upgrade(link, good)["upgraded"]
     rig_cluster.open(node).close()

@@ -30,7 +30,7 @@ HELLO = {
         "runtimes": [],
         "gpus": [],
         "driver": None,
-        "below_floor": [],
+        "version_warnings": [],
         "images": [],
         "highest_epoch": 0,
     }
@@ -112,7 +112,7 @@ def silent(read: Any, write: Any, hang_up: Any) -> None:
 
 def test_no_hello_is_unknown() -> None:
     with pytest.raises(OutcomeUnknownError, match="did not say hello"):
-        talk_to(silent, hello_within_s=0.2)
+        talk_to(silent, hello_timeout_s=0.2)
 
 
 def old(read: Any, write: Any, hang_up: Any) -> None:

@@ -220,7 +220,7 @@ def test_a_node_where_rules_cannot_be_set_says_so(scene: Scene, link: Link, had_
             assert lacking.hello.egress == {"podman": False}
             checks = {row["name"]: row for row in lacking.request("preflight", timeout_s=60)["checks"]}
             assert not checks["firewall"]["ok"]
-            assert "iptables-restore" in checks["firewall"]["sentence"]
+            assert "iptables-restore" in checks["firewall"]["message"]
             with pytest.raises(AgentError) as refused:
                 scene.reached(lacking, f"jclosed{had_rules:d}", scene.closed, egress=NONE)
             outside = [f"{scene.outside}:{scene.outside_port}"]
@@ -229,7 +229,7 @@ def test_a_node_where_rules_cannot_be_set_says_so(scene: Scene, link: Link, had_
                 with pytest.raises(AgentError, match="The network rules for containers cannot be set"):
                     scene.reached(lacking, "jrefused", outside)
             else:
-                assert refused.value.code == "bad_spec"
+                assert refused.value.code == "invalid_spec"
                 assert lacking.request("deny", timeout_s=30, deny=[])["denied"] == 0
                 assert scene.reached(lacking, "junheld", outside) == outside
             scene.remove_all(lacking)

@@ -55,7 +55,7 @@ def test_a_stream_carries_lines_both_ways(target: SshTarget, key_pairs: Keys) ->
 
 def test_a_key_opens_its_own_role_only(target: SshTarget, key_pairs: Keys) -> None:
     stream = open_stream(target, key_pairs["watch"], "control")
-    assert say_hello(stream, "control")["code"] == "not_allowed"
+    assert say_hello(stream, "control")["code"] == "forbidden"
     stream.close()
 
 
@@ -105,7 +105,7 @@ def test_a_server_that_is_no_sshd_costs_one_limit_at_most(
     first_words: bytes, key_pairs: Keys, target: SshTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ssh.STEP_TIMEOUT_S <= 5
-    monkeypatch.setattr(ssh, "STEP_LIMIT_S", 1.0)
+    monkeypatch.setattr(ssh, "STEP_TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         held: list[socket.socket] = []
 
@@ -150,8 +150,8 @@ def test_a_frozen_node_is_cut_by_the_watchdog(
     sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernel still acknowledges every packet, so only the missing sign of life tells."""
-    monkeypatch.setattr(ssh, "KEEPALIVE_S", 1)
-    monkeypatch.setattr(ssh, "SILENCE_LIMIT_S", 2.5)
+    monkeypatch.setattr(ssh, "KEEPALIVE_INTERVAL_S", 1)
+    monkeypatch.setattr(ssh, "INACTIVITY_TIMEOUT_S", 2.5)
     stream = open_stream(target, key_pairs["control"], "control")
     say_hello(stream, "control")
     time.sleep(3.5)  # an idle link lives
@@ -172,8 +172,8 @@ def test_a_frozen_node_is_cut_by_the_watchdog(
 def test_a_half_open_connection_ends_within_the_silence_limit(  # type: ignore[no-untyped-def]
     make_rig, rig_cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "KEEPALIVE_S", 1)
-    monkeypatch.setattr(ssh, "SILENCE_LIMIT_S", 3.0)
+    monkeypatch.setattr(ssh, "KEEPALIVE_INTERVAL_S", 1)
+    monkeypatch.setattr(ssh, "INACTIVITY_TIMEOUT_S", 3.0)
     node = make_rig(1).nodes[0]
     rig_cluster.enrol(node)
     stream = rig_cluster.open_bare(node)

@@ -20,7 +20,7 @@ from scheduler.answers import answer_query
 from tests.api import world as worlds
 from tests.api.table import JOB
 
-ASK = "/api/v1/ask/"
+ASK = "/api/v1/jobs/preview/"
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
@@ -40,13 +40,13 @@ def answer_the_next_question(stop: threading.Event) -> None:
 def patience(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """A busy machine may need more than the second that people are made to wait."""
     if "without" not in request.node.name:
-        monkeypatch.setattr(jobs, "ask_would_start", partial(jobs.query_would_start, wait_s=30.0))
+        monkeypatch.setattr(jobs, "query_would_start", partial(jobs.query_would_start, wait_s=30.0))
 
 
 @pytest.fixture(autouse=True)
 def no_old_photograph(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine keeps its photograph for a second; the world of the test before is gone."""
-    monkeypatch.setattr(answers, "_photo", None)
+    monkeypatch.setattr(answers, "_cached_inputs", None)
 
 
 def ask(body: dict, *, answered: bool) -> dict:
@@ -77,18 +77,18 @@ def ask(body: dict, *, answered: bool) -> dict:
 def test_what_fits_starts_now():
     told = ask({**JOB, "gpus_per_task": 2}, answered=True)
     assert told["starts_now"] is True
-    assert told["where"] == ["node-one"]
+    assert told["nodes"] == ["node-one"]
     assert told["verdict"] is None
 
 
 def test_what_does_not_fit_has_a_verdict():
     told = ask({**JOB, "gpus_per_task": 3}, answered=True)  # two of the four are held
-    assert told["possible"] is True
+    assert told["feasible"] is True
     assert told["starts_now"] is False
-    assert told["verdict"]["sentence"]
+    assert told["verdict"]["message"]
 
 
 def test_without_an_engine_nothing_is_claimed():
     told = ask(JOB, answered=False)
     nothing = {"interval": None, "victims": [], "lost_gpu_s": None, "alternatives": []}
-    assert told == {"possible": True, "starts_now": None, "where": [], "verdict": None, **nothing}
+    assert told == {"feasible": True, "starts_now": None, "where": [], "verdict": None, **nothing}

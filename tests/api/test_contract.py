@@ -185,5 +185,5 @@ def test_lists_hold_only_what_one_may_see(world: World) -> None:
 def test_environ_is_for_those_who_control_the_job(world: World) -> None:
     path = ROOT + f"jobs/{world.names['job']}/"
     for actor in table.INSIDE:
-        environ = world.client(actor).get(path).json()["environ"]
+        environ = world.client(actor).get(path).json()["env"]
         assert environ == ({"WORD": "hidden"} if actor in table.CONTROLLERS else None), actor

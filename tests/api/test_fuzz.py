@@ -77,7 +77,7 @@ def one_connection() -> Iterator[None]:
 
 @pytest.fixture
 def no_rate_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "take", lambda rate, who: 0.0)
+    monkeypatch.setattr(throttle, "consume", lambda rate, who: 0.0)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_another_body_or_route_is_refused(world):
     other = submit(client, "k-1", {**JOB, "name": "other"})
     assert other.status_code == 422
     assert other.json()["code"] == "idempotency_key_reused"
-    path = f"/api/v1/jobs/{world.names['ended']}/start-again/"
+    path = f"/api/v1/jobs/{world.names['ended']}/resubmit/"
     answer = client.post(path, "{}", content_type="application/json", headers={"Idempotency-Key": "k-1"})
     assert answer.status_code == 422
 
@@ -167,15 +167,15 @@ def test_the_engine_is_asked_outside_the_transaction_and_once(monkeypatch):
 
     def never(user, wanted):
         asked.append(connection.in_atomic_block)
-        raise Unsatisfiable("No such place.", code="never")
+        raise Unsatisfiable("No such place.", code="unsatisfiable")
 
-    monkeypatch.setattr(job_bodies, "would_start", never)
+    monkeypatch.setattr(job_bodies, "preview_start", never)
     client = world.client("member")
     refused = submit(client, "k", JOB)
     assert (refused.status_code, asked) == (422, [False])
-    monkeypatch.setattr(job_bodies, "would_start", lambda *_: None)
+    monkeypatch.setattr(job_bodies, "preview_start", lambda *_: None)
     assert submit(client, "k", JOB).status_code == 201
-    monkeypatch.setattr(job_bodies, "would_start", never)
+    monkeypatch.setattr(job_bodies, "preview_start", never)
     assert submit(client, "k", JOB).status_code == 201
 
 

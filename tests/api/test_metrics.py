@@ -52,7 +52,7 @@ def admin(client, scene):
 
 def test_before_the_first_cycle_it_answers_too(admin) -> None:
     told = scraped(admin)
-    assert told[("fairway_cycles_total",)] == 0 and told[("fairway_scheduler_alarm",)] == 0
+    assert told[("fairway_cycles_total",)] == 0 and told[("fairway_scheduler_alert",)] == 0
     assert ("fairway_last_cycle_timestamp_seconds",) not in told
     assert ("fairway_forecast_coverage_ratio",) not in told
 
@@ -78,7 +78,7 @@ def test_cycles_queue_and_gpus_are_those_of_the_record(scene, admin) -> None:
     waiting = {key: value for key, value in told.items() if key[0] == "fairway_queue_jobs"}
     assert sum(waiting.values()) == 2 and not [key for key in waiting if key[2] == "undecided"]
     assert told[("fairway_nodes", "reachable")] == 1
-    assert told[("fairway_nodes_aside", "stuck")] == told[("fairway_nodes_clock_off",)] == 0
+    assert told[("fairway_nodes_quarantined", "stuck")] == told[("fairway_nodes_clock_skewed",)] == 0
     assert abs(told[("fairway_last_cycle_timestamp_seconds",)] - timezone.now().timestamp()) < 60
 
 
@@ -90,7 +90,7 @@ def test_a_failed_cycle_counts_and_raises_the_alarm(scene, admin) -> None:
 
     run_cycle("test", "me", decide=faulty)
     told = scraped(admin)
-    assert (told[("fairway_cycles_failed_total",)], told[("fairway_scheduler_alarm",)]) == (1, 1)
+    assert (told[("fairway_cycles_failed_total",)], told[("fairway_scheduler_alert",)]) == (1, 1)
 
 
 def test_evictions_are_counted_by_their_reason(scene, admin) -> None:
@@ -137,7 +137,7 @@ def test_nodes_and_gpus_that_are_unwell(scene, admin) -> None:
     record_gpu_health(first.pk, GpuHealth.LOST, "XID 79")
     record_foreign_processes(node.public_id, {second.uuid: "python (process 7) of root"})
     told = scraped(admin)
-    assert told[("fairway_gpus_unwell", pool, "lost")] == told[("fairway_gpus_unwell", pool, "foreign")] == 1
+    assert told[("fairway_gpus_unhealthy", pool, "lost")] == told[("fairway_gpus_unhealthy", pool, "foreign")] == 1
     assert told[("fairway_gpus", pool, "free")] == node.gpus.count() - 2  # the silent one's are closed
     assert (told[("fairway_node_up", node.name)], told[("fairway_node_up", silent.name)]) == (1, 0)
     assert told[("fairway_node_gpu_use_ratio", node.name)] == 0.75
@@ -176,7 +176,7 @@ def test_alerts_and_dashboard_speak_of_figures_that_there_are(scene, admin) -> N
 
 
 def test_labels_are_bounded_and_so_are_queries(scene, admin, monkeypatch) -> None:
-    monkeypatch.setattr(measures, "MOST_POOLS", 2)
+    monkeypatch.setattr(measures, "MAX_POOLS", 2)
     counts = []
     for name in ("zz-1", "zz-2"):
         with CaptureQueriesContext(connection) as seen:

@@ -44,7 +44,7 @@ def test_in_and_out_of_service(world, post) -> None:
     )
     back = post("nodes/{node}/uncordon/").json()
     assert back["state"] == "cordoned"
-    assert node(world).checks.get(public_id=back["check"]).returns
+    assert node(world).operations.get(public_id=back["check"]).returns
     back = post("nodes/{node}/uncordon/", {"force": True}).json()
     assert (back["state"], back["check"]) == ("ready", None)
     drained = post("nodes/{node}/drain/", {"reason": "new disk"}).json()
@@ -58,10 +58,10 @@ def test_in_and_out_of_service(world, post) -> None:
 
 def test_a_node_says_which_of_its_programs_are_too_old(world, post) -> None:
     old = "runc 1.1.5 is below 1.2.8 or 1.3.3: upgrade it, or keep vendor backports."
-    Node.objects.update(agent_info={"agent_version": "1", "below_floor": [old]})
-    assert post("nodes/{node}/cordon/").json()["below_floor"] == [old]
+    Node.objects.update(agent_info={"agent_version": "1", "version_warnings": [old]})
+    assert post("nodes/{node}/cordon/").json()["version_warnings"] == [old]
     Node.objects.update(agent_info={})
-    assert post("nodes/{node}/drain/").json()["below_floor"] == []
+    assert post("nodes/{node}/drain/").json()["version_warnings"] == []
 
 
 def test_the_same_key_acts_once(world, post) -> None:
@@ -82,7 +82,7 @@ def test_fencing_needs_silence_and_a_reason(world, post) -> None:
     assert (answer.status_code, answer.json()["state_reason"]) == (200, "Fenced: switched off")
 
 
-@pytest.mark.parametrize(("act", "code"), [("uncordon", "node_never_seen"), ("retire", "node_busy")])
+@pytest.mark.parametrize(("act", "code"), [("uncordon", "node_never_connected"), ("retire", "node_busy")])
 def test_refusals_have_a_code(world, post, act: str, code: str) -> None:
     answer = post(f"nodes/{{node}}/{act}/")
     assert (answer.status_code, answer.json()["code"]) == (409, code)
@@ -92,12 +92,12 @@ def test_refusals_have_a_code(world, post, act: str, code: str) -> None:
 def test_a_gpu_is_given_back(world, post) -> None:
     gpu = Gpu.objects.get(uuid=world.names["gpu"])
     Gpu.objects.filter(pk=gpu.pk).update(health="lost", health_reason="Xid 79")
-    assert post("gpus/{gpu}/give-back/").json()["code"] == "gpu_lost"
+    assert post("gpus/{gpu}/return-to-service/").json()["code"] == "gpu_lost"
     Gpu.objects.filter(pk=gpu.pk).update(health="quarantined")
-    answer = post("gpus/{gpu}/give-back/", {"reason": "new cable"}).json()
+    answer = post("gpus/{gpu}/return-to-service/", {"reason": "new cable"}).json()
     assert (answer["health"], answer["health_reason"], answer["node"]["name"]) == ("ok", "", "node-one")
-    assert AuditEntry.objects.get(action="gpu.give_back").reason == "new cable"
-    assert post("gpus/GPU-nothing/give-back/").status_code == 404
+    assert AuditEntry.objects.get(action="gpu.return_to_service").reason == "new cable"
+    assert post("gpus/GPU-nothing/return-to-service/").status_code == 404
 
 
 def test_a_connection_test_can_be_followed(world, post) -> None:
@@ -112,25 +112,25 @@ def test_after_a_restore(world, post) -> None:
     uuid = world.rows["node"].gpus.order_by("-index").first().uuid
     OrphanContainer.objects.update(gpus=[{"uuid": uuid, "milli": 1000}], project=world.names["project"])
     admin = world.client("admin")
-    told = admin.get(ROOT + "restored/").json()
-    assert told["adopting"] and [(one["name"], one["undecided"]) for one in told["nodes"]] == [
+    told = admin.get(ROOT + "recovery/").json()
+    assert told["recovery_mode"] and [(one["name"], one["undecided"]) for one in told["nodes"]] == [
         ("node-one", 1)
     ]
-    (row,) = admin.get(ROOT + "restored/containers/").json()["items"]
+    (row,) = admin.get(ROOT + "recovery/containers/").json()["items"]
     assert (row["id"], row["job"], row["project"]["name"]) == (world.names["container"], None, "vision")
-    first, again = (post("restored/containers/{container}/keep/", key="k") for _ in range(2))
-    assert first.content == again.content and first.json()["wanted"] == "keep"
+    first, again = (post("recovery/containers/{container}/adopt/", key="k") for _ in range(2))
+    assert first.content == again.content and first.json()["decision"] == "keep"
     job = Job.objects.get(public_id="newer22")
     assert first.json()["job"] == {"id": "newer22", "name": job.name} and job.owner == world.people["admin"]
-    stopped = post("restored/containers/{container}/stop/")
-    assert (stopped.status_code, stopped.json()["code"]) == (409, "decided_otherwise")
-    assert admin.get(ROOT + "restored/containers/").json()["items"] == []
+    stopped = post("recovery/containers/{container}/stop/")
+    assert (stopped.status_code, stopped.json()["code"]) == (409, "already_decided")
+    assert admin.get(ROOT + "recovery/containers/").json()["items"] == []
 
 
 def test_a_container_is_stopped(world, post) -> None:
     ClusterSettings.objects.update(recovery_mode=True)
-    answer = post("restored/containers/{container}/stop/").json()
-    assert (answer["wanted"], answer["gone_at"]) == ("stop", None)
+    answer = post("recovery/containers/{container}/stop/").json()
+    assert (answer["decision"], answer["removed_at"]) == ("stop", None)
 
 
 def test_queries_do_not_grow_with_what_is_missing(world) -> None:
@@ -158,9 +158,9 @@ def test_an_administrator_chooses_one_of_the_images_that_nodes_report(world, pos
     for node_name, pin in (("a", one), ("b", other)):
         image = {"image_id": "", "refs": [lab.image], "digests": [pin]}
         record_claim(lab, record.node(pool, name=node_name), [image])
-    assert post(update).json()["code"] == "several_images"
+    assert post(update).json()["code"] == "ambiguous_image"
     (wrong,) = post(update, {"image_digest": "x"}).json()["errors"]
-    assert wrong["sentence"] == "No node reports this image under the tag now."
+    assert wrong["message"] == "No node reports this image under the tag now."
     chosen = post(update, {"image_digest": other}).json()
     assert (chosen["image_digest"], chosen["image_resolved_by"]) == (other, "admin-x")
     assert chosen["image_claims"] == [

@@ -84,7 +84,7 @@ def test_a_cursor_is_sealed_and_belongs_to_its_list(world, client):
     ):
         answer = client.get(path)
         assert answer.status_code == 422, path
-        assert answer.json()["code"] == "bad_cursor"
+        assert answer.json()["code"] == "invalid_cursor"
 
 
 def test_filters_narrow(world, client):
@@ -143,7 +143,7 @@ def test_query_counts_do_not_grow(row, world):
         for job in Job.objects.filter(state="PENDING", verdict__isnull=True):
             JobVerdict.objects.create(
                 job=job,
-                code="limit",
+                code="project_limit",
                 message="x",
                 jobs_ahead=[],
                 decided_at=job.submitted_at,

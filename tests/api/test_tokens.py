@@ -70,14 +70,14 @@ def test_what_does_not_work(owner):
     ):
         answer = ask(wrong)
         assert answer.status_code == 401
-        assert answer.json()["code"] == "bad_token"
+        assert answer.json()["code"] == "invalid_token"
         assert answer["WWW-Authenticate"].startswith("Bearer")
     ApiToken.objects.update(expires_at=timezone.now())
     assert ask(text).json()["code"] == "token_expired"
     ApiToken.objects.update(expires_at=timezone.now() + dt.timedelta(days=1))
     owner.is_active = False
     owner.save()
-    assert ask(text).json()["code"] == "account_closed"
+    assert ask(text).json()["code"] == "account_deactivated"
 
 
 def test_a_revoked_token_stops_at_once(owner):
@@ -101,7 +101,7 @@ def test_a_token_makes_none_that_is_stronger_or_lives_longer(owner):
     by, _ = do_create_token(owner, name="by", scopes=[Scope.TOKENS, Scope.READ], days=3)
     with pytest.raises(Forbidden) as refused:
         do_create_token(owner, name="x", scopes=[Scope.ADMIN], by=by)
-    assert refused.value.code == "scope_too_strong"
+    assert refused.value.code == "scope_not_permitted"
     child, _ = do_create_token(owner, name="x", scopes=[Scope.READ], days=300, by=by)
     assert child.expires_at == by.expires_at
 
@@ -113,8 +113,8 @@ def test_a_token_neither_lists_nor_revokes_one_with_a_scope_it_lacks(owner, stro
     by, text = do_create_token(owner, name="by", scopes=[Scope.TOKENS])
     headers = {"Authorization": f"Bearer {text}"}
     refused = Client().delete(f"/api/v1/tokens/{other.public_id}/", headers=headers)
-    assert (refused.status_code, refused.json()["code"]) == (403, "scope_too_strong")
-    assert refused.json()["facts"] == {"scopes": [stronger.value]}
+    assert (refused.status_code, refused.json()["code"]) == (403, "scope_not_permitted")
+    assert refused.json()["details"] == {"scopes": [stronger.value]}
     other.refresh_from_db()
     assert other.revoked_at is None
     for weaker in (equal, by):
@@ -131,7 +131,7 @@ def test_a_token_neither_lists_nor_revokes_one_with_a_scope_it_lacks(owner, stro
 
 
 def test_rates_hold_for_each_token_and_for_all_of_a_person_together(owner, monkeypatch):
-    monkeypatch.setattr(throttle, "ANYTHING", throttle.RateLimit("anything", 3, 3600))
+    monkeypatch.setattr(throttle, "REQUESTS", throttle.RateLimit("anything", 3, 3600))
     texts = [do_create_token(owner, name="t", scopes=[Scope.READ])[1] for _ in range(3)]
     session = Client()
     session.force_login(owner)
@@ -172,7 +172,7 @@ def test_the_last_use_is_written_at_most_once_a_minute(owner, django_assert_num_
 
 
 def test_guessing_is_slowed(monkeypatch):
-    monkeypatch.setattr(throttle, "BAD_TOKENS", throttle.RateLimit("bad_tokens", 2, 60))
+    monkeypatch.setattr(throttle, "INVALID_TOKENS", throttle.RateLimit("bad_tokens", 2, 60))
     answers = [ask("fw_no") for _ in range(4)]
     assert [answer.status_code for answer in answers] == [401, 401, 429, 429]
     assert re.fullmatch(r"\d+", answers[-1]["Retry-After"])

@@ -208,7 +208,7 @@ def work_of(
     }
     JobVerdict.objects.create(
         job=work["job"],
-        code="no_fit_now",
+        code="insufficient_resources",
         message="Nothing is free.",
         details={},
         jobs_ahead=[],
@@ -217,7 +217,7 @@ def work_of(
     )
     work["extension"] = asked_for(work["running"])
     until = timezone.now() + dt.timedelta(days=1)
-    work["excuse"] = IdleExemption.objects.create(
+    work["exemption"] = IdleExemption.objects.create(
         job=work["workspace"], requested_by=owner, reason="a demo at noon", expires_at=until
     )
     return work
@@ -225,7 +225,7 @@ def work_of(
 
 def volume_of(project: Project) -> Volume:
     """A volume that only one project may use."""
-    row = Volume.objects.create(name="team", kind="path", path="/data/team")
+    row = Volume.objects.create(name="team", kind="host_path", path="/data/team")
     row.projects.add(project)
     return row
 

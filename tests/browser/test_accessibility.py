@@ -99,7 +99,7 @@ def test_shared_pages_pass_axe_on_a_phone(open_as, scene, dark):
         "/topologies/",
         "/volumes/",
         "/projects/",
-        "/people/",
+        "/users/",
         "/audit/",
         "/jobs/",
     ):
@@ -119,9 +119,9 @@ def test_the_page_after_a_restore_passes_axe(open_as, scene, dark, width):
     )
     away = scene.nodes["a100-1"].public_id
     page = open_as("r-castellan", dark=dark, width=width)
-    acts = [f"/restored/{row.public_id}/keep/", f"/restored/{row.public_id}/stop/"]
-    assert look_at(page, ["/restored/", *acts, f"/restored/nodes/{away}/fence/", "/people/"]) == ""
-    page.goto("/restored/")
+    acts = [f"/recovery/{row.public_id}/adopt/", f"/recovery/{row.public_id}/stop/"]
+    assert look_at(page, ["/recovery/", *acts, f"/recovery/nodes/{away}/fence/", "/users/"]) == ""
+    page.goto("/recovery/")
     assert page.evaluate(SQUEEZED) == []
 
 

@@ -19,7 +19,7 @@ def mark_of(fold: Locator) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("address", ["/launch/?kind=training", "/queue/", "/people/"])
+@pytest.mark.parametrize("address", ["/launch/?kind=training", "/queue/", "/users/"])
 def test_each_fold_has_a_mark_that_turns_as_it_opens(open_as, address):
     page = open_as("r-castellan")
     page.emulate_media(reduced_motion="reduce")

@@ -14,7 +14,7 @@ from portal.words.reasons import EndReason
 from scheduler.idleness import run_idle_pass
 from tests.browser.conftest import elsewhere
 from tests.browser.test_accessibility import look_at
-from tests.quiet import record_gpu_minutes, expire_countdown, record_tool_activity
+from tests.quiet import record_gpu_minutes, expire_countdown, simulate_tool_activity
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -36,7 +36,7 @@ def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
     expect(page.locator("[data-live-chip]")).to_have_text("live")
 
     record_gpu_minutes(gpu, *[0.0] * 13)
-    record_tool_activity(attempt, used_ago_s=700)
+    simulate_tool_activity(attempt, used_ago_s=700)
     elsewhere(run_idle_pass)
     banner = page.get_by_role("alert")
     expect(banner).to_contain_text("Nobody uses it")  # over the socket, without a reload
@@ -44,17 +44,17 @@ def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
     expect(left).to_contain_text("left")
     before = left.inner_text()
     expect(left).not_to_have_text(before, timeout=12_000)  # it counts
-    expect(page.locator("#job-head")).to_contain_text("Idle, held")
+    expect(page.locator("#job-head")).to_contain_text("Idle, holds GPUs")
 
     page.goto("/")
     card = page.locator(".fw-ws", has_text="label-qa")
     expect(card).to_contain_text("no use for")
     do_exempt_from_idle(scene.people["m-okafor"], scene.jobs["attn-probe"], "A debugger waits in it")
-    looked_at = ["/", f"/jobs/{job.public_id}/", "/requests/", f"/projects/{job.project.public_id}/"]
+    looked_at = ["/", f"/jobs/{job.public_id}/", "/approvals/", f"/projects/{job.project.public_id}/"]
     assert look_at(page, looked_at) == look_at(open_as("r-castellan", dark=True), looked_at[1:]) == ""
     page.goto(f"/jobs/{job.public_id}/")
-    page.get_by_role("button", name="Keep 1").click()
-    expect(page.get_by_text("label-qa is kept for a while")).to_be_visible()
+    page.get_by_role("button", name="Snooze for 1").click()
+    expect(page.get_by_text("label-qa is snoozed")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
 
     WorkspaceActivity.objects.filter(pk=attempt.pk).update(snoozed_until=timezone.now())

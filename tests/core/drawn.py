@@ -135,7 +135,7 @@ def counted(nodes: Iterable[NodeRow], running: Iterable[RunningRow]) -> tuple[No
             row,
             cpu_used_milli=sum(t.cpu_milli for t in tasks if t.node == row.id),
             memory_used_mib=sum(t.memory_mib for t in tasks if t.node == row.id),
-            gpus=tuple(replace(g, used_milli=used[g.uuid], whole=g.uuid in whole) for g in row.gpus),
+            gpus=tuple(replace(g, used_milli=used[g.uuid], exclusive=g.uuid in whole) for g in row.gpus),
         )
         for row in nodes
     )
@@ -269,8 +269,8 @@ def _drawn_pending(
             JobDependency(JobId(f"x{n}"), f"job x{n}", draw(st.sampled_from(projects)).id)
             for n in range(draw(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2])))
         ),
-        after_any=draw(st.booleans()),
-        layout_speeds=draw(st.sampled_from([(), SPEEDS, SPEEDS[:1], SPEEDS[1:]])),
+        ignore_dependency_failure=draw(st.booleans()),
+        layout_layout_speeds=draw(st.sampled_from([(), SPEEDS, SPEEDS[:1], SPEEDS[1:]])),
     )  # fmt: skip
 
 
@@ -302,7 +302,7 @@ def crowded(draw: st.DrawFn) -> Snapshot:
         waits(f"j{i}", draw(st.sampled_from(projects)).id, draw(st.integers(1, 4)),
               tasks=draw(st.sampled_from([1, 1, 2])), age_s=float(draw(st.integers(0, 3))),
               priority=draw(st.sampled_from([25, 50, 100])), preemptible=draw(st.integers(0, 3)) > 0,
-              milli_per_gpu=draw(st.sampled_from([1000, 1000, 500])), near=draw(st.sampled_from(NEARS)),
+              milli_per_gpu=draw(st.sampled_from([1000, 1000, 500])), topology_constraint=draw(st.sampled_from(NEARS)),
               time_limit_s=draw(st.sampled_from([None, None, 60.0])),
               user=draw(st.sampled_from([UserId("ada"), UserId("bob")])))
         for i in range(draw(st.integers(1, 5)))

@@ -10,30 +10,30 @@ from scheduler.core.ageing import ends_soon, ordered_s
 from scheduler.core.policy import Policy
 from tests.core.drawn import NOW_S, runs, waits
 
-PLAIN = Policy(size_ageing_s_per_gpu=0.0, predicted_ageing=0.0)
+PLAIN = Policy(size_penalty_s_per_gpu=0.0, predicted_duration_weight=0.0)
 
 
 @pytest.mark.parametrize(
     ("policy", "gpus", "tasks", "predicted_s", "shift_s"),
     [
         (PLAIN, 1, 1, 600.0, 0.0),
-        (replace(PLAIN, size_ageing_s_per_gpu=3_600.0), 1, 1, None, 3_600.0),
-        (replace(PLAIN, size_ageing_s_per_gpu=3_600.0), 4, 2, None, 8 * 3_600.0),
-        (replace(PLAIN, predicted_ageing=2.0), 8, 1, 500.0, 1_000.0),
-        (replace(PLAIN, predicted_ageing=2.0), 8, 1, None, 0.0),
-        (replace(PLAIN, predicted_ageing=1.0, size_ageing_s_per_gpu=10.0), 4, 1, 100.0, 140.0),
+        (replace(PLAIN, size_penalty_s_per_gpu=3_600.0), 1, 1, None, 3_600.0),
+        (replace(PLAIN, size_penalty_s_per_gpu=3_600.0), 4, 2, None, 8 * 3_600.0),
+        (replace(PLAIN, predicted_duration_weight=2.0), 8, 1, 500.0, 1_000.0),
+        (replace(PLAIN, predicted_duration_weight=2.0), 8, 1, None, 0.0),
+        (replace(PLAIN, predicted_duration_weight=1.0, size_penalty_s_per_gpu=10.0), 4, 1, 100.0, 140.0),
     ],
 )
 def test_a_job_is_moved_later_by_what_it_asks_for(
     policy: Policy, gpus: int, tasks: int, predicted_s: float | None, shift_s: float
 ) -> None:
-    row = waits("j", "p", gpus, tasks=tasks, age_s=50.0, predicted_s=predicted_s)
+    row = waits("j", "p", gpus, tasks=tasks, age_s=50.0, predicted_duration_s=predicted_s)
     assert ordered_s(row, policy) == NOW_S - 50.0 + shift_s
 
 
 def test_half_a_gpu_counts_half() -> None:
     row = waits("j", "p", 1, milli_per_gpu=500)
-    assert ordered_s(row, replace(PLAIN, size_ageing_s_per_gpu=100.0)) == NOW_S + 50.0
+    assert ordered_s(row, replace(PLAIN, size_penalty_s_per_gpu=100.0)) == NOW_S + 50.0
 
 
 @pytest.mark.parametrize(
@@ -48,5 +48,5 @@ def test_half_a_gpu_counts_half() -> None:
 )
 def test_who_is_about_to_end_is_left_to(predicted_end_s: float | None, spared: bool) -> None:
     row = replace(runs("r", "p", ("n", range(1))), predicted_end_s=predicted_end_s)
-    assert ends_soon(row, NOW_S, Policy(spare_ending_s=600.0)) is spared
-    assert not ends_soon(row, NOW_S, Policy(spare_ending_s=0.0))
+    assert ends_soon(row, NOW_S, Policy(near_end_protection_s=600.0)) is spared
+    assert not ends_soon(row, NOW_S, Policy(near_end_protection_s=0.0))

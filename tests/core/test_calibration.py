@@ -84,7 +84,7 @@ def test_an_hour_counts_by_the_root_of_how_many_it_has() -> None:
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.core.calibration.REMEMBERED", 50)
+    monkeypatch.setattr("scheduler.core.calibration.MAX_RESIDUALS", 50)
     draw = random.Random(1)
     waits_s = [draw.uniform(60.0, 9_000.0) for _ in range(200)]
     calibration, anew = taught(*waits_s), WaitCalibration()
@@ -104,8 +104,8 @@ def test_an_interval_is_in_order_and_never_in_the_past(
     learned: list[tuple[int, float, float, float]], milli: int, median_s: float
 ) -> None:
     calibration = WaitCalibration()
-    for size, made_s, played_s, waited_s in learned:
-        calibration.learn(size, NOW_S + made_s, played_s, waited_s)
+    for size, made_s, simulated_s, waited_s in learned:
+        calibration.learn(size, NOW_S + made_s, simulated_s, waited_s)
     found = calibration.interval(milli, median_s)
     assert 0.0 <= found.p10_s <= found.p50_s <= found.p90_s < 1e13
 

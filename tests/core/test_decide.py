@@ -226,9 +226,9 @@ def test_only_nodes_that_could_run_it_count() -> None:
 
 def test_a_driver_that_is_too_old_for_the_image_is_told_with_both_versions() -> None:
     nodes = [
-        node("n1", 2, cuda="12.2"),
-        node("n2", 2, cuda="12.10"),
-        node("n3", 8, cuda="11.8"),
+        node("n1", 2, driver_cuda="12.2"),
+        node("n2", 2, driver_cuda="12.10"),
+        node("n3", 8, driver_cuda="11.8"),
         node("n4", 0),
     ]
     unfit = (NodeId("n1"), NodeId("n3"))
@@ -351,11 +351,11 @@ SAID = [
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "code", "sentence"), SAID, ids=[f"{i}-{row[1]}" for i, row in enumerate(SAID)]
+    ("snapshot", "code", "message"), SAID, ids=[f"{i}-{row[1]}" for i, row in enumerate(SAID)]
 )
-def test_what_is_said(snapshot: Snapshot, code: VerdictCode, sentence: str) -> None:
+def test_what_is_said(snapshot: Snapshot, code: VerdictCode, message: str) -> None:
     said = verdict(decide(snapshot, POLICY), "j")
-    assert (said.code, said.message) == (code, sentence)
+    assert (said.code, said.message) == (code, message)
 
 
 def test_the_numbers_stand_beside_the_sentence() -> None:
@@ -430,7 +430,7 @@ BROKEN = [
     ("pending[j].tasks", replace(SOUND, pending=(waits("j", "nlp", tasks=0),))),
     ("pending[j].milli_per_gpu", replace(SOUND, pending=(waits("j", "nlp", milli_per_gpu=1001),))),
     ("pending[j].project", replace(SOUND, pending=(waits("j", "gone"),))),
-    ("pending[j].speeds", replace(SOUND, pending=(waits("j", "nlp", speeds=(FASTER_THAN_ALL,)),))),
+    ("pending[j].layout_speeds", replace(SOUND, pending=(waits("j", "nlp", layout_speeds=(FASTER_THAN_ALL,)),))),
 ]
 
 
@@ -460,8 +460,8 @@ def test_a_spoiled_save_is_refused_by_field(old: str, new: str, field: str) -> N
 
 def test_a_knob_out_of_range_is_refused_by_name() -> None:
     with pytest.raises(PolicyError) as refusal:
-        Policy(half_life_s=1.0)
-    assert refusal.value.field == "half_life_s"
+        Policy(usage_half_life_s=1.0)
+    assert refusal.value.field == "usage_half_life_s"
 
 
 # -- making room -----------------------------------------------------------------------------------------------
@@ -567,7 +567,7 @@ def test_the_taker_starts_on_the_places_that_were_kept_for_it() -> None:
     first_in_order = waits("urgent", "nlp", 3, priority=99, age_s=9.0)
     late = replace(released, pending=(*released.pending, first_in_order))
     assert started(decide(late, POLICY)) == {"j"}
-    forgotten = replace(late, pending=tuple(replace(row, kept=()) for row in late.pending))
+    forgotten = replace(late, pending=tuple(replace(row, nominated_tasks=()) for row in late.pending))
     assert started(decide(forgotten, POLICY)) == {"urgent"}  # so the promise is what decides
     cancelled = replace(late, pending=(first_in_order,))
     assert started(decide(cancelled, POLICY)) == {"urgent"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core import delaying
+from scheduler.core.forecast import delay_impact
 from scheduler.core.cluster import JobId, NodeId, ProjectId, ReservationRow, Snapshot
 from scheduler.core.delaying import MIN_DELAY_S, estimate_delay_impact
 from scheduler.core.policy import Policy
@@ -44,7 +44,7 @@ def test_who_needs_its_gpus_is_delayed_by_as_much_and_who_does_not_is_not() -> N
 def test_of_a_long_queue_the_first_are_looked_at_and_it_is_said(monkeypatch) -> None:
     line = [waits("slim", "p", 1, age_s=9.0), waits("wide", "p", 4, age_s=5.0)]
     assert asked(full(*line), END_S + HOUR).is_complete
-    monkeypatch.setattr(delaying, "LOOKED_AT", 1)
+    monkeypatch.setattr(delay_impact, "MAX_JOBS", 1)
     found = asked(full(*line), END_S + HOUR)
     assert (found.jobs, found.is_complete) == ((), False)
 
@@ -79,13 +79,13 @@ def test_who_does_not_run_delays_nobody_and_is_refused() -> None:
 
 @given(snapshots(), st.floats(60.0, 1e6), st.floats(1.0, 1e6), st.randoms(use_true_random=False))
 def test_delays_are_waiting_jobs_longest_first_and_the_order_of_rows_changes_nothing(
-    snapshot, end_s, more_s, dice
+    snapshot, end_s, extra_s, dice
 ) -> None:
     if not snapshot.running:
         return
     job, end_s = snapshot.running[0].job, snapshot.now_s + end_s
     policy = Policy()
-    found = estimate_delay_impact(snapshot, policy, job, end_s, end_s + more_s, DurationHistory())
+    found = estimate_delay_impact(snapshot, policy, job, end_s, end_s + extra_s, DurationHistory())
     late = [one.delay_s for one in found.jobs]
     assert late == sorted(late, reverse=True)
     assert all(MIN_DELAY_S <= by_s <= math.inf for by_s in late)
@@ -95,4 +95,4 @@ def test_delays_are_waiting_jobs_longest_first_and_the_order_of_rows_changes_not
         pending=tuple(dice.sample(snapshot.pending, len(snapshot.pending))),
         running=tuple(dice.sample(snapshot.running, len(snapshot.running))),
     )
-    assert estimate_delay_impact(mixed, policy, job, end_s, end_s + more_s, DurationHistory()) == found
+    assert estimate_delay_impact(mixed, policy, job, end_s, end_s + extra_s, DurationHistory()) == found

@@ -78,7 +78,7 @@ def test_a_share_waits_for_a_gpu_that_its_own_project_shares() -> None:
         pending=[waits("new", "ours", milli_per_gpu=500)],
     )
     ends_s = {theirs.job: NOW_S + 50.0, own.job: NOW_S + 90.0}
-    for policy, start_s in ((KEEPS_ALL, 50.0), (replace(KEEPS_ALL, share_gpus="anybody"), 0.0)):
+    for policy, start_s in ((KEEPS_ALL, 50.0), (replace(KEEPS_ALL, gpu_sharing_scope="any"), 0.0)):
         plan = replace(decide(photo, replace(policy, actions=())), starts=())
         outlook = QueueForecast(photo, plan, MAIN, taught(), policy, known_ends_s=ends_s)
         assert outlook.median_starts_s([JobId("new")]) == {JobId("new"): start_s}
@@ -256,7 +256,7 @@ def test_who_is_held_or_awaits_others_takes_nobodys_turn() -> None:
     running = [ends_in("r0", "p", 100.0, ("n0", range(1)))]
     before = [
         asks("held", "p", age_s=50.0, held=True),
-        asks("after", "p", age_s=40.0, after=(JobDependency(JobId("r0"), "r0", ProjectId("p")),)),
+        asks("after", "p", age_s=40.0, dependencies=(JobDependency(JobId("r0"), "r0", ProjectId("p")),)),
     ]
     snapshot = cluster([node("n0", 1)], [project("p")], running=running, pending=[*before, asks("me", "p")])
     assert foreseen(snapshot, "me") == 100.0

@@ -73,22 +73,22 @@ def test_both_must_be_known_to_be_quiet() -> None:
     for each in lost:
         assert inactive_since_s(each, NOW_S) is None
         assert next_step(each, SUSPEND, NOW_S) is IdleStep.NOTHING
-        assert next_step(replace(each, counts_down=True, stops_s=NOW_S - 1.0), SUSPEND, NOW_S) is IdleStep.CANCEL_COUNTDOWN
+        assert next_step(replace(each, countdown_started=True, suspend_at_s=NOW_S - 1.0), SUSPEND, NOW_S) is IdleStep.CANCEL_COUNTDOWN
 
 
 def test_from_idle_to_a_countdown_to_suspended() -> None:
     assert next_step(IDLE, replace(SUSPEND, after_s=7201.0), NOW_S) is IdleStep.NOTHING
     assert next_step(IDLE, SUSPEND, NOW_S) is IdleStep.START_COUNTDOWN
-    counting = replace(IDLE, counts_down=True, stops_s=NOW_S + 60.0)
+    counting = replace(IDLE, countdown_started=True, suspend_at_s=NOW_S + 60.0)
     assert next_step(counting, SUSPEND, NOW_S) is IdleStep.NOTHING
-    assert next_step(replace(counting, stops_s=NOW_S), SUSPEND, NOW_S) is IdleStep.SUSPEND
-    assert next_step(replace(counting, kept_until_s=NOW_S + 1.0), SUSPEND, NOW_S) is IdleStep.CANCEL_COUNTDOWN
-    assert next_step(replace(counting, kept_until_s=NOW_S - 1.0), SUSPEND, NOW_S) is IdleStep.NOTHING
+    assert next_step(replace(counting, suspend_at_s=NOW_S), SUSPEND, NOW_S) is IdleStep.SUSPEND
+    assert next_step(replace(counting, exempt_until_s=NOW_S + 1.0), SUSPEND, NOW_S) is IdleStep.CANCEL_COUNTDOWN
+    assert next_step(replace(counting, exempt_until_s=NOW_S - 1.0), SUSPEND, NOW_S) is IdleStep.NOTHING
     assert next_step(counting, replace(SUSPEND, action="off"), NOW_S) is IdleStep.CANCEL_COUNTDOWN
     # turned from one to the other meanwhile: an end is told a whole countdown before, or not at all
-    assert next_step(replace(counting, stops_s=None), SUSPEND, NOW_S) is IdleStep.START_COUNTDOWN
+    assert next_step(replace(counting, suspend_at_s=None), SUSPEND, NOW_S) is IdleStep.START_COUNTDOWN
     assert next_step(counting, NOTIFY, NOW_S) is IdleStep.START_COUNTDOWN
-    assert next_step(replace(counting, stops_s=None), NOTIFY, NOW_S) is IdleStep.NOTHING
+    assert next_step(replace(counting, suspend_at_s=None), NOTIFY, NOW_S) is IdleStep.NOTHING
 
 
 times = st.floats(0.0, 3e4)

@@ -85,7 +85,7 @@ CORRUPTED: list[tuple[str, RowKind, str, Snapshot]] = [
     ("node pool", RowKind.NODE, "bad", world(nodes=(replace(BAD, pool=PoolId("gone")), GOOD))),
     ("gpu overfull", RowKind.NODE, "bad", with_gpu(used_milli=1500)),
     ("gpu negative", RowKind.NODE, "bad", with_gpu(used_milli=-1)),
-    ("gpu free though held", RowKind.NODE, "bad", with_gpu(used_milli=0, whole=False)),
+    ("gpu free though held", RowKind.NODE, "bad", with_gpu(used_milli=0, exclusive=False)),
     ("gpu whole in part", RowKind.NODE, "bad", with_gpu(used_milli=500)),
     ("gpu capability", RowKind.NODE, "bad", with_gpu(compute_capability=math.nan)),
     ("gpu twice", RowKind.NODE, "bad", world(nodes=(replace(BAD, gpus=(*BAD.gpus, GPU)), GOOD))),
@@ -121,7 +121,7 @@ CORRUPTED: list[tuple[str, RowKind, str, Snapshot]] = [
     ("usage", RowKind.USAGE, "vision,main,ada",
      world(usage=(replace(SOUND.usage[0], gpu_seconds=-math.inf),))),
     ("reservation end", RowKind.RESERVATION, "r",
-     world(reservations=(replace(SOUND.reservations[0], to_s=math.inf),))),
+     world(reservations=(replace(SOUND.reservations[0], end_s=math.inf),))),
     ("reservation node", RowKind.RESERVATION, "r",
      world(reservations=(replace(SOUND.reservations[0], nodes=(NodeId("gone"), NodeId("bad"))),))),
     ("topology", RowKind.TOPOLOGY, "fabric", world(topologies=(TopologyRow("fabric", ("rack", "rack")),))),
@@ -182,7 +182,7 @@ def test_job_for_another_pool_starts_there_though_the_quota_of_one_pool_is_inval
 def test_job_that_asks_for_an_invalid_topology_waits_with_its_name() -> None:
     snapshot = world(
         topologies=(TopologyRow("fabric", ("rack", "rack")),),
-        pending=(waits("near", "vision", near=TopologyConstraint("fabric", "rack")),),
+        pending=(waits("near", "vision", topology_constraint=TopologyConstraint("fabric", "rack")),),
     )
     (verdict,) = isolate_faults(snapshot).verdicts
     assert verdict.job == "near" and "fabric" in verdict.message

@@ -61,7 +61,7 @@ def test_a_plan_that_mixes_them_up_is_no_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asks", "sentence"),
+    ("asks", "message"),
     [
         ({"mig_profile": "3g.40gb"}, "Needs 1 3g.40gb slice; there is no suitable 3g.40gb slice in this cluster."),
         (
@@ -75,9 +75,9 @@ def test_a_plan_that_mixes_them_up_is_no_plan() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_no_gpu_here_is_like_is_never(asks, sentence) -> None:
+def test_what_no_gpu_here_is_like_is_never(asks, message) -> None:
     (verdict,) = one(sliced("n0", 2, 1), **asks).verdicts
-    assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, sentence)
+    assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, message)
 
 
 def test_a_capability_that_is_not_known_is_not_enough() -> None:

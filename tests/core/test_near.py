@@ -31,13 +31,13 @@ def hall(*running, pending=(), nodes=("n0", "n1", "n2", "n3")) -> Snapshot:
 
 
 def test_a_gang_stands_in_the_one_rack_that_has_room() -> None:
-    gang = waits("j", "p", 4, tasks=2, near=ONE_RACK)
+    gang = waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)
     plan = decide(hall(runs("r", "q", ("n0", [0])), pending=[gang]), POLICY)
     assert {place for place, _ in places(plan, "j")} == {"n2", "n3"}
 
 
 def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
-    gang = waits("j", "p", 4, tasks=2, near=ONE_RACK)
+    gang = waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)
     fixed = {"preemptible": False}
     snapshot = hall(
         runs("r", "q", ("n0", [0]), **fixed), runs("s", "q", ("n2", [0]), **fixed), pending=[gang]
@@ -51,8 +51,8 @@ def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
     assert verdict.details["tasks_together"] == 1
     farther = preview_request(snapshot, POLICY, gang).alternatives
     assert farther[0].kind is AlternativeKind.RELAX_TOPOLOGY
-    assert farther[0].fields == {"near": None}
-    assert decide(hall(*snapshot.running, pending=[replace(gang, near=None)]), POLICY).starts
+    assert farther[0].fields == {"topology_constraint": None}
+    assert decide(hall(*snapshot.running, pending=[replace(gang, topology_constraint=None)]), POLICY).starts
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
         ),
     ],
 )
-def test_what_no_rack_could_ever_hold_is_never(near: TopologyConstraint, tasks: int, sentence: str) -> None:
-    plan = decide(hall(pending=[waits("j", "p", 4, tasks=tasks, near=near)]), POLICY)
+def test_what_no_rack_could_ever_hold_is_never(near: TopologyConstraint, tasks: int, message: str) -> None:
+    plan = decide(hall(pending=[waits("j", "p", 4, tasks=tasks, topology_constraint=near)]), POLICY)
     (verdict,) = plan.verdicts
-    assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, sentence)
+    assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, message)
 
 
 def test_what_is_only_preferred_keeps_nobody_waiting() -> None:
-    gang = waits("j", "p", 4, tasks=5, near=TopologyConstraint("fabric", None, "rack"))
+    gang = waits("j", "p", 4, tasks=5, topology_constraint=TopologyConstraint("fabric", None, "rack"))
     labelled = hall(pending=[gang])
     bare = replace(labelled, nodes=(*labelled.nodes, node("n9", 4)))
     assert len(places(decide(bare, POLICY), "j")) == 5
@@ -91,7 +91,7 @@ def test_what_is_only_preferred_keeps_nobody_waiting() -> None:
 
 
 def test_a_late_gang_reserves_within_one_rack() -> None:
-    gang = waits("j", "p", 4, tasks=2, age_s=1e6, near=ONE_RACK)
+    gang = waits("j", "p", 4, tasks=2, age_s=1e6, topology_constraint=ONE_RACK)
     short, long = (
         {"time_limit_s": 3_600, "preemptible": False},
         {"time_limit_s": 36_000, "preemptible": False},
@@ -106,14 +106,14 @@ def test_a_late_gang_reserves_within_one_rack() -> None:
 
 
 def test_a_job_that_runs_still_tells_how_near_it_must_stand() -> None:
-    snapshot = hall(pending=[waits("j", "p", 4, tasks=2, near=ONE_RACK)])
+    snapshot = hall(pending=[waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)])
     (row,) = apply_plan(snapshot, decide(snapshot, POLICY)).running
     assert row.topology_constraint == ONE_RACK
 
 
 def test_other_labels_and_topologies_are_seen_by_a_decision_that_remembers() -> None:
     memory = DecisionCache()
-    gang = waits("j", "p", 4, tasks=2, near=ONE_RACK)
+    gang = waits("j", "p", 4, tasks=2, topology_constraint=ONE_RACK)
     apart = hall(pending=[gang], nodes=("n0", "n2"))
     assert decide(apart, POLICY, memory).verdicts[0].code is VerdictCode.UNSATISFIABLE
     moved = replace(apart, nodes=(apart.nodes[0], replace(apart.nodes[1], labels=apart.nodes[0].labels)))

@@ -31,7 +31,7 @@ PLACEMENTS = ("pack", "fragmentation", "spread")
 def node(name: str, model: str = "A100", islands: tuple[int | None, ...] = (None,) * 4) -> NodeRow:
     """A node with a GPU for each of the islands; of all models the memory is alike, so that scores are equal."""
     row = drawn.node(name, len(islands), model=model)
-    gpus = tuple(replace(gpu, island=island) for gpu, island in zip(row.gpus, islands, strict=True))
+    gpus = tuple(replace(gpu, nvlink_island=island) for gpu, island in zip(row.gpus, islands, strict=True))
     return replace(row, gpus=gpus)
 
 
@@ -53,10 +53,10 @@ def where(plan: Plan, job: str = "j") -> list[str]:
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_of_equal_nodes_the_one_of_the_faster_model(placement: str, count: int) -> None:
     nodes = [node("a"), node("b", "H200"), node("c")]
-    plain, known = waits("j", "p", count), waits("j", "p", count, speeds=faster(ONE_H, ONE_A))
+    plain, known = waits("j", "p", count), waits("j", "p", count, layout_speeds=faster(ONE_H, ONE_A))
     assert where(decided(nodes, plain, placement=placement)) == ["a"]
     assert where(decided(nodes, known, placement=placement)) == ["b"]
-    slower = replace(known, speeds=faster(ONE_A, ONE_H))
+    slower = replace(known, layout_speeds=faster(ONE_A, ONE_H))
     assert where(decided(nodes, slower, placement=placement)) == ["a"]
 
 
@@ -65,20 +65,20 @@ def test_of_equal_nodes_the_one_of_the_faster_model(placement: str, count: int) 
 )
 def test_where_no_two_layouts_are_known_to_differ_the_name_decides(speeds: tuple[LayoutSpeed, ...]) -> None:
     nodes = [node("a"), node("b", "H200")]
-    assert where(decided(nodes, waits("j", "p", 2, speeds=speeds))) == ["a"]
+    assert where(decided(nodes, waits("j", "p", 2, layout_speeds=speeds))) == ["a"]
 
 
 def test_what_is_unknown_counts_as_the_slowest_that_is_known() -> None:
     nodes = [node("a", "L4"), node("b"), node("c", "H200")]
-    assert where(decided(nodes, waits("j", "p", 2, speeds=faster(ONE_H, ONE_A)))) == ["c"]
-    assert where(decided(nodes[:2], waits("j", "p", 2, speeds=faster(ONE_H, ONE_A)))) == ["a"]
-    assert where(decided(nodes[:2], waits("j", "p", 2, speeds=faster(ONE_A, ONE_H)))) == ["b"]
+    assert where(decided(nodes, waits("j", "p", 2, layout_speeds=faster(ONE_H, ONE_A)))) == ["c"]
+    assert where(decided(nodes[:2], waits("j", "p", 2, layout_speeds=faster(ONE_H, ONE_A)))) == ["a"]
+    assert where(decided(nodes[:2], waits("j", "p", 2, layout_speeds=faster(ONE_A, ONE_H)))) == ["b"]
 
 
 def test_the_score_comes_first() -> None:
     """The fuller node is taken, though the other one is faster."""
     nodes, held = [node("a"), node("b", "H200")], runs("r", "p", ("a", (0,)))
-    known = waits("j", "p", 2, speeds=faster(ONE_H, ONE_A))
+    known = waits("j", "p", 2, layout_speeds=faster(ONE_H, ONE_A))
     assert where(decided(nodes, known, running=[held])) == ["a"]
     assert where(decided(nodes, known, running=[held], placement="spread")) == ["b"]
 
@@ -90,18 +90,18 @@ def test_gpus_of_one_nvlink_island_where_these_are_known_to_be_faster() -> None:
     plain = waits("j", "p", 2)
     apart = Layout("A100", 1, 2, 0)
     assert where(decided(nodes, plain, running=held)) == ["a"]
-    assert where(decided(nodes, replace(plain, speeds=faster(ONE_A, apart)), running=held)) == ["b"]
-    assert where(decided(nodes, replace(plain, speeds=faster(apart, ONE_A)), running=held)) == ["a"]
+    assert where(decided(nodes, replace(plain, layout_speeds=faster(ONE_A, apart)), running=held)) == ["b"]
+    assert where(decided(nodes, replace(plain, layout_speeds=faster(apart, ONE_A)), running=held)) == ["a"]
 
 
 def test_a_gang_on_several_nodes_is_judged_as_a_whole() -> None:
     nodes = [node("a"), node("b"), node("c", "H200"), node("d", "H200")]
     gang = waits("j", "p", 4, tasks=2)
     assert where(decided(nodes, gang)) == ["a", "b"]
-    assert where(decided(nodes, replace(gang, speeds=faster(TWO_H, TWO_A)))) == ["c", "d"]
-    assert where(decided(nodes, replace(gang, speeds=faster(ONE_H, ONE_A)))) == ["a", "b"]
+    assert where(decided(nodes, replace(gang, layout_speeds=faster(TWO_H, TWO_A)))) == ["c", "d"]
+    assert where(decided(nodes, replace(gang, layout_speeds=faster(ONE_H, ONE_A)))) == ["a", "b"]
     mixed = Layout("A100 + H200", 2, 2, 0)
-    assert where(decided(nodes, replace(gang, speeds=faster(TWO_A, mixed)))) == ["a", "b"]
+    assert where(decided(nodes, replace(gang, layout_speeds=faster(TWO_A, mixed)))) == ["a", "b"]
 
 
 def test_the_levels_that_a_gang_crosses_belong_to_its_layout() -> None:
@@ -113,7 +113,7 @@ def test_the_levels_that_a_gang_crosses_belong_to_its_layout() -> None:
     mixed, far = Layout("A100 + H200", 2, 2, 0), Layout("A100 + H200", 2, 2, 2)
 
     def chosen(*speeds: Layout) -> list[str]:
-        return where(decided(nodes, replace(gang, speeds=faster(*speeds)), topologies=(FABRIC,)))
+        return where(decided(nodes, replace(gang, layout_speeds=faster(*speeds)), topologies=(FABRIC,)))
 
     assert chosen(mixed, TWO_A) == ["a", "c"]
     assert chosen(far, TWO_A) == ["a", "b"]
@@ -129,7 +129,7 @@ def test_a_saved_photograph_carries_what_is_known() -> None:
     snapshot = cluster(
         [node("a"), node("b", "H200")],
         [project("p")],
-        pending=[waits("j", "p", 2, speeds=faster(ONE_H, ONE_A))],
+        pending=[waits("j", "p", 2, layout_speeds=faster(ONE_H, ONE_A))],
     )
     again = snapshot_from_json(snapshot_to_json(snapshot))
     assert again == snapshot

@@ -196,4 +196,4 @@ def test_shares_of_a_gpu_are_of_one_project() -> None:
     other.adjust(mine[0], -1)
     assert (other.fit_count(ours), other.fit_count(theirs)) == (1, 0)
     floor.load_tenants(None)
-    assert floor.fit_count(theirs) == 1, "anybody"
+    assert floor.fit_count(theirs) == 1, "any"

@@ -71,7 +71,7 @@ def staged(
     free: CapacityBuckets, running: Sequence[RunningJob], line: Sequence[tuple[JobClass, float]], *quotas: QuotaRow
 ) -> SimulationInput:
     """Each of a line in its turn."""
-    lines = [each._replace(turns=(turn,)) for turn, (each, _) in enumerate(line)]
+    lines = [each._replace(positions=(turn,)) for turn, (each, _) in enumerate(line)]
     runs_s = [[runs] * SIMULATION_RUNS for _, runs in line]
     return SimulationInput(free, running, lines, runs_s, SHARE, ledger(running, *quotas) if quotas else None)
 
@@ -284,7 +284,7 @@ def stages(draw: st.DrawFn) -> SimulationInput:
     return SimulationInput(
         ground(*cells, sorts=[number % 2 for number in range(len(cells))]),
         running,
-        [line._replace(turns=mine) for line, mine in lines.items()],
+        [line._replace(positions=mine) for line, mine in lines.items()],
         draw(st.lists(st.lists(seconds, min_size=SIMULATION_RUNS, max_size=SIMULATION_RUNS), min_size=turns, max_size=turns)),
         UNLIKE,
         book if draw(st.booleans()) else None,
@@ -346,7 +346,7 @@ def test_a_quota_is_asked_again_for_the_next_of_a_line() -> None:
     stage = SimulationInput(
         ground(5),
         [],
-        [line._replace(turns=(0, 1, 2))],
+        [line._replace(positions=(0, 1, 2))],
         [[40.0] * SIMULATION_RUNS] * 3,
         SHARE,
         ledger([], quota("p", limit=2)),

@@ -28,21 +28,21 @@ def owed(age_s: float, pool: PoolRow, **changes: object) -> Snapshot:
     ("knobs", "own", "age_s", "asks"),
     [
         ((), None, 0.0, True),
-        ((("preempt_after_s", 600.0),), None, 599.0, False),
-        ((("preempt_after_s", 600.0),), None, 600.0, True),
-        ((("preempt_after_s", 600.0),), 60.0, 60.0, True),
+        ((("preemption_delay_s", 600.0),), None, 599.0, False),
+        ((("preemption_delay_s", 600.0),), None, 600.0, True),
+        ((("preemption_delay_s", 600.0),), 60.0, 60.0, True),
         ((), 60.0, 59.0, False),
     ],
 )
 def test_others_are_asked_only_once_it_waited_so_long(knobs, own, age_s, asks) -> None:
-    plan = decide(owed(age_s, PoolRow(MAIN, "main", None, knobs), preempt_after_s=own), Policy())
+    plan = decide(owed(age_s, PoolRow(MAIN, "main", None, knobs), preemption_delay_s=own), Policy())
     assert bool(plan.evictions) is asks
     if not asks:
         (verdict,) = plan.verdicts
         assert "Nobody is asked to leave for it before 1970-01-12 13:4" in verdict.message
-        assert verdict.details["asks_from_s"] == NOW_S + 1.0
+        assert verdict.details["preemption_from_s"] == NOW_S + 1.0
 
 
 def test_the_knob_of_the_cluster_holds_where_the_pool_has_none() -> None:
     snapshot = owed(10.0, PoolRow(MAIN, "main"))
-    assert not decide(snapshot, replace(Policy(), preempt_after_s=60.0)).evictions
+    assert not decide(snapshot, replace(Policy(), preemption_delay_s=60.0)).evictions

@@ -154,8 +154,8 @@ def test_as_time_goes_on_a_decision_that_remembers_keeps_up() -> None:
         ({"nodes": (NodeId("n9"),)}, "reservations[n0/0.0].nodes"),
         ({"nodes": (NodeId("n0"), NodeId("n0"))}, "reservations[n0/0.0].nodes[n0]"),
         ({"projects": (ProjectId("nobody"),)}, "reservations[n0/0.0].projects"),
-        ({"to_s": NOW_S}, "reservations[n0/0.0].to_s"),
-        ({"from_s": float("nan")}, "reservations[n0/0.0].from_s"),
+        ({"end_s": NOW_S}, "reservations[n0/0.0].end_s"),
+        ({"start_s": float("nan")}, "reservations[n0/0.0].start_s"),
     ],
 )
 def test_a_reservation_that_cannot_be_is_refused(wrong, field) -> None:

@@ -45,7 +45,7 @@ def test_nothing_is_reserved_for_a_gang_that_came_just_now_or_where_no_end_is_kn
     small = waits("small", "vision")
     assert started(decide(scene(small, age_s=60.0), POLICY)) == {"small"}
     assert started(decide(scene(small, limit_s=None), POLICY)) == {"small"}
-    patient = replace(POLICY, reserve_after_s=86_400.0)
+    patient = replace(POLICY, backfill_reserve_after_s=86_400.0)
     assert started(decide(scene(small), patient)) == {"small"}
 
 

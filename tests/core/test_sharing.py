@@ -26,7 +26,7 @@ def test_who_waits_for_a_share_is_told_that_others_share_the_gpu() -> None:
     (verdict,) = decide(photo, Policy()).verdicts
     assert "1 GPU with room is shared by other projects" in verdict.message
     assert verdict.details["gpus_shared_elsewhere"] == 1
-    (start,) = decide(photo, Policy(share_gpus="anybody")).starts
+    (start,) = decide(photo, Policy(gpu_sharing_scope="any")).starts
     assert start.tasks[0].gpus == (GpuShare(here.gpus[0].uuid, 500),)
     mine = replace(photo, running=(replace(stands, project=new.project),))
     assert len(decide(mine, Policy()).starts) == 1

@@ -119,7 +119,7 @@ def test_slots_are_free_ones_and_as_many_as_asked(island_of: list[int], data: st
 
 def test_a_task_of_several_gpus_stands_on_one_island() -> None:
     row = node("n", 8)
-    joined = replace(row, gpus=tuple(replace(gpu, island=gpu.index // 4) for gpu in row.gpus))
+    joined = replace(row, gpus=tuple(replace(gpu, nvlink_island=gpu.index // 4) for gpu in row.gpus))
     here = NodePlacer([joined], "pack")
     alone = TaskShape(1, 1000, None, None, 0, 0, (), None)
     first, second, third = (here.place_gang(alone._replace(gpus=n), 1) for n in (1, 4, 2))

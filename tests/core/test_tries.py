@@ -6,7 +6,7 @@ import pytest
 
 from portal.words.ends import FREE_RENDEZVOUS_FAILURES, counted_attempts
 
-APART = ("NODE_FAIL", "nodes_apart")
+APART = ("NODE_FAIL", "rendezvous_unreachable")
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ TRUSTS = st.builds(
 
 @given(node=TRUSTS, befell=EVENTS, served_s=st.none() | MOMENTS, room=st.booleans(), seed=st.integers())
 def test_laws_of_judging(node, befell, served_s, room, seed) -> None:
-    facts = {"now_s": NOW_S, "served_s": served_s, "on_trial": "a", "room": room}
+    facts = {"now_s": NOW_S, "served_s": served_s, "probation_attempt": "a", "room": room}
     after = evaluate(node, befell, **facts)
     assert after.state in {node.phase, BreakerState.QUARANTINED}, (
         "only time, a trial or an administrator bring a node back"
@@ -117,7 +117,7 @@ def test_laws_of_judging(node, befell, served_s, room, seed) -> None:
     if after != node:
         assert after.probe_at_s is not None and after.probe_at_s - NOW_S == trust.quarantine_s(after.trip_count)
         assert after.since_s == after.tripped_s == NOW_S
-        assert evaluate(after, befell, **facts) == after, "the same troubles never count twice"
+        assert evaluate(after, befell, **facts) == after, "the same incidents never count twice"
     shuffled = random.Random(seed).sample(befell, len(befell))
     assert evaluate(node, shuffled, **facts).state is after.state
     forgiven = trust.close_breaker(node, NOW_S, reset_trips=True)

@@ -18,5 +18,5 @@ def submit(scene: dict[str, Any], seconds: float = 0.2) -> Job:
         command=["sh", "-c", script],
         cpu_milli=100,
         memory_mib=64,
-        stop_grace_s=1,
+        termination_grace_s=1,
     )

@@ -28,13 +28,13 @@ MOMENTS_MS = [
 
 
 @pytest.fixture
-def scene(room: EngineHarness, request):
+def scene(harness: EngineHarness, request):
     owner = record.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     return {
         "killed": [],
-        "room": room,
-        "node": room.mark_enrolled(room.create_node(name=name)),
+        "harness": harness,
+        "node": harness.mark_enrolled(harness.create_node(name=name)),
         "owner": owner,
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
@@ -77,13 +77,13 @@ def submit(scene, seconds: float) -> Job:
     script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
     words = ["sh", "-c", script]
     return record.job(
-        scene["owner"], scene["project"], scene["environment"], command=words, memory_mib=64, stop_grace_s=1
+        scene["owner"], scene["project"], scene["environment"], command=words, memory_mib=64, termination_grace_s=1
     )
 
 
 def begun(scene) -> list[str]:
-    pattern = f"{scene['room'].folder}/homes/*/starts"
-    own = f"{scene['room'].folder}/{scene['node'].name}/homes/*/starts"
+    pattern = f"{scene['harness'].folder}/homes/*/starts"
+    own = f"{scene['harness'].folder}/{scene['node'].name}/homes/*/starts"
     return [
         line for path in glob.glob(own) + glob.glob(pattern) for line in Path(path).read_text().splitlines()
     ]
@@ -91,7 +91,7 @@ def begun(scene) -> list[str]:
 
 def ledger_knows(scene, job: Job) -> bool:
     try:
-        ledger = json.loads((scene["room"].folder / scene["node"].name / "state/ledger.json").read_text())
+        ledger = json.loads((scene["harness"].folder / scene["node"].name / "state/ledger.json").read_text())
     except (OSError, ValueError):
         return False
     return any(task["job"] == job.public_id for task in ledger["tasks"].values())
@@ -99,10 +99,10 @@ def ledger_knows(scene, job: Job) -> bool:
 
 def quiet(scene, job: Job):
     def look() -> bool:
-        alive = [name for name in containers_alive(scene["room"].folder) if job.public_id in name]
+        alive = [name for name in containers_alive(scene["harness"].folder) if job.public_id in name]
         assert len(alive) <= 1, alive
         job.refresh_from_db()
-        left = glob.glob(f"{scene['room'].folder}/{scene['node'].name}/state/tasks/fw-*")
+        left = glob.glob(f"{scene['harness'].folder}/{scene['node'].name}/state/tasks/fw-*")
         return job.ended_at is not None and held_milli() == 0 and not alive and not left
 
     return look
@@ -129,7 +129,7 @@ def test_killed_during_a_stop(scene, after_ms: int) -> None:
     lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
 
     def stopping() -> bool:
-        path = scene["room"].folder / scene["node"].name / "state/ledger.json"
+        path = scene["harness"].folder / scene["node"].name / "state/ledger.json"
         try:
             jobs = json.loads(path.read_text())["jobs"]
         except (OSError, ValueError):

@@ -32,11 +32,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConnectionPool]:
     """Two connections for this process, and little patience."""
-    monkeypatch.setattr(shared, "PING_WITHIN_S", 0.3)
-    monkeypatch.setattr(impatient.DATABASE_BREAKER, "lasts_s", 0.3)
+    monkeypatch.setattr(shared, "PING_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(impatient.DATABASE_BREAKER, "open_for_s", 0.3)
     connection.close()
     made = ConnectionPool(2, wait_s=0.3)
-    monkeypatch.setattr(DatabaseWrapper, "shared", made)
+    monkeypatch.setattr(DatabaseWrapper, "pool", made)
     yield made
     connection.close()
     made.close_idle()

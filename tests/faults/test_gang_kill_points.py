@@ -24,14 +24,14 @@ BEGIN = [
     "prepare.marked",
     "prepare.before_send",
     "prepare.answered",
-    "reach.before_send",
-    "reach.answered",
-    "reach.recorded",
+    "connectivity.before_send",
+    "connectivity.answered",
+    "connectivity.recorded",
     "start.before_send",
     "start.answered",
     "start.recorded",
 ]
-SHORT = {"reach.answered", "prepare.recorded"}
+SHORT = {"connectivity.answered", "prepare.recorded"}
 """The moments that are tried in each run; all of them in the long one."""
 SAYS = 'echo "$FAIRWAY_ATTEMPT $RANK" >> "{folder}/begun"; exec sleep 600'
 WITHIN_S = 25.0
@@ -42,15 +42,15 @@ def each_of(points: list[str]) -> list[Any]:
 
 
 @pytest.fixture
-def stand(room, request):
+def stand(harness, request):
     number = zlib.crc32(request.node.name.encode())
-    stand = TwoLocalNodes(room, f"k{number % 10**8}", SAYS)
+    stand = TwoLocalNodes(harness, f"k{number % 10**8}", SAYS)
     NodePool.objects.filter(pk=stand.pool.pk).update(allow_host_network=True)
     (stand.folder / "begun").touch()
     (stand.folder / "begun").chmod(0o666)
     first = 19_100 + 10 * (number % 80)
     for node in stand.nodes:
-        Node.objects.filter(pk=node.pk).update(settings=node.settings | {"gang_ports": [first, first + 9]})
+        Node.objects.filter(pk=node.pk).update(settings=node.settings | {"rendezvous_ports": [first, first + 9]})
     return stand
 
 
@@ -89,7 +89,7 @@ def test_killed_while_a_gang_begins(stand: TwoLocalNodes, point: str) -> None:
     "point",
     [
         *each_of(["prepare.answered", "prepare.recorded"]),
-        pytest.param("reach.answered", marks=pytest.mark.long),
+        pytest.param("connectivity.answered", marks=pytest.mark.long),
     ],
 )
 def test_killed_between_the_steps_and_cancelled_before_anybody_is_back(stand: TwoLocalNodes, point: str) -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 SUBMIT = ["hint.before_send", "hint.sent"]
 START = [
-    "cycle.photographed",
+    "cycle.snapshot_taken",
     "cycle.decided",
     "commit.in_transaction",
     "commit.before_commit",
@@ -50,23 +50,23 @@ HEALED_WITHIN_S = 20.0
 
 @pytest.fixture(scope="module")
 def folder_and_room():
-    with engine_harness() as room:
-        yield room
+    with engine_harness() as harness:
+        yield harness
 
 
 @pytest.fixture
-def room(folder_and_room, settings, request):
-    room = folder_and_room
-    settings.DATA_DIR = room.folder
-    settings.LOG_DIR = Path(room.folder) / "logs"
-    return room
+def harness(folder_and_room, settings, request):
+    harness = folder_and_room
+    settings.DATA_DIR = harness.folder
+    settings.LOG_DIR = Path(harness.folder) / "logs"
+    return harness
 
 
 @pytest.fixture
-def scene(room: EngineHarness, request):
+def scene(harness: EngineHarness, request):
     owner = record.user("ada")
     return {
-        "node": room.mark_enrolled(room.create_node(name=f"n{abs(hash(request.node.name)) % 10**9}")),
+        "node": harness.mark_enrolled(harness.create_node(name=f"n{abs(hash(request.node.name)) % 10**9}")),
         "owner": owner,
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
@@ -83,20 +83,20 @@ def ended(job: Job) -> bool:
     return JobState(job.state) in TERMINAL_JOB_STATES
 
 
-def starts_of(room: EngineHarness, job: Job) -> list[str]:
+def starts_of(harness: EngineHarness, job: Job) -> list[str]:
     """Attempts of the job that really began to run, one line for each time they did."""
     lines: list[str] = []
-    for path in map(Path, glob.glob(f"{room.folder}/*/homes/*/starts")):
+    for path in map(Path, glob.glob(f"{harness.folder}/*/homes/*/starts")):
         lines += [line.split()[1] for line in path.read_text().splitlines() if line.startswith(job.public_id)]
     return lines
 
 
-def healed(room: EngineHarness, scene, job: Job) -> Callable[[], bool]:
+def healed(harness: EngineHarness, scene, job: Job) -> Callable[[], bool]:
     """Ended, nothing held, nothing alive, nothing left on the node; at no time two containers of the job."""
-    node_folder = room.folder / scene["node"].name
+    node_folder = harness.folder / scene["node"].name
 
     def look() -> bool:
-        alive = [name for name in containers_alive(room.folder) if job.public_id in name]
+        alive = [name for name in containers_alive(harness.folder) if job.public_id in name]
         assert len(alive) <= 1, alive
         left = glob.glob(f"{node_folder}/state/tasks/fw-*")
         return ended(job) and held_milli() == 0 and not alive and not left
@@ -104,8 +104,8 @@ def healed(room: EngineHarness, scene, job: Job) -> Callable[[], bool]:
     return look
 
 
-def check_the_books(room: EngineHarness, job: Job) -> None:
-    starts = starts_of(room, job)
+def check_the_books(harness: EngineHarness, job: Job) -> None:
+    starts = starts_of(harness, job)
     assert len(starts) == len(set(starts)), f"an attempt began twice: {starts}"
     assert not UsageInterval.objects.filter(ended_at__isnull=True).exists()
     for attempt in Attempt.objects.filter(job=job):
@@ -113,65 +113,65 @@ def check_the_books(room: EngineHarness, job: Job) -> None:
 
 
 @pytest.mark.parametrize("point", SUBMIT)
-def test_killed_while_submitting(room: EngineHarness, scene, point: str) -> None:
+def test_killed_while_submitting(harness: EngineHarness, scene, point: str) -> None:
     assert crashes_at(point, lambda: submit(scene, 0.1))
     job = Job.objects.get()  # the transaction was over: the job is there although nobody was told
-    assert InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S)
+    assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)
     job.refresh_from_db()
     assert job.state == JobState.COMPLETED
-    assert starts_of(room, job) == ["1"]
-    check_the_books(room, job)
+    assert starts_of(harness, job) == ["1"]
+    check_the_books(harness, job)
 
 
 @pytest.mark.parametrize("point", START + END)
-def test_killed_while_starting_or_ending(room: EngineHarness, scene, point: str) -> None:
+def test_killed_while_starting_or_ending(harness: EngineHarness, scene, point: str) -> None:
     job = submit(scene, 0.4)
-    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S)), (
+    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)), (
         "never came by"
     )
     leases_run_out()
     began_s = time.monotonic()
-    assert InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
+    assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()
     assert job.state == JobState.COMPLETED, room_story(job)
-    assert starts_of(room, job) == ["1"], "a dead portal must not disturb what runs"
-    check_the_books(room, job)
+    assert starts_of(harness, job) == ["1"], "a dead portal must not disturb what runs"
+    check_the_books(harness, job)
     assert time.monotonic() - began_s < budget_s(HEALED_WITHIN_S)
 
 
 @pytest.mark.parametrize("point", STOP)
-def test_killed_while_stopping(room: EngineHarness, scene, point: str) -> None:
+def test_killed_while_stopping(harness: EngineHarness, scene, point: str) -> None:
     job = submit(scene, 600)
-    assert InProcessEngine().run_until(lambda: bool(containers_alive(room.folder)), HEALED_WITHIN_S)
+    assert InProcessEngine().run_until(lambda: bool(containers_alive(harness.folder)), HEALED_WITHIN_S)
     lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S)), (
+    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)), (
         "never came by"
     )
     leases_run_out()
-    assert InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
+    assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED
-    assert starts_of(room, job) == ["1"]
-    check_the_books(room, job)
+    assert starts_of(harness, job) == ["1"]
+    check_the_books(harness, job)
 
 
 @pytest.mark.parametrize("point", ["start.marked", "start.before_send", "start.answered"])
-def test_cancelled_after_a_death_while_starting(room: EngineHarness, scene, point: str) -> None:
+def test_cancelled_after_a_death_while_starting(harness: EngineHarness, scene, point: str) -> None:
     """The start may or may not have arrived; a cancel now must end it either way, and it never runs later."""
     job = submit(scene, 600)
-    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S))
+    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S))
     lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     leases_run_out()
-    assert InProcessEngine().run_until(healed(room, scene, job), HEALED_WITHIN_S), room_story(job)
+    assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()
     assert job.state == JobState.CANCELLED
-    assert len(starts_of(room, job)) <= 1
-    check_the_books(room, job)
+    assert len(starts_of(harness, job)) <= 1
+    check_the_books(harness, job)
 
 
 def room_story(job: Job) -> str:
     """What happened to the job, for the reader of a failed test."""
     return "\n".join(
-        f"{event.at:%H:%M:%S.%f} {event.kind} {event.before}>{event.after} {event.reason} {event.sentence}"
+        f"{event.at:%H:%M:%S.%f} {event.kind} {event.before}>{event.after} {event.reason} {event.message}"
         for event in job.events.all()
     )

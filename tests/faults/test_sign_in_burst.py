@@ -145,7 +145,7 @@ def test_all_slots_in_use_every_name_is_refused_alike_and_no_try_is_counted(all_
 
 @pytest.mark.django_db
 def test_all_slots_in_use_other_ways_to_hash_are_refused_and_change_nothing(all_slots_in_use, settings):
-    settings.PASSWORD_HASHERS = ["tests.quick_hash.QuickArgon2", HASHER]
+    settings.PASSWORD_HASHERS = ["tests.fast_password_hasher.FastArgon2Hasher", HASHER]
     admin = record.user("boss", admin=True, password=record.PASSWORD)
     _, code = people.do_create_invitation(admin, full_name="Ada")
     settings.PASSWORD_HASHERS = [HASHER]
@@ -183,7 +183,7 @@ async def test_health_check_answers_while_django_does_not(monkeypatch, method):
     async def never(*_: object) -> None:
         raise AssertionError("asked Django")
 
-    monkeypatch.setattr(portal.asgi, "_pages", never)
+    monkeypatch.setattr(portal.asgi, "_http_app", never)
     said: list[dict[str, object]] = []
 
     async def send(message: dict[str, object]) -> None:

@@ -45,10 +45,10 @@ def leases_run_out() -> None:
 class Stand:
     """A node of eight GPUs, and acts that a child does and dies of."""
 
-    def __init__(self, room: EngineHarness, name: str) -> None:
-        self.room = room
+    def __init__(self, harness: EngineHarness, name: str) -> None:
+        self.harness = harness
         owner = record.user("ada")
-        self.node = room.mark_enrolled(room.create_node(name=name, gpus=GPUS), gpus=GPUS)
+        self.node = harness.mark_enrolled(harness.create_node(name=name, gpus=GPUS), gpus=GPUS)
         Node.objects.filter(pk=self.node.pk).update(cpu_milli=64_000)
         self.scene = {
             "owner": owner,
@@ -72,7 +72,7 @@ class Stand:
     def starts(self) -> list[str]:
         return [
             line
-            for path in self.room.folder.glob(f"{self.node.name}/homes/*/starts")
+            for path in self.harness.folder.glob(f"{self.node.name}/homes/*/starts")
             for line in path.read_text().splitlines()
         ]
 
@@ -131,8 +131,8 @@ class Stand:
 
         def look() -> bool:
             live = Job.objects.exclude(state__in=[state.value for state in TERMINAL_JOB_STATES]).exists()
-            left = list(self.room.folder.glob(f"{self.node.name}/state/tasks/fw-*"))
-            return not live and held_milli() == 0 and not containers_alive(self.room.folder) and not left
+            left = list(self.harness.folder.glob(f"{self.node.name}/state/tasks/fw-*"))
+            return not live and held_milli() == 0 and not containers_alive(self.harness.folder) and not left
 
         assert InProcessEngine().run_until(look, HEALED_WITHIN_S), (
             told(),
@@ -155,9 +155,9 @@ ACTS = {
 }
 
 
-def sweep(room: EngineHarness, act: str, stride: int, times: int) -> tuple[int, int]:
+def sweep(harness: EngineHarness, act: str, stride: int, times: int) -> tuple[int, int]:
     """Kills at each ``stride``-th call; gives how many calls the act makes and how many points were swept."""
-    stand = Stand(room, f"c{act}")
+    stand = Stand(harness, f"c{act}")
     job = stand.before(act)
     calls = calls_of(lambda: stand.do(act, job))
     stand.heal(ACTS[act], lambda: "before the sweep")
@@ -173,8 +173,8 @@ def sweep(room: EngineHarness, act: str, stride: int, times: int) -> tuple[int, 
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_killed_at_every_second_system_call_three_times(room, capsys, act: str) -> None:
-    calls, died = sweep(room, act, stride=2, times=3)
+def test_killed_at_every_second_system_call_three_times(harness, capsys, act: str) -> None:
+    calls, died = sweep(harness, act, stride=2, times=3)
     with capsys.disabled():
         print(f"\n{act}: {calls} system calls, killed {died} times at {-(-calls // 2)} of them")
     assert died >= calls, "more than two of three, for a call may be missing in a later run"

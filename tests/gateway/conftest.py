@@ -13,10 +13,10 @@ import pytest
 from portal.models import Job, User
 from portal.services.workspaces import do_open_workspace
 from tests import record
-from tests.engine_room import room, shared_room
+from tests.engine_room import harness, shared_harness
 from tests.gateway.stand import Stand, running_workspace, sign_in
 
-__all__ = ["room", "shared_room"]
+__all__ = ["harness", "shared_harness"]
 
 
 @pytest.fixture(scope="session")

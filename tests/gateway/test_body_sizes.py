@@ -131,8 +131,8 @@ def test_a_limit_for_uploads_to_workspaces_can_be_set(
 
 
 def test_a_body_that_stops_coming_is_let_go(stand, monkeypatch):
-    monkeypatch.setattr(forward, "BODY_SILENT_S", 0.2)
-    monkeypatch.setattr(forward, "LONG_AFTER_S", 0.2)
+    monkeypatch.setattr(forward, "BODY_IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(forward, "WATCH_AFTER_S", 0.2)
     head = "POST /echo HTTP/1.1\r\nHost: localhost:8000\r\nContent-Length: 100\r\n"
     status, headers, _, _ = _talk(stand, head, b"only this")
     assert (status, headers["connection"]) == (408, "close")

@@ -120,16 +120,16 @@ def _is_known_to_be_used(stand, job: Job, own: dict[str, str], kernel: str) -> N
     """What the gateway writes down: kernels by JupyterLab's own word, whose open page reads lists all the time."""
     seconds = dt.timedelta(seconds=1)
     first = _looked(job)
-    assert first.tool_used_at is not None and first.tool_seen_at - first.tool_used_at < 30 * seconds
+    assert first.tool_active_at is not None and first.tool_polled_at - first.tool_active_at < 30 * seconds
     with stand.browser(job) as browser:
         assert browser.get("/api/kernels", headers=own).status_code == 200
         assert browser.get("/api/terminals", headers=own).status_code == 200
     time.sleep(1.2)
     again = _looked(job)
     assert (
-        abs(again.tool_used_at - first.tool_used_at) < seconds
+        abs(again.tool_active_at - first.tool_active_at) < seconds
     )  # reading is no use, and nothing else happened
-    assert again.tool_since == first.tool_since and again.tool_seen_at > first.tool_seen_at
+    assert again.tool_polled_since == first.tool_polled_since and again.tool_polled_at > first.tool_polled_at
 
     async def sleeps() -> WorkspaceActivity:
         address = f"http://127.0.0.1:{stand.port}/api/kernels/{kernel}/channels"
@@ -143,12 +143,12 @@ def _is_known_to_be_used(stand, job: Job, own: dict[str, str], kernel: str) -> N
             return await asyncio.to_thread(_looked, job)
 
     busy = asyncio.run(asyncio.wait_for(sleeps(), 60))
-    assert busy.tool_seen_at - busy.tool_used_at < seconds / 2  # it computes, and says nothing meanwhile
+    assert busy.tool_polled_at - busy.tool_active_at < seconds / 2  # it computes, and says nothing meanwhile
     with stand.browser(job) as browser:
         assert browser.post(f"/api/kernels/{kernel}/interrupt", headers=own).is_success
-    WorkspaceActivity.objects.update(tool_polled_at=busy.tool_seen_at - 200 * seconds)
+    WorkspaceActivity.objects.update(tool_polled_at=busy.tool_polled_at - 200 * seconds)
     assert (
-        _looked(job).tool_since > busy.tool_seen_at
+        _looked(job).tool_polled_since > busy.tool_polled_at
     )  # nobody looked for a while: what was known counts no more
 
 

@@ -30,9 +30,9 @@ AT_MOST_S = 5.0
 
 
 @pytest.fixture
-def running(stand: Stand, room: EngineHarness, owner: User) -> Iterator[Job]:
+def running(stand: Stand, harness: EngineHarness, owner: User) -> Iterator[Job]:
     """A job that runs on this machine; its actor goes on working beside the test."""
-    room.mark_enrolled(room.create_node(name=f"n{time.monotonic_ns()}"))
+    harness.mark_enrolled(harness.create_node(name=f"n{time.monotonic_ns()}"))
     project = record.project(member=owner)
     environment = record.environment(runtime="process", tool=False)
     job = record.job(owner, project, environment, command=["sleep", "600"], gpus_per_task=1)

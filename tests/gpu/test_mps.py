@@ -57,7 +57,7 @@ def link() -> Iterator[Link]:
         yield opened
         for job in ("jsmall", "jlarge"):
             opened.request("stop", timeout_s=30, epoch=1, job=job, attempt=1, grace_s=0)
-        wait_for("the daemon's end", lambda: not list((folder / "state/mps").glob("*/order.json")))
+        wait_for("the daemon's end", lambda: not list((folder / "state/mps").glob("*/launch.json")))
     shutil.rmtree(folder)
 
 
@@ -86,9 +86,9 @@ def test_memory_and_multiprocessors_are_those_of_the_share(link: Link) -> None:
     gpu = link.hello.gpus[0]
     small = begin(link, "jsmall", gpu.uuid, 250)
     large = begin(link, "jlarge", gpu.uuid, 500)
-    print(f"\n{gpu.model}: {gpu.memory_mib} MiB, {gpu.reserved_mib} reserved; {small=} {large=}")
+    print(f"\n{gpu.model}: {gpu.memory_mib} MiB, {gpu.driver_reserved_mib} reserved; {small=} {large=}")
     for told, milli in ((small, 250), (large, 500)):
-        assert told["limit_mib"] == (gpu.memory_mib - (gpu.reserved_mib or 0)) * milli // 1000
+        assert told["limit_mib"] == (gpu.memory_mib - (gpu.driver_reserved_mib or 0)) * milli // 1000
         assert told["too_much"] == OUT_OF_MEMORY and told["enough"] == 0
     assert small["multiprocessors"] < large["multiprocessors"]
     rows = link.request("stats", timeout_s=20, once=True)["sample"]["gpus"][gpu.index]["processes"]

@@ -45,9 +45,9 @@ def test_every_gpu_has_its_facts(gpus: GpuProvider) -> None:
     for gpu in told:
         assert gpu.uuid.startswith(("GPU-", "MIG-"))
         assert gpu.model.startswith("NVIDIA") or "Tesla" in gpu.model
-        assert gpu.health == "ok", gpu.health_sentence
+        assert gpu.health == "ok", gpu.health_message
         assert gpu.memory_mib is not None and gpu.memory_mib > 1000
-        assert gpu.reserved_mib is None or 0 < gpu.reserved_mib < gpu.memory_mib / 4
+        assert gpu.driver_reserved_mib is None or 0 < gpu.driver_reserved_mib < gpu.memory_mib / 4
         assert gpu.compute_capability is not None and gpu.compute_capability >= 3.0
         assert gpu.bus_id is not None and Path("/sys/bus/pci/devices", gpu.bus_id[4:].lower()).exists()
         assert not gpu.fatal

@@ -42,7 +42,7 @@ from portal.standalone.folder import DataFolder
 from portal.config import places
 with borrowed_database(DataFolder(places.data_dir(), service_account()), alone=True):
     row = ClusterSettings.objects.get(id=1)
-    print(json.dumps([row.cluster_id, row.adopt_only, *NodePool.objects.values_list("name", flat=True),
+    print(json.dumps([row.cluster_id, row.recovery_mode, *NodePool.objects.values_list("name", flat=True),
         *Project.objects.values_list("name", flat=True)]))
 """
 

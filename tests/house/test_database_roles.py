@@ -83,8 +83,8 @@ def test_services_role_has_the_use_of_every_table_and_no_more(two_roles):
     [
         *(f"TRUNCATE {table} CASCADE" for table in APPEND_ONLY_TABLES),
         *(f"DELETE FROM {table}" for table in APPEND_ONLY_TABLES),
-        "UPDATE portal_auditentry SET act = 'nothing'",
-        "UPDATE portal_jobevent SET sentence = ''",
+        "UPDATE portal_auditentry SET action = 'nothing'",
+        "UPDATE portal_jobevent SET message = ''",
         "TRUNCATE portal_user CASCADE",
         "DROP TABLE portal_auditentry",
         "ALTER TABLE portal_auditentry DISABLE TRIGGER ALL",

@@ -42,8 +42,8 @@ PROCESSES = {
 )
 def test_unsafe_setting_is_named(setting, value, word):
     assert unsafe_setting_errors(**SAFE) == []
-    (sentence,) = unsafe_setting_errors(**SAFE | {setting: value})
-    assert word in sentence
+    (message,) = unsafe_setting_errors(**SAFE | {setting: value})
+    assert word in message
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def eventually(condition: Callable[[], bool], limit_s: float = 30) -> bool:
-    """Whether ``true()`` became so within the limit."""
+    """Whether ``condition()`` became so within the limit."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         if condition():

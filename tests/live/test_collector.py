@@ -171,7 +171,7 @@ def test_logs_of_a_running_task_grow_in_the_browser(stand, tmp_path):
         "mounts": [],
         "env": {},
         "secret_files": {},
-        "stop_grace_s": 1,
+        "termination_grace_s": 1,
     }
 
     async def run():

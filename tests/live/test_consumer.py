@@ -217,7 +217,7 @@ def test_odd_words_are_refused_and_harmless(stand, words):
 
 
 def test_a_person_has_a_bounded_number_of_sockets(stand, monkeypatch):
-    monkeypatch.setattr("portal.live.consumers.MAX_SOCKETS_A_PERSON", 3)
+    monkeypatch.setattr("portal.live.consumers.MAX_SOCKETS_PER_USER", 3)
     key = sign_in(record.user())
 
     async def run() -> None:

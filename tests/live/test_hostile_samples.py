@@ -80,7 +80,7 @@ def heard(node: Node) -> Any:
 
 
 def test_a_forged_sample_ends_no_job_of_another_node_and_books_no_energy_to_it(nodes, monkeypatch) -> None:
-    monkeypatch.setattr(overuse, "OVER_S", 0.5)
+    monkeypatch.setattr(overuse, "REPORT_AFTER_S", 0.5)
     hostile, honest = nodes
     job, attempt = running_share(honest)
     process = {"pid": 7, "memory_mib": 81_000, "job": job.public_id, "attempt": 1, "foreign": False}
@@ -97,7 +97,7 @@ def test_a_forged_sample_ends_no_job_of_another_node_and_books_no_energy_to_it(n
         until(lambda: heard(hostile) and heard(honest) and time.monotonic() - began > 3)
         frame = heard(hostile)[hostile.public_id]
     attempt.refresh_from_db()
-    assert attempt.stop_wanted_at is None
+    assert attempt.stop_requested_at is None
     assert [gpu["uuid"] for gpu in frame["gpus"]] == uuids(hostile)
     minutes = NodeMetricsMinute.objects.filter(node=hostile)
     assert minutes and all(row.gpu_uuids == uuids(hostile) and not row.tasks for row in minutes)
@@ -127,22 +127,22 @@ def test_a_malformed_sample_keeps_no_minute_of_another_node_from_being_written(n
 
 
 def test_a_node_that_keeps_sending_malformed_samples_is_put_aside_with_that_cause(nodes, monkeypatch) -> None:
-    monkeypatch.setattr(collector, "MALFORMED_EVERY_S", 0.1)
+    monkeypatch.setattr(collector, "MALFORMED_REPORT_INTERVAL_S", 0.1)
     hostile, honest = nodes
     bad = sample(reading("\0"))
     with collecting(
         opener_of(hostile=lambda: (bad for _ in itertools.count()), honest=honest_samples(honest))
     ):
-        until(lambda: Node.objects.get(pk=hostile.pk).breaker_state == "aside")
+        until(lambda: Node.objects.get(pk=hostile.pk).breaker_state == "quarantined")
         rows = NodeIncident.objects.filter(node=hostile).count()
         until(lambda: heard(honest))
     hostile.refresh_from_db()
-    assert (hostile.trust_cause, hostile.trust_sentence) == (
+    assert (hostile.breaker_cause, hostile.breaker_message) == (
         "malformed",
         "It keeps sending what the protocol does not allow.",
     )
     assert rows == NodeIncident.objects.filter(node=hostile).count(), "no rows while it is aside"
-    assert Node.objects.get(pk=honest.pk).breaker_state == "trusted"
+    assert Node.objects.get(pk=honest.pk).breaker_state == "healthy"
 
 
 def test_what_the_database_refuses_of_one_node_costs_the_others_nothing(nodes) -> None:
@@ -161,7 +161,7 @@ def test_what_the_database_refuses_of_one_node_costs_the_others_nothing(nodes) -
     notes[honest.public_id].foreign_users[uuids(honest)[0]] = "python (process 7)"
     flush(notes)
     assert NodeMetricsMinute.objects.get().node == honest
-    assert honest.gpus.exclude(foreign_process_owner="").get().foreign_user == "python (process 7)"
+    assert honest.gpus.exclude(foreign_process_owner="").get().foreign_process_owner == "python (process 7)"
 
 
 def test_a_foreign_program_is_believed_of_a_nodes_own_gpus_only(nodes) -> None:

@@ -208,7 +208,7 @@ def test_what_is_no_pattern_is_said(pattern):
 
 
 def test_a_pattern_without_end_is_ended(monkeypatch):
-    monkeypatch.setattr(log_search, "WITHIN_S", 0.7)
+    monkeypatch.setattr(log_search, "SEARCH_TIMEOUT_S", 0.7)
     log = _write(b"a" * 200 + b"!\n", "raw")
     began_s = time.monotonic()
     with pytest.raises(InvalidRequest, match="too long"):
@@ -247,7 +247,7 @@ def test_old_logs_are_removed_and_that_is_said(db, settings):
     Job.objects.filter(pk__in=[jobs[0].pk, jobs[1].pk]).update(ended_at=timezone.now())
     Job.objects.filter(pk=jobs[0].pk).update(ended_at=long_ago)
     assert delete_expired_logs() == 0, "kept for ever where nothing else is said"
-    settings.LOGS_KEPT_DAYS = 30
+    settings.LOG_RETENTION_DAYS = 30
     assert (delete_expired_logs(), delete_expired_logs()) == (1, 0)
     kept = [log_path(job.public_id, 1, 0, "raw").exists() for job in jobs]
     assert kept == [False, True, True], "one still runs, one ended today"

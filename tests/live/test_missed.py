@@ -93,7 +93,7 @@ def test_what_is_watched_already_was_heard_and_not_missed(stand):
 
 def test_without_valkey_everything_counts_as_missed(monkeypatch):
     away = redis.Redis(port=1, socket_connect_timeout=0.5)
-    monkeypatch.setattr(told, "valkey", lambda within_s: away)
+    monkeypatch.setattr(told, "valkey_client", lambda within_s: away)
     told.mark_announced(["user.a"])
     assert told.announced_since({"user.a": told.now_ms()}) == {"user.a"}
     assert told.announced_since({}) == set()

@@ -50,10 +50,10 @@ def test_it_ends_what_lasts_and_not_what_comes_for_a_moment() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the runtime process gives each job a uid of its own")
 @pytest.mark.django_db(transaction=True)
-def test_a_job_that_takes_more_than_its_share_ends_with_the_figures(room: EngineHarness, monkeypatch) -> None:
-    monkeypatch.setattr(overuse, "OVER_S", 2.0)
-    node, engine, owner = room.mark_enrolled(room.create_node(name="shared"), gpus=4), InProcessEngine(), record.user("ada")
-    fields = {"memory_mib": 64, "stop_grace_s": 1, "milli_per_gpu": 500, "command": ["sleep", "600"]}
+def test_a_job_that_takes_more_than_its_share_ends_with_the_figures(harness: EngineHarness, monkeypatch) -> None:
+    monkeypatch.setattr(overuse, "REPORT_AFTER_S", 2.0)
+    node, engine, owner = harness.mark_enrolled(harness.create_node(name="shared"), gpus=4), InProcessEngine(), record.user("ada")
+    fields = {"memory_mib": 64, "termination_grace_s": 1, "milli_per_gpu": 500, "command": ["sleep", "600"]}
     environment = record.environment(runtime="process", tool=False)
     project = record.project(member=owner)
     greedy, modest = (record.job(owner, project, environment, **fields) for _ in range(2))
@@ -64,7 +64,7 @@ def test_a_job_that_takes_more_than_its_share_ends_with_the_figures(room: Engine
     assert engine.run_until(lambda: running(greedy) and running(modest), 30)
     shares = {job: job.attempts.get().task_rows.get().allocations.get().gpu for job in (greedy, modest)}
     assert len(set(shares.values())) == 1, "of one project"
-    write_load(room.folder / "shared", shares[greedy].uuid, {greedy: 60_000, modest: 30_000})
+    write_load(harness.folder / "shared", shares[greedy].uuid, {greedy: 60_000, modest: 30_000})
 
     def over() -> bool:
         greedy.refresh_from_db()

@@ -33,9 +33,9 @@ def jobs(*rows: tuple[int, int, int] | tuple[int, int, int, str]) -> list[TraceJ
 
 
 def fairway(
-    traced: list[TraceJob], size: ClusterSize, quotas: dict[str, int] | None = None, watcher: SimulationHook | None = None
+    traced: list[TraceJob], size: ClusterSize, quotas: dict[str, int] | None = None, hook: SimulationHook | None = None
 ) -> ReplayResult:
-    return Simulator(SimulationConfig(traced, size, quotas or {}, Policy(), decide), watcher).run()
+    return Simulator(SimulationConfig(traced, size, quotas or {}, Policy(), decide), hook).run()
 
 
 def starts(outcome: ReplayResult) -> list[float]:
@@ -108,9 +108,9 @@ def test_a_malformed_side_file_is_refused_too(
     [
         ["--nodes", "0"],
         ["--nodes", "4", "--from", "noon"],
-        ["--nodes", "4", "--knob", "luck=1"],
-        ["--nodes", "4", "--knob", "half_life_s=-1"],
-        ["--nodes", "4", "--knob", "half_life_s"],
+        ["--nodes", "4", "--setting", "luck=1"],
+        ["--nodes", "4", "--setting", "usage_half_life_s=-1"],
+        ["--nodes", "4", "--setting", "usage_half_life_s"],
     ],
 )
 def test_words_that_mean_nothing_are_refused(words: list[str]) -> None:
@@ -204,11 +204,11 @@ class Careful(SimulationHook):
 
 def test_every_plan_holds_and_unchanged_rows_are_the_same_objects() -> None:
     morning = read_trace(MORNING)
-    watcher = Careful()
-    outcome = fairway(morning[:120], ClusterSize(3, 8), watcher=watcher)
+    hook = Careful()
+    outcome = fairway(morning[:120], ClusterSize(3, 8), hook=hook)
     assert all(outcome.wait_s(job) >= 0 for job in outcome.jobs)
     assert outcome.preemptions > 0
-    assert watcher.new < 1_500
+    assert hook.new < 1_500
 
 
 def test_the_same_trace_gives_the_same_figures() -> None:
@@ -266,16 +266,16 @@ class Looks(PredictionHook):
 
 def test_a_prediction_knows_only_jobs_that_have_ended() -> None:
     traced = jobs(*((100 * n, 40, 1) for n in range(5)), (150, 4_000, 1), (460, 9, 1))
-    watcher = Looks()
+    hook = Looks()
     fairway([job._replace(number=n) for n, job in enumerate(sorted(traced, key=lambda j: j.submitted_s))],
-            ClusterSize(1, 4), watcher=watcher)  # fmt: skip
-    assert watcher.expected == {f"{n:06d}": None for n in range(6)} | {"000006": 40.0}
+            ClusterSize(1, 4), hook=hook)  # fmt: skip
+    assert hook.expected == {f"{n:06d}": None for n in range(6)} | {"000006": 40.0}
 
 
 def test_a_prediction_that_has_passed_is_made_anew() -> None:
-    watcher = Looks()
-    fairway(read_trace(MORNING)[:120], ClusterSize(3, 8), watcher=watcher)
-    assert max(watcher.past) < 0.0  # every running job is expected to end in the future
+    hook = Looks()
+    fairway(read_trace(MORNING)[:120], ClusterSize(3, 8), hook=hook)
+    assert max(hook.past) < 0.0  # every running job is expected to end in the future
 
 
 def test_forecasts_are_scored_and_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:

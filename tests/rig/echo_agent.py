@@ -12,7 +12,7 @@ role = sys.argv[1]
 first = json.loads(sys.stdin.readline())
 allowed = {"control": ("control", "bulk"), "watch": ("watch",)}[role]
 if first["role"] not in allowed:
-    print(json.dumps({"ok": False, "code": "not_allowed", "message": "This key may not do that."}), flush=True)
+    print(json.dumps({"ok": False, "code": "forbidden", "message": "This key may not do that."}), flush=True)
     sys.exit(0)
 settings = json.load(open(sys.argv[3]))
 try:
@@ -22,7 +22,7 @@ except OSError:
 print(json.dumps({"hello": {
     "protocol": 1, "agent_version": "echo", "boot_id": boot_id, "hostname": platform.node(),
     "python": platform.python_version(), "clock_s": time.time(), "cpu_count": os.cpu_count(), "memory_mib": 1024,
-    "disk_free_mib": 1024, "runtimes": [], "gpus": [], "driver": None, "below_floor": [], "images": [],
+    "disk_free_mib": 1024, "runtimes": [], "gpus": [], "driver": None, "version_warnings": [], "images": [],
     "highest_epoch": 0, "uid": os.getuid(), "role": role}}), flush=True)
 sys.stderr.write("echo agent is ready\\n")
 sys.stderr.flush()

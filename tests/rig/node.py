@@ -271,7 +271,7 @@ class RigNode(NodeFaults):
                 {
                     "boot_id_path": BOOT_ID_PATH,
                     "gpus": f"file:{GPUS_PATH}",
-                    "disk_floor_mib": DISK_FLOOR_MIB,
+                    "min_free_disk_mib": DISK_FLOOR_MIB,
                     "runtimes": [{"kind": "podman", "create_flags": list(CREATE_FLAGS)}],
                 }
             )

@@ -28,9 +28,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ROUNDS = 60
 
 
-def said(photo: DecisionInput) -> dict[str, Any]:
+def said(inputs: DecisionInput) -> dict[str, Any]:
     """All of a photograph but its moment and the order of its rows."""
-    known = photo.snapshot
+    known = inputs.snapshot
     snapshot = dataclasses.replace(
         known,
         now_s=0.0,
@@ -39,7 +39,7 @@ def said(photo: DecisionInput) -> dict[str, Any]:
         running=tuple(sorted(known.running, key=lambda row: row.job)),
         pending=tuple(sorted(known.pending, key=lambda row: row.job)),
     )
-    return {**vars(photo), "snapshot": snapshot}
+    return {**vars(inputs), "snapshot": snapshot}
 
 
 class World:
@@ -244,7 +244,7 @@ def test_another_record_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     take_snapshot(settings, recall.snapshot_cache)
     recall.reset_if_database_changed()
     assert recall.snapshot_cache is kept
-    monkeypatch.setattr("scheduler.remembered.name_of_record", lambda: ("another",))
+    monkeypatch.setattr("scheduler.remembered.database_identity", lambda: ("another",))
     recall.reset_if_database_changed()
     assert recall.snapshot_cache is not kept
 

@@ -50,8 +50,8 @@ def test_nobody_waits_when_nobody_answers(scene) -> None:
 
 def test_a_worker_says_whether_it_would_start(scene) -> None:
     store = redis.Redis.from_url(django_settings.REDIS_URL)
-    with engine_harness() as room:
-        _answers(room, scene, store)
+    with engine_harness() as harness:
+        _answers(harness, scene, store)
 
 
 def _answered(scene, **fields) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def _answered(scene, **fields) -> dict[str, Any]:
     return wait_for("an answer", lambda: preview_start(scene["owner"], request(scene, **fields)), 20)
 
 
-def _answers(room: EngineHarness, scene, store: redis.Redis) -> None:
-    room.start_worker("ask", beat=False)
+def _answers(harness: EngineHarness, scene, store: redis.Redis) -> None:
+    harness.start_worker("ask", beat=False)
     wait_for("a worker answers", lambda: store.exists(HEARTBEAT_KEY), 30)
     now = _answered(scene, gpus_per_task=4)
     assert now["starts_now"] and len(now["where"]) == 1 and now["verdict"] is None
@@ -69,5 +69,5 @@ def _answers(room: EngineHarness, scene, store: redis.Redis) -> None:
     assert _answered(scene, gpus_per_task=3)
     with pytest.raises(Unsatisfiable) as never:
         do_submit_job(scene["owner"], request(scene, gpus_per_task=9))
-    assert never.value.code == "never" and "9" in never.value.message
+    assert never.value.code == "unsatisfiable" and "9" in never.value.message
     assert Job.objects.count() == 0

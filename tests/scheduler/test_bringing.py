@@ -163,7 +163,7 @@ def test_an_image_that_one_node_named_and_no_other_gets_is_replaced_and_the_hist
     assert second not in job.avoid_nodes.all()
     assert not job.events.filter(reason="image_replaced").exists()
     assert attempted(scene, second) == OTHER
-    told = job.events.get(reason="image_replaced").sentence
+    told = job.events.get(reason="image_replaced").message
     assert ONE in told and OTHER in told
 
 

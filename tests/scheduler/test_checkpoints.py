@@ -24,11 +24,11 @@ HOUR = dt.timedelta(hours=1)
 
 
 @pytest.fixture
-def scene(room: EngineHarness, request: pytest.FixtureRequest, monkeypatch: Any) -> dict[str, Any]:
+def scene(harness: EngineHarness, request: pytest.FixtureRequest, monkeypatch: Any) -> dict[str, Any]:
     """Two GPUs, promised to the project ``owed``; the project ``lent`` may borrow them."""
-    monkeypatch.setattr(answers, "_photo", None)
+    monkeypatch.setattr(answers, "_cached_inputs", None)
     name = f"c{abs(hash(request.node.name)) % 10**9}"
-    node = room.mark_enrolled(room.create_node(name=name, gpus=2), gpus=2)
+    node = harness.mark_enrolled(harness.create_node(name=name, gpus=2), gpus=2)
     owner, other = record.user("ada"), record.user("eve")
     owed, lent = record.project("owed", member=owner), record.project("lent", member=other)
     Quota.objects.create(project=owed, pool=node.pool, guaranteed_milli=2000)
@@ -43,7 +43,7 @@ def scene(room: EngineHarness, request: pytest.FixtureRequest, monkeypatch: Any)
 
 
 def borrow(scene: dict[str, Any], name: str, script: str) -> Job:
-    fields = {"name": name, "command": ["sh", "-c", script], "memory_mib": 64, "stop_grace_s": 1}
+    fields = {"name": name, "command": ["sh", "-c", script], "memory_mib": 64, "termination_grace_s": 1}
     return record.job(scene["other"], scene["lent"], scene["environment"], **fields)
 
 
@@ -115,8 +115,8 @@ def test_who_has_not_saved_for_longer_than_the_other_runs_stays(scene: dict[str,
 def decide_for_one_more(scene: dict[str, Any]) -> set[str]:
     """Who would leave for one GPU, by the photograph of now."""
     record.job(scene["owner"], scene["owed"], scene["environment"], name="wanted", memory_mib=64)
-    photo = take_snapshot(record.cluster_settings())
-    return {str(one.job) for one in decide(photo.snapshot, photo.policy).evictions}
+    inputs = take_snapshot(record.cluster_settings())
+    return {str(one.job) for one in decide(inputs.snapshot, inputs.policy).evictions}
 
 
 def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], monkeypatch: Any) -> None:
@@ -124,7 +124,7 @@ def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], mo
 
     def as_before(row: dict[str, Any]) -> ContainerStatus:
         """Its rows lack the field."""
-        left_out.append(row.pop("saved_ago_s"))
+        left_out.append(row.pop("checkpoint_age_s"))
         return from_wire(row)
 
     monkeypatch.setattr(ContainerStatus, "from_wire", as_before)
@@ -142,12 +142,12 @@ ROW = {
 
 
 def test_a_row_with_or_without_the_word_or_with_later_ones_is_read() -> None:
-    assert ContainerStatus.from_wire(ROW).saved_ago_s is None
-    assert ContainerStatus.from_wire(ROW | {"saved_ago_s": None}).saved_ago_s is None
-    assert ContainerStatus.from_wire(ROW | {"saved_ago_s": 1.5, "of_a_later_agent": 1}).saved_ago_s == 1.5
+    assert ContainerStatus.from_wire(ROW).checkpoint_age_s is None
+    assert ContainerStatus.from_wire(ROW | {"checkpoint_age_s": None}).checkpoint_age_s is None
+    assert ContainerStatus.from_wire(ROW | {"checkpoint_age_s": 1.5, "of_a_later_agent": 1}).checkpoint_age_s == 1.5
 
 
-@pytest.mark.parametrize("word", ["saved_ago_s", "progress", "progress_ago_s"])
+@pytest.mark.parametrize("word", ["checkpoint_age_s", "progress", "progress_age_s"])
 @pytest.mark.parametrize("odd", ["soon", True, [1], float("nan"), float("inf")])
 def test_what_is_no_number_is_not_taken(word: str, odd: object) -> None:
     with pytest.raises(ValueError, match="no measurement"):

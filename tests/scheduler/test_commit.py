@@ -107,7 +107,7 @@ def test_a_job_that_moved_on_is_not_started(scene, leader, change) -> None:
         case "running":
             assert commit_start(leader, start) is None
     refusal = commit_start(leader, start)
-    assert refusal is not None and refusal.code == "job_moved_on"
+    assert refusal is not None and refusal.code == "job_changed"
     assert Attempt.objects.count() == (1 if change == "running" else 0)
 
 
@@ -159,7 +159,7 @@ def test_limits_of_every_ancestor_hold_under_races(scene, leader) -> None:
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
     results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
     refusals = [result.code for result in results if result is not None]
-    assert refusals == ["limit", "limit"]
+    assert refusals == ["project_limit", "project_limit"]
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 2000
 
 
@@ -173,9 +173,9 @@ def test_what_one_person_may_hold_in_every_ancestor_holds_under_races(scene, lea
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
     results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
     refusals = [result for result in results if result is not None]
-    assert [refusal.code for refusal in refusals] == ["quota_of_user"]
+    assert [refusal.code for refusal in refusals] == ["user_limit"]
     assert refusals[0].job != jobs[3].public_id
-    assert f"{scene['owner'].username} holds 2 of the 2 GPUs" in refusals[0].sentence
+    assert f"{scene['owner'].username} holds 2 of the 2 GPUs" in refusals[0].message
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 3000
 
 
@@ -184,7 +184,7 @@ def test_a_job_without_gpus_starts_whatever_its_owner_holds(scene, leader) -> No
     Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=0)
     assert commit_start(leader, plan(scene, small)) is None
     refusal = commit_start(leader, plan(scene, large, 0))
-    assert refusal is not None and refusal.code == "quota_of_user"
+    assert refusal is not None and refusal.code == "user_limit"
 
 
 def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) -> None:
@@ -218,7 +218,7 @@ def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) 
             lifecycle.request_stop(job.attempts.get().pk, EndReason.CANCELLED_BY_USER)
         # after the edit nothing starts, whatever happened in between
         refusal = commit_start(leader, plan(scene, late, 3))
-        assert refusal is not None and refusal.code == "limit"
+        assert refusal is not None and refusal.code == "project_limit"
         lifecycle.cancel_job(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
 
 
@@ -228,7 +228,7 @@ def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(scene,
     refusal = commit_start(leader, plan(scene, job, 0))
     assert refusal is not None and refusal.code == "dependency"
     lifecycle.cancel_job(prep.pk, EndReason.CANCELLED_BY_USER, actor="x")
-    late = submit(scene, after=[prep], after_any=True)
+    late = submit(scene, after=[prep], ignore_dependency_failure=True)
     assert commit_start(leader, plan(scene, late, 0)) is None
 
 
@@ -292,11 +292,11 @@ def written_for(job: Job) -> dict[str, object]:
             job.state,
             job.version,
             job.reason,
-            job.attempts_made,
+            job.attempt_count,
             job.exit_code,
             job.started_at is not None,
         ),
-        "sentence": job.message,
+        "message": job.message,
         "attempt": (attempt.number, attempt.state, attempt.leader_epoch, attempt.pool_id, attempt.sent_at),
         "tasks": [(task.rank, task.state, task.node_id, task.gone) for task in tasks],
         "held": [(each.gpu.index % 2, each.milli, each.whole, each.ended_at, each.proof) for each in held],
@@ -305,7 +305,7 @@ def written_for(job: Job) -> dict[str, object]:
             for row in UsageInterval.objects.filter(job=job)
         ),
         "events": [
-            (event.kind, event.before, event.after, event.reason, event.sentence, event.attempt == attempt)
+            (event.kind, event.before, event.after, event.reason, event.message, event.attempt == attempt)
             for event in job.events.order_by("id")
         ],
         "verdicts": JobVerdict.objects.filter(job=job).count(),
@@ -317,7 +317,7 @@ def test_started_together_is_started_as_if_alone(scene, leader) -> None:
     alone = [submit(scene, gpus_per_task=1), submit(scene, milli_per_gpu=300)]
     for job in (*together, *alone):
         JobVerdict.objects.create(
-            job=job, code="no_fit_now", decided_at=job.submitted_at, code_since=job.submitted_at
+            job=job, code="insufficient_resources", decided_at=job.submitted_at, code_since=job.submitted_at
         )
     starts = [plan(scene, together[0], 0), plan(scene, together[1], 1, milli=300)]
     assert commit_starts(leader, starts) == []
@@ -336,7 +336,7 @@ def test_two_of_a_batch_may_share_a_gpu(scene, leader) -> None:
 
 @pytest.mark.parametrize(
     ("trouble", "code"),
-    [("held", "job_moved_on"), ("lost", "gpu_not_healthy"), ("taken", "gpu_taken"), ("limit", "limit")],
+    [("held", "job_changed"), ("lost", "gpu_not_healthy"), ("taken", "gpu_taken"), ("limit", "project_limit")],
 )
 def test_a_start_that_does_not_hold_is_refused_alone(scene, leader, trouble, code) -> None:
     project = record.project(member=scene["owner"])
@@ -362,8 +362,8 @@ def test_a_limit_counts_the_starts_of_its_own_batch_and_not_those_refused(scene,
     Job.objects.filter(pk=jobs[0].pk).update(held=True)
     refused = commit_starts(leader, [plan(scene, job, index) for index, job in enumerate(jobs)])
     assert [(each.job, each.code) for each in refused] == [
-        (jobs[0].public_id, "job_moved_on"),
-        (jobs[3].public_id, "limit"),
+        (jobs[0].public_id, "job_changed"),
+        (jobs[3].public_id, "project_limit"),
     ]
 
 
@@ -381,7 +381,7 @@ def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(scene, leader, poin
 def test_a_leader_replaced_between_two_batches_keeps_only_the_first(scene, leader, monkeypatch) -> None:
     jobs = [submit(scene) for _ in range(3)]
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
-    monkeypatch.setattr(commit, "AT_ONCE", 2)
+    monkeypatch.setattr(commit, "MAX_BATCH", 2)
 
     def replaced(names, holder, ttl_s) -> None:
         monkeypatch.undo()
@@ -418,7 +418,7 @@ def test_evictions_together_are_asked_each_and_refused_each(scene, leader) -> No
     refused = commit_evictions(leader, wanted)
     assert {each.job for each in refused} == {victims[2].public_id, idle.public_id}
     asked = sent.attempts.get()
-    assert (asked.state, asked.stop_reason, asked.stop_for) == ("COMPLETING", "reclaimed", winner)
+    assert (asked.state, asked.stop_reason, asked.preempted_for) == ("COMPLETING", "reclaimed", winner)
     assert asked.events.filter(kind="attempt_state", after="COMPLETING").count() == 1
     ended = unsent.attempts.get()
     assert (ended.state, ended.stop_reason, Job.objects.get(pk=unsent.pk).state) == (
@@ -434,11 +434,11 @@ def test_shares_of_a_gpu_are_of_one_project_whatever_plans_say(scene, leader) ->
     other = record.project(member=scene["owner"])
     theirs = [submit(scene, project=other, milli_per_gpu=400) for _ in range(2)]
     refused = commit_starts(leader, [plan(scene, ours, 0, milli=400), plan(scene, theirs[0], 0, milli=400)])
-    assert [(each.job, each.code) for each in refused] == [(theirs[0].public_id, "gpu_company")]
+    assert [(each.job, each.code) for each in refused] == [(theirs[0].public_id, "gpu_shared_elsewhere")]
     theirs[0].refresh_from_db()
-    assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)).code == "gpu_company"
+    assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)).code == "gpu_shared_elsewhere"
     assert commit_start(leader, plan(scene, theirs[1], 1, milli=400)) is None
     record.cluster_settings()
-    ClusterSettings.objects.update(policy={"share_gpus": "anybody"})
+    ClusterSettings.objects.update(policy={"gpu_sharing_scope": "any"})
     assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)) is None
     assert sorted(Gpu.objects.values_list("used_milli", flat=True))[-2:] == [400, 800]

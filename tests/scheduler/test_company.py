@@ -57,7 +57,7 @@ def test_a_gang_keeps_off_the_workspace_of_another_project(scene) -> None:
     cycle()
     states = dict(Job.objects.filter(pk__in=[gang.pk, alone.pk, theirs.pk]).values_list("pk", "state"))
     assert states == {gang.pk: "PENDING", alone.pk: "RUNNING", theirs.pk: "RUNNING"}
-    assert "no_fit_now" in standing(gang) and "1 node is closed to it" in standing(gang)
+    assert "insufficient_resources" in standing(gang) and "1 node is closed to it" in standing(gang)
     record.node(scene["pool"])
     cycle()
     gang.refresh_from_db()
@@ -86,7 +86,7 @@ def test_two_that_meet_in_one_plan_do_not_both_start(scene) -> None:
         JobPlacement(workspace.public_id, pool, workspace.version, (TaskPlacement(0, node, (gpus[2],)),)),
     ]
     refused = commit.commit_starts(leader, starts)
-    assert [(each.job, each.code) for each in refused] == [(workspace.public_id, "company")]
+    assert [(each.job, each.code) for each in refused] == [(workspace.public_id, "network_isolation")]
     assert set(Task.objects.values_list("attempt__job", flat=True)) == {gang.pk}
 
 

@@ -37,23 +37,23 @@ def there(state: str) -> Container:
         (task(C, stop=True), there("created"), {"stop": {("j1", 1)}}),
         (task(R), there("running"), {}),
         (task(R), there("exited"), {"finish": 1}),
-        (task(R), None, {"vanished": 1}),
+        (task(R), None, {"lost": 1}),
         (task(R, stop=True), there("running"), {"stop": {("j1", 1)}}),
         (task(R, stop=True), there("exited"), {"finish": 1}),
         (task(R, stop=True), None, {"stop": {("j1", 1)}}),
         (task(E, gone=True), there("running"), {"stop": {("j1", 1)}}),  # it must not live
         (task(E, gone=True), there("exited"), {"collect": 1}),
         (task(E, gone=True), None, {}),
-        (task(R, leave=True), there("running"), {"leave": 1}),  # one of an elastic job, while others go on
+        (task(R, leave=True), there("running"), {"evict": 1}),  # one of an elastic job, while others go on
         (task(R, leave=True), there("exited"), {"finish": 1}),
-        (task(R, leave=True), None, {"leave": 1}),
-        (task(C, leave=True), None, {"leave": 1}),  # its tombstone still has to be written
-        (task(C, leave=True), there("created"), {"leave": 1}),
+        (task(R, leave=True), None, {"evict": 1}),
+        (task(C, leave=True), None, {"evict": 1}),  # its tombstone still has to be written
+        (task(C, leave=True), there("created"), {"evict": 1}),
         (task(R, leave=True, stop=True), there("running"), {"stop": {("j1", 1)}}),
-        (task(E, gone=True, others=True), there("running"), {"leave": 1}),  # it alone must not live
+        (task(E, gone=True, others=True), there("running"), {"evict": 1}),  # it alone must not live
         (task(E, gone=True, others=True), there("exited"), {"collect": 1}),
-        (None, there("running"), {"unknown": 1}),
-        (None, there("created"), {"unknown": 1}),
+        (None, there("running"), {"orphans": 1}),
+        (None, there("created"), {"orphans": 1}),
         (None, there("exited"), {"collect": 1}),
     ],
 )

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene(monkeypatch):
     record.cluster_settings()
-    monkeypatch.setattr(answers, "_photo", None)
+    monkeypatch.setattr(answers, "_cached_inputs", None)
     return record.basic_cluster()
 
 
@@ -55,12 +55,12 @@ def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(scene) ->
     first, second = submit(scene, "first"), submit(scene, "second")
     job = submit(scene, "last", gpus_per_task=2, after=[first, second])
     cycle()
-    assert job.standing.code == "dependency"
-    assert job.standing.sentence == "It starts after first, second have completed."
+    assert job.verdict.code == "dependency"
+    assert job.verdict.message == "It starts after first, second have completed."
     end(first, 0)
     cycle()
-    job.standing.refresh_from_db()
-    assert job.standing.sentence == "It starts after second has completed."
+    job.verdict.refresh_from_db()
+    assert job.verdict.message == "It starts after second has completed."
     end(second, 0)
     cycle()
     assert state(job) == JobState.RUNNING
@@ -70,10 +70,10 @@ def test_the_sweep_finds_those_whose_hint_was_lost(scene) -> None:
     first = submit(scene, "first")
     strict, loose = (
         submit(scene, "strict", after=[first]),
-        submit(scene, "loose", after=[first], after_any=True),
+        submit(scene, "loose", after=[first], ignore_dependency_failure=True),
     )
     cycle()
-    assert loose.standing.sentence == "It starts after first has ended."
+    assert loose.verdict.message == "It starts after first has ended."
     end(first, 1)
     cycle()  # before anybody was cancelled
     assert (state(strict), state(loose)) == (JobState.PENDING, JobState.RUNNING)
@@ -137,7 +137,7 @@ def test_a_preview_says_that_it_would_wait(scene) -> None:
     question = EngineQuery.objects.create(kind="would_start", body=preview_query_body(scene["owner"], asked))
     answer_query(question.public_id)
     question.refresh_from_db()
-    assert not question.answer["starts_now"] and not question.answer["never"]
+    assert not question.answer["starts_now"] and not question.answer["unsatisfiable"]
     assert question.answer["verdict"]["code"] == "dependency"
-    assert question.answer["verdict"]["sentence"] == "It starts after first has ended."
+    assert question.answer["verdict"]["message"] == "It starts after first has ended."
     assert question.answer["alternatives"] == []

@@ -115,7 +115,7 @@ def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(scene) -> 
     attempt = attempt_of(job)
     leaving = attempt.task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [2, 3]
-    assert attempt.stop_wanted_at is None and attempt.state == "RUNNING" and used() == 4000
+    assert attempt.stop_requested_at is None and attempt.state == "RUNNING" and used() == 4000
     assert told(job, "shrinks") == ["Gives 2 of 4 tasks back for urgent, which has a higher priority."]
     cycle()  # asked once, and nothing else follows from it
     assert len(told(job, "shrinks")) == 1
@@ -156,12 +156,12 @@ def test_a_task_that_is_lost_is_replaced_after_a_pause(scene, code, reason) -> N
     job = grown(scene, tasks=3, min_tasks=2)
     left(job, 1, code, reason)
     attempt = attempt_of(job)
-    assert (job.state, attempt.state, attempt.stop_wanted_at) == ("RUNNING", "RUNNING", None)
+    assert (job.state, attempt.state, attempt.stop_requested_at) == ("RUNNING", "RUNNING", None)
     assert told(job, "task_lost")[0].endswith("2 of 3 tasks go on.")
     assert attempt.failed_tasks == (1 if code else 0)
     cycle()
     assert ranks(job) == [0, 2]  # it pauses first
-    assert attempt.grow_after is not None and attempt.grow_after > timezone.now()
+    assert attempt.scale_up_after is not None and attempt.scale_up_after > timezone.now()
     Attempt.objects.filter(pk=attempt.pk).update(scale_up_after=timezone.now())
     cycle()
     assert begin(job) == [0, 2, 3]
@@ -287,7 +287,7 @@ def test_what_grows_is_refused_when_the_job_moved_on(scene, small, leader, chang
             Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
     before = used()
     (refusal,) = commit_starts(leader, [start])
-    assert refusal.code == ("limit" if change == "full" else "job_moved_on")
+    assert refusal.code == ("project_limit" if change == "full" else "job_changed")
     assert ranks(small) == expected and used() == before
 
 
@@ -307,7 +307,7 @@ def test_a_growth_is_whole_or_not_at_all_wherever_the_scheduler_dies(scene, smal
     assert crashes_at(point, lambda: commit_starts(leader, [start]))
     assert (ranks(small), used()) == (([0, 1, 2], 3000) if point == "commit.done" else ([0], 1000))
     again = commit_starts(leader, [start])
-    assert [each.code for each in again] == (["job_moved_on"] if point == "commit.done" else [])
+    assert [each.code for each in again] == (["job_changed"] if point == "commit.done" else [])
     assert (ranks(small), used()) == ([0, 1, 2], 3000)
 
 
@@ -320,9 +320,9 @@ def test_who_is_asked_twice_leaves_once_and_the_minimum_is_kept(scene, small, le
     begin(small)
     assert commit_evictions(leader, [shrink(small, 2)]) == []
     (again,) = commit_evictions(leader, [shrink(small, 2)])
-    assert again.code == "job_moved_on"
+    assert again.code == "job_changed"
     (too_many,) = commit_evictions(leader, [shrink(small, 0, 1)])
-    assert too_many.code == "job_moved_on"
+    assert too_many.code == "job_changed"
     leaving = attempt_of(small).task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [2]
     assert not lifecycle.should_start(leaving.get(), attempt_of(small))
@@ -345,11 +345,11 @@ def test_a_task_whose_start_never_went_out_is_free_at_once(scene, leader) -> Non
 
 def test_what_it_waits_for_stands_beside_what_runs(scene, small) -> None:
     album = SnapshotCache()
-    photo = take_snapshot(record.cluster_settings(), album)
-    (waits,), (runs,) = photo.snapshot.pending, photo.snapshot.running
+    inputs = take_snapshot(record.cluster_settings(), album)
+    (waits,), (runs,) = inputs.snapshot.pending, inputs.snapshot.running
     assert (waits.job, waits.ranks, waits.tasks, waits.min_tasks) == (small.public_id, (1, 2), 2, 1)
     assert (runs.min_tasks, [task.rank for task in runs.tasks]) == (1, [0])
-    assert waits.version == small.version and photo.pending_row_ids == {}
+    assert waits.version == small.version and inputs.pending_row_ids == {}
     again = take_snapshot(record.cluster_settings(), album)
     assert again.snapshot.pending[0] is waits  # nothing was written since
 
@@ -357,8 +357,8 @@ def test_what_it_waits_for_stands_beside_what_runs(scene, small) -> None:
 def test_the_number_of_queries_does_not_depend_on_how_many_grow(scene) -> None:
     def count() -> int:
         with CaptureQueriesContext(connection) as queries:
-            photo = take_snapshot(record.cluster_settings())
-        grow.append(len(photo.snapshot.pending))
+            inputs = take_snapshot(record.cluster_settings())
+        grow.append(len(inputs.snapshot.pending))
         return len(queries)
 
     grow: list[int] = []

@@ -26,8 +26,8 @@ done
 
 
 @pytest.fixture
-def stand(room, request):
-    return TwoLocalNodes(room, f"e{abs(hash(request.node.name)) % 10**8}", LOOPS)
+def stand(harness, request):
+    return TwoLocalNodes(harness, f"e{abs(hash(request.node.name)) % 10**8}", LOOPS)
 
 
 def told(stand: TwoLocalNodes) -> list[str]:
@@ -67,12 +67,12 @@ def test_it_grows_onto_a_free_node_shrinks_for_one_that_goes_first_and_completes
 
 
 def test_a_task_that_fails_and_a_node_that_restarts_leave_the_others_alone(stand, monkeypatch) -> None:
-    monkeypatch.setattr("portal.services.endings.pause_s", lambda failures: 0.0)
+    monkeypatch.setattr("portal.services.endings.backoff_s", lambda failures: 0.0)
     job = stand.submit(tasks=2, min_tasks=1)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
     (stand.folder / "fail-1").touch()
     stand.reach(job, lambda: set(stand.run(job)) == {0, 2})
-    stand.room.reboot(stand.run(job)[2], boot="boot-9")
+    stand.harness.reboot(stand.run(job)[2], boot="boot-9")
     stand.reach(job, lambda: set(stand.run(job)) == {0, 3})
     assert job.attempts.count() == 1
     kinds = list(job.events.filter(kind="task_lost").values_list("reason", flat=True))
@@ -88,7 +88,7 @@ def test_a_node_that_is_drained_loses_only_the_tasks_there(stand) -> None:
     node = Node.objects.get(name=stand.run(job)[1])
     do_set_node_state(record.user("root", admin=True), node, NodeState.DRAINED, reason="dust")
     stand.reach(job, lambda: set(stand.run(job)) == {0})
-    assert job.attempts.get().stop_wanted_at is None
+    assert job.attempts.get().stop_requested_at is None
     (stand.folder / "end").touch()
     stand.reach(job, stand.ended(job))
 

@@ -47,8 +47,8 @@ def ended(scene, minutes: float, count: int = 6, *, ago_s: float = 0.0, **fields
 
 
 def photographed(expectations: DurationEstimator, policy: Policy | None = None) -> Snapshot:
-    photo = take_snapshot(record.cluster_settings())
-    return expectations.fill(photo.snapshot, policy or photo.policy)
+    inputs = take_snapshot(record.cluster_settings())
+    return expectations.fill(inputs.snapshot, policy or inputs.policy)
 
 
 def waiting_row(snapshot: Snapshot, job: Job) -> PendingRow:
@@ -163,8 +163,8 @@ def test_a_question_is_answered_as_the_cycle_would_decide(scene, monkeypatch) ->
     ended(scene, 600, gpus_per_task=4)
     ended(scene, 10, gpus_per_task=3)
     submit(scene, gpus_per_task=4)
-    monkeypatch.setattr(answers, "_photo", None)
-    monkeypatch.setattr(answers, "_expectations", DurationEstimator())
+    monkeypatch.setattr(answers, "_cached_inputs", None)
+    monkeypatch.setattr(answers, "_duration_estimator", DurationEstimator())
     request = JobRequest(
         name="asked",
         project=scene["project"],

@@ -57,10 +57,10 @@ def broken(monkeypatch):
     """Photographs of a moment that is none: no row is to blame, so nothing can be left out."""
 
     def photograph(settings, album):
-        photo = take_snapshot(settings, album)
-        return dataclasses.replace(photo, snapshot=dataclasses.replace(photo.snapshot, now_s=math.nan))
+        inputs = take_snapshot(settings, album)
+        return dataclasses.replace(inputs, snapshot=dataclasses.replace(inputs.snapshot, now_s=math.nan))
 
-    monkeypatch.setattr(cycle, "take_photo", photograph)
+    monkeypatch.setattr(cycle, "take_snapshot", photograph)
 
 
 def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
@@ -71,10 +71,10 @@ def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
     assert outcome is not None and (outcome.started, outcome.rerun) == (0, False)
     assert nothing_changed(waiting)
     row = FailedCycle.objects.get()
-    assert (row.kind, row.repeat_count, row.woken_by) == ("snapshot", 1, "test")
+    assert (row.kind, row.repeat_count, row.trigger) == ("snapshot", 1, "test")
     assert row.field == "now_s" and "now_s" in row.message
     alarm = ClusterSettings.objects.get()
-    assert alarm.scheduler_alert == row.message and alarm.alarm_at is not None
+    assert alarm.scheduler_alert == row.message and alarm.scheduler_alert_at is not None
     path = tmp_path / "case.json.gz"
     path.write_bytes(row.content)
     status, lines, _ = replayed(path)
@@ -83,7 +83,7 @@ def test_a_snapshot_that_cannot_be_true_stops_the_cycle_and_replays(
 
 
 def test_it_goes_on_trying_and_works_again_by_itself(scene, waiting) -> None:
-    ClusterSettings.objects.update(policy={"half_life_s": 1})
+    ClusterSettings.objects.update(policy={"usage_half_life_s": 1})
     for _ in range(3):
         run_cycle("period", "me")
     row = FailedCycle.objects.get()
@@ -115,16 +115,16 @@ def test_a_fault_of_ours_is_kept_with_its_case(scene, waiting, tmp_path) -> None
 
 def test_a_knob_of_the_cluster_that_cannot_stand_is_named(scene, waiting, tmp_path) -> None:
     ClusterSettings.objects.update(
-        policy={"half_life_s": 1}
+        policy={"usage_half_life_s": 1}
     )  # past the services, as a hand in the database would
     run_cycle("test", "me")
     row = FailedCycle.objects.get()
-    assert (row.kind, row.field) == ("policy", "half_life_s")
+    assert (row.kind, row.field) == ("policy", "usage_half_life_s")
     assert nothing_changed(waiting)
     path = tmp_path / "case.json.gz"
     path.write_bytes(row.content)
     status, lines, _ = replayed(path)
-    assert (status, json.loads(lines[-1])["field"]) == (1, "half_life_s")
+    assert (status, json.loads(lines[-1])["field"]) == (1, "usage_half_life_s")
 
 
 @pytest.mark.parametrize("trouble", [OperationalError, InterfaceError])
@@ -132,7 +132,7 @@ def test_a_database_that_is_away_raises_no_alarm(scene, waiting, monkeypatch, tr
     def away(settings, album):
         raise trouble("gone for a moment")
 
-    monkeypatch.setattr(cycle, "take_photo", away)
+    monkeypatch.setattr(cycle, "take_snapshot", away)
     with pytest.raises(trouble):
         run_cycle("test", "me")
     assert not FailedCycle.objects.exists() and ClusterSettings.objects.get().scheduler_alert == ""

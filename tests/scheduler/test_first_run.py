@@ -18,17 +18,17 @@ pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
-def room(settings):
+def harness(settings):
     with engine_harness() as each:
         settings.LOG_DIR = Path(each.folder) / "logs"
         yield each
 
 
 @pytest.fixture
-def scene(room):
+def scene(harness):
     owner = record.user("ada")
-    node = room.node()
-    room.worker()
+    node = harness.create_node()
+    harness.start_worker()
     wait_for("the node is ready", lambda: (node.refresh_from_db() or node.state) == "ready", 30)
     return {
         "node": node,
@@ -49,7 +49,7 @@ def state_of(job: Job) -> str:
     return job.state
 
 
-def test_jobs_run_and_end_as_their_commands_say(room: EngineHarness, scene) -> None:
+def test_jobs_run_and_end_as_their_commands_say(harness: EngineHarness, scene) -> None:
     good = submit(
         scene, "sh", "-c", "echo hello from $FAIRWAY_JOB; echo $CUDA_VISIBLE_DEVICES", gpus_per_task=2
     )
@@ -72,10 +72,10 @@ def test_jobs_run_and_end_as_their_commands_say(room: EngineHarness, scene) -> N
     assert held_milli() == 1000
     lifecycle.cancel_job(long.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     wait_for("it is cancelled", lambda: state_of(long) == JobState.CANCELLED)
-    assert containers_alive(room.folder) == []
+    assert containers_alive(harness.folder) == []
     assert held_milli() == 0
     assert not UsageInterval.objects.filter(ended_at__isnull=True).exists()
 
     timed = submit(scene, "sleep", "600", time_limit_s=1)
     wait_for("its time is over", lambda: state_of(timed) == JobState.TIMEOUT)
-    wait_for("nothing is left on the node", lambda: not list(room.folder.glob("local/state/tasks/fw-*")))
+    wait_for("nothing is left on the node", lambda: not list(harness.folder.glob("local/state/tasks/fw-*")))

@@ -58,9 +58,9 @@ def test_a_cycle_writes_what_its_verdicts_carry(waiting) -> None:
     given = interval(60, 600, 1800)
     run_cycle("test", "me", decide=foreseeing(given))
     row, standing = Forecast.objects.get(), JobVerdict.objects.get()
-    assert row.job == waiting and row.at_submit and row.code == standing.code
+    assert row.job == waiting and row.is_first and row.code == standing.code
     assert standing.p50_at == row.p50_at == dt.datetime.fromtimestamp(given.p50_s, dt.UTC)
-    assert standing.foreseen_at == row.made_at
+    assert standing.forecast_at == row.made_at
     run_cycle("test", "me", decide=foreseeing(None))  # no news is no reason to forget
     assert JobVerdict.objects.get().p50_at == row.p50_at and Forecast.objects.count() == 1
 
@@ -121,12 +121,12 @@ def test_a_later_wait_of_a_job_is_no_first_one(waiting) -> None:
         started_at=timezone.now()
     )  # it ran, left for another, waits again
     save_intervals({waiting.public_id: interval(60, 600, 1800)})
-    assert not Forecast.objects.get().at_submit
+    assert not Forecast.objects.get().is_first
 
 
 def test_a_move_says_why(waiting) -> None:
     save_intervals({waiting.public_id: interval(60, 600, 1800)})
-    JobVerdict.objects.update(code="limit", jobs_ahead=["aaaaaaaaaa", "bbbbbbbbbb"])
+    JobVerdict.objects.update(code="project_limit", jobs_ahead=["aaaaaaaaaa", "bbbbbbbbbb"])
     save_intervals({waiting.public_id: interval(60, 1200, 1800)})
     newest, first = forecast_revisions(waiting)
     assert first.shift_s is None and newest.shift_s == pytest.approx(600, abs=2)

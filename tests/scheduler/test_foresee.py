@@ -57,8 +57,8 @@ def test_a_job_that_waits_for_a_whole_node_is_foreseen_when_what_runs_there_shou
     assert 25 * 60 < in_s < 31 * 60
     assert standing.p10_at < standing.p50_at < standing.p90_at
     first = Forecast.objects.get(job=waiting)
-    assert first.at_submit
-    assert first.played_s == pytest.approx(in_s, abs=60)
+    assert first.is_first
+    assert first.simulated_s == pytest.approx(in_s, abs=60)
     assert run_forecast_pass() == 0  # nothing moved
 
 
@@ -76,10 +76,10 @@ def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(scene,
     job = [submit(scene, gpus_per_task=4) for _ in range(3)][-1]
     run_cycle("test", "me")
     assert run_forecast_pass()
-    monkeypatch.setattr("scheduler.core.forecast.play_forward", partial(simulate_queue, max_steps=1))
+    monkeypatch.setattr("scheduler.core.forecast.simulate_queue", partial(simulate_queue, max_steps=1))
     run_forecast_pass()
     standing = JobVerdict.objects.get(job=job)
-    assert (standing.p10_at, standing.p50_at, standing.p90_at, standing.foreseen_at) == (None,) * 4
+    assert (standing.p10_at, standing.p50_at, standing.p90_at, standing.forecast_at) == (None,) * 4
     assert no_forecast_reason(job, standing) is None
     monkeypatch.undo()
     run_forecast_pass()
@@ -100,9 +100,9 @@ def test_pools_take_turns_where_the_time_is_too_short_for_all(scene) -> None:
 
 
 def test_of_many_new_and_moved_intervals_the_oldest_are_written_first(scene, monkeypatch) -> None:
-    monkeypatch.setattr(forecasts, "NEW_AT_ONCE", 3)
-    monkeypatch.setattr(forecasts, "MOVED_AT_ONCE", 2)
-    monkeypatch.setattr(forecasts, "LOCKED_AT_ONCE", 2)
+    monkeypatch.setattr(forecasts, "MAX_NEW", 3)
+    monkeypatch.setattr(forecasts, "MAX_CHANGED", 2)
+    monkeypatch.setattr(forecasts, "MAX_BATCH", 2)
     submit(scene, gpus_per_task=4)
     run_cycle("test", "me")
     jobs = {JobId(submit(scene, gpus_per_task=4).public_id) for _ in range(5)}
@@ -159,7 +159,7 @@ def test_what_was_promised_of_a_job_is_taken_back_when_it_is_held(scene) -> None
     assert run_forecast_pass() == 0
     standing = JobVerdict.objects.get(job=waiting)
     assert (standing.code, standing.p10_at, standing.p50_at, standing.p90_at) == ("held", None, None, None)
-    assert standing.foreseen_at is None
+    assert standing.forecast_at is None
     lifecycle.set_job_held(waiting.pk, False, actor="x")
     run_cycle("test", "me")
     assert run_forecast_pass() == 1
@@ -179,11 +179,11 @@ def test_nothing_is_promised_where_waiting_alone_does_not_help(scene, why) -> No
     assert run_forecast_pass() == 0
     standing = JobVerdict.objects.get(job=waiting)
     assert standing.p50_at is None
-    assert standing.foreseen_at is not None  # it was looked for
+    assert standing.forecast_at is not None  # it was looked for
     assert not Forecast.objects.exists()
-    seen_at = standing.foreseen_at
+    seen_at = standing.forecast_at
     run_forecast_pass()
-    assert JobVerdict.objects.get(job=waiting).foreseen_at == seen_at  # nothing new, nothing written
+    assert JobVerdict.objects.get(job=waiting).forecast_at == seen_at  # nothing new, nothing written
 
 
 def test_no_interval_begins_before_a_job_may_be_tried_again(scene) -> None:
@@ -193,7 +193,7 @@ def test_no_interval_begins_before_a_job_may_be_tried_again(scene) -> None:
     )
     run_cycle("test", "me")
     standing = JobVerdict.objects.get(job=job)
-    assert standing.code == "delayed_until"
+    assert standing.code == "begin_time"
     assert run_forecast_pass() == 1
     standing.refresh_from_db()
     assert standing.p10_at.timestamp() == pytest.approx(standing.details["not_before_s"], abs=1e-3)

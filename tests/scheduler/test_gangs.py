@@ -50,9 +50,9 @@ BEGINS = 'touch "{folder}/begun-$FAIRWAY_ATTEMPT-$RANK"; exec sleep 600'
 
 
 @pytest.fixture
-def stand(room, request, monkeypatch):
+def stand(harness, request, monkeypatch):
     monkeypatch.setattr("scheduler.read_waiting.pause_s", lambda failures: 0.0)
-    stand = TwoLocalNodes(room, f"g{abs(hash(request.node.name)) % 10**8}", MEETS)
+    stand = TwoLocalNodes(harness, f"g{abs(hash(request.node.name)) % 10**8}", MEETS)
     NodePool.objects.filter(pk=stand.pool.pk).update(allow_host_network=True)
     meet_at(stand)
     return stand
@@ -63,7 +63,7 @@ def meet_at(stand: TwoLocalNodes, ports: int = 20) -> int:
     first = 10_000 + 20 * (zlib.crc32(stand.names[0].encode()) % 450) + os.getpid() % 20
     for node in stand.nodes:
         Node.objects.filter(pk=node.pk).update(
-            settings=node.settings | {"gang_ports": [first, first + ports - 1]}
+            settings=node.settings | {"rendezvous_ports": [first, first + ports - 1]}
         )
     return first
 
@@ -83,7 +83,7 @@ def log_of(job: Job, attempt: int, rank: int) -> str:
 
 
 def test_ranks_meet_on_two_nodes_and_one_that_is_killed_restarts_them_all(stand) -> None:
-    job = stand.submit(tasks=2, retry_failures=True)
+    job = stand.submit(tasks=2, retry_on_failure=True)
     stand.reach(job, lambda: len(met(stand, 1)) == 2)
     first, interface = met(stand, 1), Rendezvous.objects.get().interfaces
     row = Rendezvous.objects.get(attempt__job=job)
@@ -121,7 +121,7 @@ def test_where_one_node_refuses_none_begins_and_all_is_undone(stand) -> None:
         stand.reach(job, stand.ended(job, JobState.FAILED))
     attempt = job.attempts.get()
     assert (attempt.stop_reason, attempt.prepared_at) == ("start_refused", None)
-    assert f"port {port}" in attempt.sentence
+    assert f"port {port}" in attempt.message
     assert begun(stand) == [] and stand.alive() == [] and held_milli() == 0
     proofs = set(Allocation.objects.filter(task__attempt=attempt).values_list("proof", flat=True))
     assert proofs <= {"gone", "never_started"} and "" not in proofs
@@ -144,24 +144,24 @@ def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_u
     stand.reach(job, lambda: job.attempts.filter(state="NODE_FAIL").exists())
     attempt = job.attempts.order_by("number").first()
     where = f"255.255.255.255:{Rendezvous.objects.get(attempt=attempt).port}"
-    assert (attempt.stop_reason, attempt.prepared_at) == ("nodes_apart", None)
-    assert attempt.sentence.startswith(f"{second.name} cannot reach {first.name} ({where}): ")
+    assert (attempt.stop_reason, attempt.prepared_at) == ("rendezvous_unreachable", None)
+    assert attempt.message.startswith(f"{second.name} cannot reach {first.name} ({where}): ")
     told_of = attempt.task_rows.get(rank=1).problem
-    assert told_of and told_of in attempt.sentence
+    assert told_of and told_of in attempt.message
     pairs = NodeIncident.objects.filter(job=job).values_list("node", "peer", "kind")
-    assert {(first.pk, second.pk, "cut_off"), (second.pk, first.pk, "cut_off")} == set(pairs)
+    assert {(first.pk, second.pk, "peer_unreachable"), (second.pk, first.pk, "peer_unreachable")} == set(pairs)
     assert begun(stand) == []
     Node.objects.filter(pk=first.pk).update(agent_info=first.agent_info)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
-    assert job.attempts.filter(stop_reason="nodes_apart").count() == job.attempts.count() - 1
+    assert job.attempts.filter(stop_reason="rendezvous_unreachable").count() == job.attempts.count() - 1
     row = Rendezvous.objects.get(attempt__job=job, live=True)
-    assert row.connectivity_check and not row.doubted
+    assert row.connectivity_check and not row.recheck_requested
     wait_for("both began", lambda: len(begun(stand)) == 2)
 
 
 def test_an_agent_of_before_takes_both_steps_as_one(stand, monkeypatch) -> None:
     monkeypatch.setattr(AgentEngine, "prepares", property(lambda engine: False))
-    monkeypatch.setattr("portal.services.rendezvous.REACHES", "a word that such an agent does not say")
+    monkeypatch.setattr("portal.services.rendezvous.CAN_CHECK_RENDEZVOUS", "a word that such an agent does not say")
     job = stand.submit(tasks=2)
     stand.reach(job, lambda: len(met(stand, 1)) == 2)
 

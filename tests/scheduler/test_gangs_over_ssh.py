@@ -59,7 +59,7 @@ def told(scene, job: Job, attempt: int, rank: int) -> str:
 
 def test_torchrun_and_gloo_over_two_nodes_with_a_rank_killed_in_the_middle(scene) -> None:
     job = submit(
-        scene, "python3", "-c", TRAIN, tasks=2, gpus_per_task=2, launcher="torchrun", retry_failures=True,
+        scene, "python3", "-c", TRAIN, tasks=2, gpus_per_task=2, launcher="torchrun", retry_on_failure=True,
         memory_mib=1500, shm_mib=128,
     )  # fmt: skip
     wait_until(scene, in_state(job, "RUNNING"), job)

@@ -54,7 +54,7 @@ EPOCHS_NEVER_GIVEN = 2**40
 
 
 @pytest.fixture
-def room(settings) -> Iterator[EngineHarness]:
+def harness(settings) -> Iterator[EngineHarness]:
     with engine_harness() as made:
         settings.DATA_DIR = made.folder
         settings.LOG_DIR = Path(made.folder) / "logs"
@@ -71,7 +71,7 @@ def submit(owner) -> Any:
     project, process = record.project(member=owner), record.environment(runtime="process", tool=False)
 
     def submitted(*command: str, environment: Environment | None = None, **fields: Any) -> Job:
-        fields = {"cpu_milli": 100, "memory_mib": 64, "stop_grace_s": 1, "command": list(command), **fields}
+        fields = {"cpu_milli": 100, "memory_mib": 64, "termination_grace_s": 1, "command": list(command), **fields}
         return record.job(owner, project, environment or process, **fields)
 
     return submitted
@@ -80,8 +80,8 @@ def submit(owner) -> Any:
 # -- epochs ------------------------------------------------------------------------------------------
 
 
-def set_heard_epoch(room: EngineHarness, name: str, epoch: int) -> None:
-    folder = room.folder / name / "state"
+def set_heard_epoch(harness: EngineHarness, name: str, epoch: int) -> None:
+    folder = harness.folder / name / "state"
     folder.mkdir(exist_ok=True)
     with Ledger(str(folder)).transaction() as state:
         state["epoch"] = epoch
@@ -92,10 +92,10 @@ def is_done(job: Job) -> bool:
 
 
 @pytest.mark.parametrize("epoch", [2**53 - 1, 2**63 - 2])
-def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(room, submit, epoch) -> None:
+def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(harness, submit, epoch) -> None:
     pool, engine = record.pool(), InProcessEngine()
-    odd, well = (room.known(room.node(pool=pool, name=name)) for name in ("odd", "well"))
-    set_heard_epoch(room, "odd", epoch)
+    odd, well = (harness.mark_enrolled(harness.create_node(pool=pool, name=name)) for name in ("odd", "well"))
+    set_heard_epoch(harness, "odd", epoch)
 
     def told() -> bool:
         odd.refresh_from_db()
@@ -108,34 +108,34 @@ def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(room, su
     assert not odd.reachable and not Node.objects.get(pk=well.pk).status_message
     if epoch > 2**53:
         return  # such a hello is not even read
-    assert (odd.trust, odd.trust_cause) == ("aside", "epoch_ahead")
-    assert "manage.py recovered" in odd.problem
+    assert (odd.trust, odd.breaker_cause) == ("quarantined", "epoch_ahead")
+    assert "manage.py begin-recovery" in odd.problem
     second = submit("true")  # new holders of every lease, as after a restart of the workers
     assert InProcessEngine().run_until(lambda: is_done(second), 30)
     assert set(Task.objects.values_list("node__name", flat=True)) == {"well"}
 
-    set_heard_epoch(room, "odd", 0)  # what an administrator does there
+    set_heard_epoch(harness, "odd", 0)  # what an administrator does there
     assert engine.run_until(lambda: Node.objects.get(pk=odd.pk).reachable, 40)
 
 
-def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(room, submit, monkeypatch) -> None:
-    node, engine = room.known(room.node(name="n1")), InProcessEngine()
-    monkeypatch.setenv("FAIRWAY_DATA_DIR", str(room.folder))
+def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(harness, submit, monkeypatch) -> None:
+    node, engine = harness.mark_enrolled(harness.create_node(name="n1")), InProcessEngine()
+    monkeypatch.setenv("FAIRWAY_DATA_DIR", str(harness.folder))
     before = submit("true")
     assert engine.run_until(lambda: is_done(before), 30)
     Lease.objects.all().delete()
-    set_heard_epoch(room, "n1", 500)  # given since the moment to which the database was set back
+    set_heard_epoch(harness, "n1", 500)  # given since the moment to which the database was set back
 
     def refused() -> bool:
         node.refresh_from_db()
         return "500" in node.problem
 
     assert engine.run_until(refused, 30)
-    call_command("recovered")
-    assert ClusterSettings.objects.get().adopt_only
+    call_command("begin_recovery")
+    assert ClusterSettings.objects.get().recovery_mode
     after = submit("true")
     assert InProcessEngine().run_until(lambda: is_done(after), 60)
-    assert not ClusterSettings.objects.get().adopt_only
+    assert not ClusterSettings.objects.get().recovery_mode
 
 
 # -- tasks of others ---------------------------------------------------------------------------------
@@ -164,14 +164,14 @@ def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
         "gpus": [],
         "job": job.public_id,
     }
-    said |= {"attempt": 1, "progress": 5.0, "progress_ago_s": 0.1, "saved_ago_s": 0.1}
+    said |= {"attempt": 1, "progress": 5.0, "progress_age_s": 0.1, "checkpoint_age_s": 0.1}
     rank_0 = said | {"name": "a", "task": 0, "state": "exited", "exit_code": 1}
     listed = [
         rank_0,
         rank_0 | {"state": "running", "name": "b"},
         said | {"name": "c", "task": 1, "state": "running"},
     ]
-    answer = {"containers": listed, "boot_id": "boot-1", "full_disk": None, "clock_s": time.time()}
+    answer = {"containers": listed, "boot_id": "boot-1", "disk_full_message": None, "clock_s": time.time()}
     engine = ScriptedAgent(lambda: hello([]), lambda request: answer if request["verb"] == "list" else {}).engine()
     record.cluster_settings()
     lease = leases.acquire(leases.node_lease(second.public_id), "a", 60.0)
@@ -184,7 +184,7 @@ def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
 
 # -- arbitrary frames --------------------------------------------------------------------------------
 
-PASSING = {"portal_outbox", "portal_cycle", "portal_totals", "portal_lease", "portal_attemptenergy"}
+PASSING = {"portal_outboxmessage", "portal_cycle", "portal_schedulercounters", "portal_lease", "portal_attemptenergy"}
 """Tables that an honest cluster writes all the while; what matters of them is looked at by itself."""
 LIVE_OF_A_NODE = {"last_seen_at", "reconciled_at", "clock_skew_s"}
 
@@ -228,7 +228,7 @@ class Rows:
         allocations = ids("portal_allocation", "task_id", tasks)
         named = {row["public_id"] for row in rows["portal_job"].values() if row["id"] in jobs}
         named |= {
-            row["public_id"] for row in rows["portal_unknowncontainer"].values() if row["node_id"] in nodes
+            row["public_id"] for row in rows["portal_orphancontainer"].values() if row["node_id"] in nodes
         }
         named.add(self._node.public_id)
         columns = {
@@ -239,7 +239,7 @@ class Rows:
                       "portal_task": tasks, "portal_allocation": allocations}  # fmt: skip
 
         def own(table: str, row: dict[str, Any]) -> bool:
-            if table == "portal_usageminute" and row["node_id"] not in nodes:
+            if table == "portal_nodemetricsminute" and row["node_id"] not in nodes:
                 return True  # looked at by itself: an honest node's grow all the while
             if row.get("id") in themselves.get(table, ()):
                 return True
@@ -251,9 +251,9 @@ class Rows:
 class Scene:
     """An honest node with a real agent and a job on it, and a hostile one with jobs of its own; actors and cycles."""
 
-    def __init__(self, room: EngineHarness, submit: Any, frames: int, seed: int) -> None:
+    def __init__(self, harness: EngineHarness, submit: Any, frames: int, seed: int) -> None:
         self.submit = submit
-        self.honest = room.mark_enrolled(room.create_node(name="honest"))
+        self.honest = harness.mark_enrolled(harness.create_node(name="honest"))
         beside = record.node(record.pool("beside"), name="beside")  # could run containers too
         self.hostile = record.node(NodePool.objects.create(name="hostile"), name="hostile")
         Node.objects.filter(pk=self.hostile.pk).update(state=NodeState.CORDONED.value, boot_id="boot-1")
@@ -321,7 +321,7 @@ class Scene:
             run_cycle("test", self._holder)
             sweep.sweep()
             for actor in (self._honest_actor, self._hostile_actor):
-                actor.hint("work")
+                actor.notify("work")
             time.sleep(0.2)
         connection.close()
 
@@ -330,7 +330,7 @@ class Scene:
         self.attacking.set()
         self._loop.join(20)
         for actor in (self._honest_actor, self._hostile_actor):
-            actor.end()
+            actor.stop()
             if actor.is_alive():
                 actor.join(20)
 
@@ -368,10 +368,10 @@ class Ticks:
         self._thread.join(5)
 
 
-def attacked(room: EngineHarness, submit: Any, *, frames: int, seed: int, jobs_timed: int) -> None:
+def attacked(harness: EngineHarness, submit: Any, *, frames: int, seed: int, jobs_timed: int) -> None:
     timed: list[Job] = []
     began = time.monotonic()
-    with Scene(room, submit, frames, seed) as scene, collecting(scene.open_watch):
+    with Scene(harness, submit, frames, seed) as scene, collecting(scene.open_watch):
         honest = scene.honest
         wait_for("the victim", lambda: scene.victim.attempts.filter(state="RUNNING").exists(), 30)
         wait_for("live data", lambda: last_samples.latest_frames([honest.public_id]), 30)
@@ -397,7 +397,7 @@ def attacked(room: EngineHarness, submit: Any, *, frames: int, seed: int, jobs_t
         assert statistics.median(measured_s) <= statistics.median(reference_s) + 1.0
         assert statistics.median(attacked.gaps_s) <= statistics.median(calm.gaps_s) + 1.0
         assert Lease.objects.order_by("-epoch").first().epoch < EPOCHS_NEVER_GIVEN
-        wait_for("its trouble", lambda: scene.hostile.troubles.filter(kind="malformed").exists())
+        wait_for("its trouble", lambda: scene.hostile.incidents.filter(kind="malformed").exists())
     minutes = NodeMetricsMinute.objects.filter(node=honest)
     uuids = list(Gpu.objects.filter(node=honest).order_by("index").values_list("uuid", flat=True))
     assert all(row.gpu_uuids == uuids for row in minutes)
@@ -412,11 +412,11 @@ def _is_of(pair: tuple[Any, Any], jobs: list[Job]) -> bool:
     return any(row and (row.get("job_id") in ids or row.get("object_id") in names) for row in pair)
 
 
-def test_arbitrary_frames_change_nothing_beyond_their_node_and_delay_no_other(room, submit, owner) -> None:
-    attacked(room, submit, frames=500, seed=1, jobs_timed=2)
+def test_arbitrary_frames_change_nothing_beyond_their_node_and_delay_no_other(harness, submit, owner) -> None:
+    attacked(harness, submit, frames=500, seed=1, jobs_timed=2)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
-def test_ten_thousand_arbitrary_frames_do_not_either(room, submit, owner, seed) -> None:
-    attacked(room, submit, frames=2_500, seed=seed, jobs_timed=20)
+def test_ten_thousand_arbitrary_frames_do_not_either(harness, submit, owner, seed) -> None:
+    attacked(harness, submit, frames=2_500, seed=seed, jobs_timed=20)

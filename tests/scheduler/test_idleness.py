@@ -18,7 +18,7 @@ from portal.services.policy import do_change_policy
 from portal.words.reasons import EndReason
 from scheduler.idleness import run_idle_pass
 from tests import record
-from tests.quiet import MINUTE, record_gpu_minutes, expire_countdown, record_tool_activity
+from tests.quiet import MINUTE, record_gpu_minutes, expire_countdown, simulate_tool_activity
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,7 +30,7 @@ def scene():
     do_change_policy(
         made["admin"],
         made["pool"],
-        {"idle_action": "suspend", "idle_after_s": 600, "idle_grace_s": 300, "idle_snoozes": 2},
+        {"idle_action": "suspend", "idle_after_s": 600, "idle_grace_s": 300, "idle_snooze_limit": 2},
         version=1,
     )
     return made
@@ -63,7 +63,7 @@ def now(job: Job) -> Job:
 
 
 def attempt_of(job: Job) -> Attempt:
-    return job.attempts.get(number=now(job).attempts_made)
+    return job.attempts.get(number=now(job).attempt_count)
 
 
 def minutes(scene, *use: float | None, back: int = 0) -> None:
@@ -71,7 +71,7 @@ def minutes(scene, *use: float | None, back: int = 0) -> None:
 
 
 def tool(job: Job, *, used_ago_s: float | None = None) -> None:
-    record_tool_activity(attempt_of(job), used_ago_s=used_ago_s)
+    simulate_tool_activity(attempt_of(job), used_ago_s=used_ago_s)
 
 
 def seen(job: Job) -> WorkspaceActivity:
@@ -79,7 +79,7 @@ def seen(job: Job) -> WorkspaceActivity:
 
 
 def told(job: Job) -> list[str]:
-    kinds = ["idle", "idle_ended", "snoozed", "excused", "excuse_cut"]
+    kinds = ["idle", "idle_ended", "snoozed", "already_exempt", "exemption_revoked"]
     return list(
         JobEvent.objects.filter(job=job, kind__in=kinds).order_by("id").values_list("kind", flat=True)
     )
@@ -107,10 +107,10 @@ def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:
     run_idle_pass()
     row = seen(lab)
     assert told(lab) == ["idle"]
-    assert abs((row.stops_at - row.countdown_at).total_seconds() - 300) < 1
-    sentence = JobEvent.objects.get(job=lab, kind="idle").message
+    assert abs((row.suspend_at - row.idle_notified_at).total_seconds() - 300) < 1
+    message = JobEvent.objects.get(job=lab, kind="idle").message
     assert (
-        sentence.startswith("Nobody has used it for 1") and "suspended in 5 min; its files stay" in sentence
+        message.startswith("Nobody has used it for 1") and "suspended in 5 min; its files stay" in message
     )
     expire_countdown(attempt_of(lab))
     run_idle_pass()
@@ -144,7 +144,7 @@ def test_a_busy_kernel_or_gpu_is_not_idle_and_any_use_ends_the_countdown(scene, 
     minutes(scene, 40.0)
     WorkspaceActivity.objects.update(gpu_inactive_until=timezone.now() - 3 * MINUTE)  # it had not seen that minute yet
     run_idle_pass()
-    assert told(lab) == ["idle", "idle_ended"] * 2 and seen(lab).gpu_used_at is not None
+    assert told(lab) == ["idle", "idle_ended"] * 2 and seen(lab).gpu_active_at is not None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_is_not_measured_is_never_taken_for_idleness(scene, lab, lost) -> N
     expire_countdown(attempt_of(lab))
     run_idle_pass()
     assert told(lab) == ["idle", "idle_ended"]
-    assert now(lab).desired_state == "run" and seen(lab).stops_at is None
+    assert now(lab).desired_state == "run" and seen(lab).suspend_at is None
 
 
 def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
@@ -186,7 +186,7 @@ def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
         with pytest.raises(NotFound):
             do_snooze(record.user(), lab)
         row = do_snooze(scene["owner"], lab)
-        assert row.stops_at is None and row.snoozes_used == 2 - left
+        assert row.suspend_at is None and row.effective_snooze_count == 2 - left
         stays_kept(lab)
         WorkspaceActivity.objects.update(snoozed_until=timezone.now())
     run_idle_pass()
@@ -195,12 +195,12 @@ def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
     WorkspaceActivity.objects.update(
         tool_active_at=timezone.now() - 11 * MINUTE, snoozed_at=timezone.now() - 12 * MINUTE
     )
-    assert seen(lab).snoozes_used == 0  # it was used since
+    assert seen(lab).effective_snooze_count == 0  # it was used since
 
 
 def stays_kept(job: Job) -> None:
     run_idle_pass()
-    assert now(job).desired_state == "run" and seen(job).countdown_at is None
+    assert now(job).desired_state == "run" and seen(job).idle_notified_at is None
 
 
 def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(scene, lab) -> None:
@@ -212,7 +212,7 @@ def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(scene, lab) -> None:
     excuse = do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
     assert (excuse.expires_at - excuse.created_at).total_seconds() == 86_400
     run_idle_pass()
-    assert told(lab) == ["idle", "excused"]
+    assert told(lab) == ["idle", "already_exempt"]
     with pytest.raises(Conflict):
         do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
     with pytest.raises(Forbidden):
@@ -221,13 +221,13 @@ def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(scene, lab) -> None:
     with pytest.raises(Conflict):
         do_revoke_exemption(scene["admin"], excuse)
     run_idle_pass()
-    assert told(lab) == ["idle", "excused", "excuse_cut", "idle"]
+    assert told(lab) == ["idle", "already_exempt", "exemption_revoked", "idle"]
     with pytest.raises(Forbidden, match="only administrators"):
         do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
     acts = AuditEntry.objects.filter(action__startswith="job.").values_list("action", "actor_name", "reason")
     assert list(acts.order_by("id")) == [
-        ("job.excuse", scene["owner"].username, "A demo is shown from it at noon"),
-        ("job.excuse_cut", scene["admin"].username, "A demo is shown from it at noon"),
+        ("job.idle_exemption", scene["owner"].username, "A demo is shown from it at noon"),
+        ("job.idle_exemption_revoked", scene["admin"].username, "A demo is shown from it at noon"),
     ]
 
 
@@ -254,11 +254,11 @@ def test_the_policy_counts_at_once_and_by_default_only_tells(scene, lab) -> None
     minutes(scene, *[0.0] * 12)
     tool(lab)
     run_idle_pass()
-    assert told(lab) == ["idle"] and seen(lab).stops_at is None
+    assert told(lab) == ["idle"] and seen(lab).suspend_at is None
     assert "suspended" not in JobEvent.objects.get(job=lab, kind="idle").message
     do_change_policy(scene["admin"], scene["pool"], {"idle_action": "suspend"}, version=3)
     run_idle_pass()  # nobody was told an end: a whole countdown begins
-    assert told(lab) == ["idle", "idle"] and seen(lab).stops_at > timezone.now() + 4 * MINUTE
+    assert told(lab) == ["idle", "idle"] and seen(lab).suspend_at > timezone.now() + 4 * MINUTE
     do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 1200}, version=4)
     run_idle_pass()
     assert told(lab)[-1] == "idle_ended"
@@ -276,11 +276,11 @@ def test_a_projects_own_rule_counts_at_the_next_look_and_binds_those_below(scene
     run_idle_pass()
     assert told(lab) == []
     do_change_policy(
-        scene["admin"], top, {"idle_after_s": 600, "idle_grace_s": 120, "idle_snoozes": 0}, version=1
+        scene["admin"], top, {"idle_after_s": 600, "idle_grace_s": 120, "idle_snooze_limit": 0}, version=1
     )
     run_idle_pass()
     row = seen(lab)
-    assert told(lab) == ["idle"] and abs((row.stops_at - row.countdown_at).total_seconds() - 120) < 1
+    assert told(lab) == ["idle"] and abs((row.suspend_at - row.idle_notified_at).total_seconds() - 120) < 1
     found = idle_status(now(lab), attempt_of(lab))
     assert found.snoozes_left == 0 and found.settings_sheet.rules["idle_after_s"].source == "above"
     with pytest.raises(Conflict, match="not snoozed here"):

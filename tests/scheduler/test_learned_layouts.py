@@ -67,8 +67,8 @@ def ran(scene: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **fie
 
 
 def photographed(expectations: DurationEstimator, policy: Policy | None = None) -> Snapshot:
-    photo = take_snapshot(record.cluster_settings())
-    return expectations.fill(photo.snapshot, policy or photo.policy)
+    inputs = take_snapshot(record.cluster_settings())
+    return expectations.fill(inputs.snapshot, policy or inputs.policy)
 
 
 def row_of(snapshot: Snapshot, job: Job) -> PendingRow:
@@ -120,7 +120,7 @@ def test_what_is_learned_by_difference_is_what_is_learned_anew(scene, django_ass
 
 
 def test_jobs_that_are_too_long_ago_are_forgotten_in_every_process_alike(scene, monkeypatch) -> None:
-    monkeypatch.setattr(module, "LEARNED_FROM", 6)
+    monkeypatch.setattr(module, "SAMPLE_SIZE", 6)
     expectations, waits = DurationEstimator(), submit(scene)
     ran(scene, 5.0, SLOW)
     ran(scene, 10.0, FAST)

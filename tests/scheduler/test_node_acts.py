@@ -23,27 +23,27 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def scene(room: EngineHarness, request, tmp_path):
+def scene(harness: EngineHarness, request, tmp_path):
     owner = record.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     made = {
-        "node": room.mark_enrolled(room.create_node(name=name)),
+        "node": harness.mark_enrolled(harness.create_node(name=name)),
         "owner": owner,
         "admin": record.user("root", admin=True),
         "project": record.project(member=owner),
         "environment": record.environment(runtime="process", tool=False),
         "engine": InProcessEngine(),
     }
-    program = (room.folder / "agent" / "agent.pyz").read_bytes()
+    program = (harness.folder / "agent" / "agent.pyz").read_bytes()
     keys = make_keys(tmp_path / "keys", "test")
-    (room.folder / "agent" / "agent.pyz.sig").write_text(sign_agent(program, keys["signing"]))
+    (harness.folder / "agent" / "agent.pyz.sig").write_text(sign_agent(program, keys["signing"]))
     return made
 
 
 def submit(scene, script: str) -> Job:
     command = ["sh", "-c", script]
     return record.job(
-        scene["owner"], scene["project"], scene["environment"], command=command, memory_mib=64, stop_grace_s=1
+        scene["owner"], scene["project"], scene["environment"], command=command, memory_mib=64, termination_grace_s=1
     )
 
 
@@ -61,16 +61,16 @@ LISTENS = (
 )
 
 
-def test_a_signal_reaches_the_job_once_and_no_other_attempt(room, scene) -> None:
+def test_a_signal_reaches_the_job_once_and_no_other_attempt(harness, scene) -> None:
     job = submit(scene, LISTENS)
     with pytest.raises(Conflict, match="does not run"):
         do_send_signal(scene["owner"], job, "SIGUSR1")
     reach(scene, lambda: job.attempts.filter(state="RUNNING").exists())
-    reach(scene, lambda: (room.folder / scene["node"].name).exists())
+    reach(scene, lambda: (harness.folder / scene["node"].name).exists())
     with pytest.raises(InvalidRequest):
         do_send_signal(scene["owner"], job, "SIGKILL")
     (sent,) = do_send_signal(scene["owner"], job, "SIGUSR1")
-    reach(scene, lambda: sent.refresh_from_db() or sent.answered_at is not None)
+    reach(scene, lambda: sent.refresh_from_db() or sent.acknowledged_at is not None)
     assert claim_signals(scene["node"].pk) == [], "it is given once"
     do_send_signal(scene["owner"], job, "SIGINT")
     reach(scene, lambda: job.refresh_from_db() or job.state == JobState.COMPLETED)
@@ -89,13 +89,13 @@ def test_a_signal_reaches_the_job_once_and_no_other_attempt(room, scene) -> None
     )
 
 
-def test_a_node_is_checked_tidied_and_given_another_program(room, scene) -> None:
+def test_a_node_is_checked_tidied_and_given_another_program(harness, scene) -> None:
     job = submit(scene, "while :; do sleep 0.1; done")
     reach(scene, lambda: job.attempts.filter(state="RUNNING").exists())
-    node, agent = scene["node"], room.folder / "agent" / "agent.pyz"
+    node, agent = scene["node"], harness.folder / "agent" / "agent.pyz"
     node.refresh_from_db()
-    first = node.hello["program"]
-    tasks = room.folder / node.name / "state" / "tasks"
+    first = node.hello["agent_digest"]
+    tasks = harness.folder / node.name / "state" / "tasks"
     for name, age_s in (("fw-test-old-1-0", 8 * 86_400), ("fw-test-young-1-0", 60)):
         (tasks / name).mkdir()
         (tasks / name / "log").write_text("left behind")
@@ -113,14 +113,14 @@ def test_a_node_is_checked_tidied_and_given_another_program(room, scene) -> None
 
     reach(scene, over)
     tidied, looked, upgraded = (NodeOperation.objects.get(pk=check.pk) for check in checks)
-    said = {step["name"]: step["sentence"] for step in tidied.steps}
+    said = {step["name"]: step["message"] for step in tidied.steps}
     assert tidied.ok and said["Folders"] == "1 removed that belonged to no task."
     assert said["Images"] == "0 removed that nobody needs."
     assert sorted(path.name for path in tasks.iterdir() if "test-" in path.name) == ["fw-test-young-1-0"]
     assert {step["name"] for step in looked.steps} >= {"Process", "Disk", "Gpus"}
     assert upgraded.ok and [step["name"] for step in upgraded.steps] == ["Sent", "New agent"]
     node.refresh_from_db()
-    assert node.hello["program"] not in (None, first)
+    assert node.hello["agent_digest"] not in (None, first)
     assert NodeOperation.objects.filter(kind="preflight").count() >= 2, "it is checked once more"
     for check in NodeOperation.objects.filter(kind="preflight", finished_at__isnull=False):
         found = [step["ok"] for step in check.steps if step["name"] != "Version"]  # that only warns

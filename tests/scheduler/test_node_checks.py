@@ -55,7 +55,7 @@ def test_the_chosen_engine_access_is_the_one_that_is_set_up(form, admin) -> None
     check = NodeOperation.objects.get(public_id=urlsplit(answer["Location"]).path.rstrip("/").split("/")[-1])
     run_enrolment(check.public_id)
     check.refresh_from_db()
-    assert [step["sentence"] for step in check.steps if not step["ok"]] == []
+    assert [step["message"] for step in check.steps if not step["ok"]] == []
     assert machine.execute("ls", "/etc/sudoers.d/fairway", check=False).returncode != 0
     assert ClusterSettings.objects.get().cluster_id in machine.execute("cat", "/etc/fairway/node.json").stdout
 

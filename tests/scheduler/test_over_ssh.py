@@ -89,7 +89,7 @@ def test_too_much_memory_a_missing_image_and_a_full_disk_are_said(scene) -> None
     job = submit(scene, "true")
     wait_until(scene, lambda: node.refresh_from_db() or node.state == NodeState.CORDONED, job)
     assert node.state_reason.startswith("The disk of the node is full: /var/lib/fairway-node")
-    assert node.state_reason.endswith("It takes work again by itself once there is room.")
+    assert node.state_reason.endswith("It takes work again by itself once there is harness.")
     machine.free_disk()
     Job.objects.filter(pk=job.pk).update(reason="")  # its pause before the next try is not what is looked at
     wait_until(scene, in_state(job, JobState.COMPLETED), job)

@@ -50,7 +50,7 @@ def ids(scene) -> dict[str, str]:
 def scene(monkeypatch):
     """Four GPUs, promised to the project `owed`; the project `lent` has borrowed three of them."""
     record.cluster_settings()
-    monkeypatch.setattr(answers, "_photo", None)
+    monkeypatch.setattr(answers, "_cached_inputs", None)
     pool = record.pool("main-pool")
     record.node(pool)
     owner, other = record.user("ada"), record.user("eve")
@@ -95,10 +95,10 @@ def test_it_names_who_would_leave_and_what_they_would_lose(scene) -> None:
     assert victim["job"] == Job.objects.get(name="short-run").public_id
     assert (victim["reason"], victim["milli"], victim["saved"]) == ("reclaimed", 1000, False)
     assert victim["saved_s"] is None
-    assert victim["lost_gpu_s"] == pytest.approx(3600, abs=60)
-    assert not answer["starts_now"] and answer["verdict"]["code"] == "releasing"
+    assert victim["lost_gpu_seconds"] == pytest.approx(3600, abs=60)
+    assert not answer["starts_now"] and answer["verdict"]["code"] == "waiting_for_eviction"
     both = ask(scene, gpus_per_task=4)["victims"]
-    assert sum(one["lost_gpu_s"] for one in both) == pytest.approx(3600 + 2 * 3 * 3600, abs=120)
+    assert sum(one["lost_gpu_seconds"] for one in both) == pytest.approx(3600 + 2 * 3 * 3600, abs=120)
     assert Attempt.objects.filter(stop_requested_at__isnull=False).count() == 0  # asking moves nothing
 
 
@@ -108,11 +108,11 @@ def test_who_has_saved_is_named_first_with_when_that_was(scene, engine) -> None:
     (victim,) = ask(scene, gpus_per_task=3)["victims"]
     assert victim["job"] == Job.objects.get(name="long-run").public_id and victim["saved"]
     assert victim["saved_s"] == saved_at.timestamp()
-    assert victim["lost_gpu_s"] == pytest.approx(2 * 360, abs=60)
+    assert victim["lost_gpu_seconds"] == pytest.approx(2 * 360, abs=60)
     Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
     client = Client()
     client.force_login(scene["owner"])
-    told = client.post("/api/v1/ask/", json.dumps(BODY | {"gpus_per_task": 4}), "application/json").json()
+    told = client.post("/api/v1/jobs/preview/", json.dumps(BODY | {"gpus_per_task": 4}), "application/json").json()
     whens = {one["job"]["name"]: one["saved_at"] for one in told["victims"]}
     assert whens == {"long-run": saved_at.isoformat().replace("+00:00", "Z"), "short-run": None}
     page = " ".join(client.post("/launch/check/", FORM | ids(scene)).content.decode().split())
@@ -135,17 +135,17 @@ def engine(monkeypatch):
     def at_once(body, wait_s=1.0):
         return answered(body)
 
-    monkeypatch.setattr("portal.services.jobs.ask_would_start", at_once)
-    monkeypatch.setattr(start_check, "ask_would_start", at_once)
+    monkeypatch.setattr("portal.services.jobs.query_would_start", at_once)
+    monkeypatch.setattr(start_check, "query_would_start", at_once)
 
 
 def test_rest_tells_victims_and_lost_work(scene, engine) -> None:
     client = Client()
     client.force_login(scene["owner"])
-    told = client.post("/api/v1/ask/", json.dumps(BODY), content_type="application/json").json()
+    told = client.post("/api/v1/jobs/preview/", json.dumps(BODY), content_type="application/json").json()
     (victim,) = told["victims"]
     assert victim["job"] is None and victim["milli"] == 1000
-    assert told["lost_gpu_s"] == victim["lost_gpu_s"] > 3000
+    assert told["lost_gpu_seconds"] == victim["lost_gpu_seconds"] > 3000
     assert told["interval"] is None and told["starts_now"] is False
     given = asking._serialize_interval({"p10_s": 0.0, "p50_s": 60.0, "p90_s": 3600.0})
     assert given == {
@@ -160,7 +160,7 @@ def test_the_launch_rail_says_who_would_leave(scene, engine) -> None:
     client.force_login(scene["owner"])
     Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
     check = start_check.preview_launch(scene["owner"], request(scene, gpus_per_task=4), [], query_engine=True)
-    assert (check.title, check.hidden_victims, len(check.victims)) == ("Others would make room", 0, 2)
+    assert (check.title, check.hidden_victims, len(check.victims)) == ("Others would make harness", 0, 2)
     assert check.lost_gpu_seconds == pytest.approx(7 * 3600, abs=200)
     page = " ".join(client.post("/launch/check/", FORM | ids(scene)).content.decode().split())
     assert "2 jobs would be asked to leave" in page and "long-run" in page and "GPU-h of work" in page

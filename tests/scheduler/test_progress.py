@@ -22,10 +22,10 @@ COUNTS = 'n=0; while :; do n=$((n + 10)); echo $n > "$FAIRWAY_PROGRESS_FILE"; sl
 
 
 @pytest.fixture
-def scene(room: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]:
+def scene(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]:
     """A real agent with four pretend GPUs, and a person."""
     name = f"p{abs(hash(request.node.name)) % 10**9}"
-    room.mark_enrolled(room.create_node(name=name, gpus=4), gpus=4)
+    harness.mark_enrolled(harness.create_node(name=name, gpus=4), gpus=4)
     owner = record.user("ada")
     return {
         "owner": owner,
@@ -36,7 +36,7 @@ def scene(room: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]
 
 
 def submit(scene: dict[str, Any], script: str, **fields: Any) -> Job:
-    fields = {"command": ["sh", "-c", script], "memory_mib": 64, "stop_grace_s": 1, **fields}
+    fields = {"command": ["sh", "-c", script], "memory_mib": 64, "termination_grace_s": 1, **fields}
     return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
@@ -45,13 +45,13 @@ def runs(job: Job) -> bool:
 
 
 def test_the_number_in_the_file_comes_to_stand_in_the_record(scene: dict[str, Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr(progress, "STEP", dt.timedelta(seconds=1))
+    monkeypatch.setattr(progress, "MIN_UPDATE_INTERVAL", dt.timedelta(seconds=1))
     job = submit(scene, COUNTS, gpus_per_task=2)
     told = AttemptProgress.objects.filter(attempt__job=job)
     assert scene["engine"].run_until(lambda: told.filter(completed_units__gt=F("start_units")).exists(), 60.0)
     row = told.get()
     assert row.completed_units % 10 == 0
-    assert 0 <= row.since_done < row.completed_units and row.since_at < row.reported_at <= timezone.now()
+    assert 0 <= row.start_units < row.completed_units and row.start_at < row.reported_at <= timezone.now()
     assert row.rank == 0 and row.gpus == 2 and row.layout == Layout(row.gpu_model, 1, 1, 0)
     assert row.gpu_model
 
@@ -69,7 +69,7 @@ def test_an_older_agent_says_nothing_and_is_understood(scene: dict[str, Any], mo
 
     def as_before(row: dict[str, Any]) -> ContainerStatus:
         """Its rows lack the fields."""
-        left_out.append((row.pop("progress"), row.pop("progress_ago_s")))
+        left_out.append((row.pop("progress"), row.pop("progress_age_s")))
         return from_wire(row)
 
     monkeypatch.setattr(ContainerStatus, "from_wire", as_before)

@@ -60,8 +60,8 @@ def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.Mo
 
 
 def test_where_many_wait_reasons_are_told_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.recall.TOLD_ALWAYS", 3)
-    monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 2)
+    monkeypatch.setattr("scheduler.recall.EXPLAIN_ALL_LIMIT", 3)
+    monkeypatch.setattr("scheduler.recall.EXPLAIN_BATCH_SIZE", 2)
     recall, found = IncrementalDecider(), scene()
     more = tuple(waits(f"more{n}", "q", n) for n in range(1, 7))
     snapshot = replace(found, pending=(*found.pending, *more))
@@ -84,8 +84,8 @@ def test_where_many_wait_reasons_are_told_piece_by_piece(monkeypatch: pytest.Mon
 def test_who_was_never_told_comes_first_then_who_was_told_longest_ago(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("scheduler.recall.TOLD_ALWAYS", 0)
-    monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 2)
+    monkeypatch.setattr("scheduler.recall.EXPLAIN_ALL_LIMIT", 0)
+    monkeypatch.setattr("scheduler.recall.EXPLAIN_BATCH_SIZE", 2)
     recall = IncrementalDecider()
     jobs = [waits(f"j{n}", "q", 64) for n in range(5)]
     snapshot = replace(scene(), pending=tuple(jobs))

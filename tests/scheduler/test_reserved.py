@@ -52,7 +52,7 @@ def test_only_who_is_surely_gone_and_who_it_is_for_start(scene) -> None:
     assert states == {"endless": "PENDING", "long": "PENDING", "short": "RUNNING", "theirs": "RUNNING"}
     for job in (endless, long):
         standing = JobVerdict.objects.get(job=job)
-        assert standing.code == "held_for_reservation"
+        assert standing.code == "reserved_for_other_job"
         assert "(spring course)" in standing.message
         assert standing.details["reserved_until_s"] == scene["reservation"].end.timestamp()
     assert not JobVerdict.objects.filter(job__in=[short, theirs]).exists()

@@ -46,7 +46,7 @@ def scene() -> dict[str, Any]:
     record.cluster_settings()
     scene = record.basic_cluster()
     scene["admin"] = record.user(admin=True)
-    scene["volume"] = Volume.objects.create(name="sets", kind="path", path="/srv/sets")
+    scene["volume"] = Volume.objects.create(name="sets", kind="host_path", path="/srv/sets")
     do_save_secret(scene["owner"], scene["owner"], "hub", "hf_value")
     return scene
 
@@ -164,7 +164,7 @@ def test_suspended_workspace_is_not_resumed_without_the_right(scene) -> None:
     becomes_viewer(scene)
     with pytest.raises(Conflict) as refusal:
         do_resume_job(scene["admin"], Job.objects.get(pk=job.pk))
-    assert refusal.value.code == "owner_may_not_run"
+    assert refusal.value.code == "owner_not_permitted"
 
 
 def test_elastic_job_does_not_grow_without_the_right(scene) -> None:
@@ -199,10 +199,10 @@ def test_number_of_queries_does_not_grow_with_jobs_and_owners(scene) -> None:
 
 
 @pytest.fixture
-def node_scene(room: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]:
+def node_scene(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]:
     record.cluster_settings()
     owner, name = record.user("ada"), f"n{abs(hash(request.node.name)) % 10**9}"
-    node = room.mark_enrolled(room.create_node(name=name))
+    node = harness.mark_enrolled(harness.create_node(name=name))
     Node.objects.filter(pk=node.pk).update(reachable=True, runtime="process")
     return {
         "name": name,
@@ -215,7 +215,7 @@ def node_scene(room: EngineHarness, request: pytest.FixtureRequest) -> dict[str,
 
 
 @pytest.mark.parametrize("tasks", [1, 2])
-def test_removal_between_decision_and_start_starts_nothing(room: EngineHarness, node_scene, tasks) -> None:
+def test_removal_between_decision_and_start_starts_nothing(harness: EngineHarness, node_scene, tasks) -> None:
     scene = node_scene
     job = submit(scene, command=["true"], memory_mib=64, tasks=tasks)
     run_cycle("test", "me")
@@ -230,11 +230,11 @@ def test_removal_between_decision_and_start_starts_nothing(room: EngineHarness, 
     assert (job.state, attempt.reason) == (JobState.PENDING, EndReason.OWNER_NOT_PERMITTED)
     assert attempt.start_sent_at is None and held_milli() == 0
     assert not list(
-        (room.folder / scene["name"] / "state").glob(f"**/*{job.public_id}*")
+        (harness.folder / scene["name"] / "state").glob(f"**/*{job.public_id}*")
     )  # its node knows nothing
     Membership.objects.create(user=scene["owner"], project=scene["project"], role="member")
     assert scene["engine"].run_until(lambda: Job.objects.get(pk=job.pk).state == JobState.COMPLETED)
-    assert Job.objects.get(pk=job.pk).attempts_made == 2
+    assert Job.objects.get(pk=job.pk).attempt_count == 2
 
 
 def test_removal_with_cancel_reaches_a_job_that_was_decided_and_not_sent(scene) -> None:

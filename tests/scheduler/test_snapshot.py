@@ -95,13 +95,13 @@ def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
     near = {"topology": "fabric", "required": "rack", "preferred": None}
     place(scene, submit(scene, near=near))
     submit(scene, near={"topology": "fabric", "required": None, "preferred": "block"})
-    photo = take_snapshot(record.cluster_settings()).snapshot
-    assert photo.topologies == (TopologyRow("fabric", ("block", "rack")),)
-    assert photo.nodes[0].labels == (("block", "a"), ("rack", "r7"))
-    assert [gpu.nvlink_island for gpu in photo.nodes[0].gpus] == [None, None, 1, 1]
-    assert photo.running[0].topology_constraint == TopologyConstraint("fabric", "rack")
-    assert photo.pending[0].topology_constraint == TopologyConstraint("fabric", None, "block")
-    assert snapshot_from_json(snapshot_to_json(photo)) == photo
+    snapshot = take_snapshot(record.cluster_settings()).snapshot
+    assert snapshot.topologies == (TopologyRow("fabric", ("block", "rack")),)
+    assert snapshot.nodes[0].labels == (("block", "a"), ("rack", "r7"))
+    assert [gpu.nvlink_island for gpu in snapshot.nodes[0].gpus] == [None, None, 1, 1]
+    assert snapshot.running[0].topology_constraint == TopologyConstraint("fabric", "rack")
+    assert snapshot.pending[0].topology_constraint == TopologyConstraint("fabric", None, "block")
+    assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot
 
 
 def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
@@ -118,9 +118,9 @@ def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
     do_cancel_reservation(admin, reserve("cancelled", [scene["node"]], [], 5, 6))
     over = reserve("over", [scene["node"]], [], 7, 8)
     Reservation.objects.filter(pk=over.pk).update(period=(now - 2 * hour, now - hour))
-    photo = take_snapshot(record.cluster_settings()).snapshot
+    snapshot = take_snapshot(record.cluster_settings()).snapshot
     node, project = scene["node"].public_id, scene["project"].public_id
-    assert photo.reservations == (
+    assert snapshot.reservations == (
         ReservationRow(
             course.public_id, "course", (node,), (project,), course.starts_at.timestamp(), course.ends_at.timestamp()
         ),
@@ -150,9 +150,9 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
         user_limit_milli=3000,
     )
 
-    photo = take_snapshot(record.cluster_settings())
+    inputs = take_snapshot(record.cluster_settings())
 
-    (node,) = photo.snapshot.nodes
+    (node,) = inputs.snapshot.nodes
     assert [(gpu.used_milli, gpu.exclusive) for gpu in node.gpus] == [
         (300, False),
         (1000, True),
@@ -160,22 +160,22 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
         (0, False),
     ]
     assert node.cpu_used_milli == 3000
-    running = {row.job: row for row in photo.snapshot.running}
+    running = {row.job: row for row in inputs.snapshot.running}
     assert running[whole.public_id].stopping and not running[shared.public_id].stopping
     assert running[whole.public_id].tasks[0].node == node.id
     assert [share.milli for share in running[whole.public_id].tasks[0].gpus] == [1000, 1000]
-    (pending,) = photo.snapshot.pending
+    (pending,) = inputs.snapshot.pending
     assert (pending.job, pending.version) == (waiting.public_id, waiting.version)
     assert pending.node_affinity == node.id
     assert pending.pools == (scene["pool"].public_id,)
-    (quota,) = photo.snapshot.quotas
+    (quota,) = inputs.snapshot.quotas
     assert (quota.guaranteed_milli, quota.limit_milli, quota.user_limit_milli) == (1000, 5000, 3000)
 
 
 def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> None:
     prep, other, done = (submit(scene, name=name) for name in ("prep", "other", "done"))
     strict = submit(scene, name="strict", after=[prep, other, done])
-    loose = submit(scene, name="loose", after=[prep, other], after_any=True)
+    loose = submit(scene, name="loose", after=[prep, other], ignore_dependency_failure=True)
     free = submit(scene, name="free", after=[done])
     lifecycle.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="x")
     Job.objects.filter(pk=done.pk).update(state="RUNNING")  # as its start would
@@ -186,7 +186,7 @@ def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> N
     # what ended otherwise than it must still holds it back: it is cancelled soon, and never starts
     assert [each.name for each in rows["strict"].dependencies] == ["prep", "other"]
     assert [(each.job, each.name) for each in rows["loose"].dependencies] == [(prep.public_id, "prep")]
-    assert rows["loose"].after_any and not rows["strict"].after_any
+    assert rows["loose"].ignore_dependency_failure and not rows["strict"].ignore_dependency_failure
     assert rows["free"].dependencies == ()
     done.refresh_from_db()
     assert rows["free"].submitted_s == done.ended_at.timestamp() > free.submitted_at.timestamp()
@@ -219,7 +219,7 @@ def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
 
 def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(scene) -> None:
     known = {"12.2": True, "12.10": False, "13.0": False, None: False}
-    nodes = {cuda: record.node(scene["pool"], hello={"cuda_driver": cuda}) for cuda in known}
+    nodes = {cuda: record.node(scene["pool"], hello={"max_cuda_version": cuda}) for cuda in known}
     scene["node"].delete()
     submit(scene, name="with", gpus_per_task=1)
     submit(scene, name="without", gpus_per_task=0)
@@ -243,8 +243,8 @@ def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(s
 
 def test_what_one_node_says_of_an_image_keeps_jobs_off_that_node_alone(scene) -> None:
     lying, others = (
-        record.node(scene["pool"], hello={"cuda_driver": "13.0"}),
-        [record.node(scene["pool"], hello={"cuda_driver": "13.0"}) for _ in range(2)],
+        record.node(scene["pool"], hello={"max_cuda_version": "13.0"}),
+        [record.node(scene["pool"], hello={"max_cuda_version": "13.0"}) for _ in range(2)],
     )
     submit(scene, name="with", gpus_per_task=1)
 
@@ -268,9 +268,9 @@ def image_row(environment: Environment, cuda: str | None) -> dict[str, object]:
 
 
 def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(scene) -> None:
-    told = {"enforced": False, "sentence": "Shares of its GPUs are not enforced: they are pretend ones."}
-    cannot = record.node(scene["pool"], hello={"shares": told})
-    record.node(scene["pool"], hello={"shares": {**told, "enforced": True}})
+    told = {"enforced": False, "message": "Shares of its GPUs are not enforced: they are pretend ones."}
+    cannot = record.node(scene["pool"], hello={"gpu_sharing": told})
+    record.node(scene["pool"], hello={"gpu_sharing": {**told, "enforced": True}})
     submit(scene, name="whole")
     submit(scene, name="share", milli_per_gpu=500)
 
@@ -278,7 +278,7 @@ def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(scene)
         return {row.name: set(row.ineligible_nodes) for row in take_snapshot(record.cluster_settings()).snapshot.pending}
 
     assert unfit() == {"whole": set(), "share": set()}
-    type(scene["pool"]).objects.update(policy={"share_needs_mps": "yes"})
+    type(scene["pool"]).objects.update(policy={"gpu_sharing_requires_mps": "yes"})
     assert unfit() == {"whole": set(), "share": {cannot.public_id, scene["node"].public_id}}
 
 
@@ -291,7 +291,7 @@ def test_a_task_that_lost_the_daemon_of_its_share_ends_with_that_reason() -> Non
         "task": 0,
         "exit_code": 137,
     }
-    lost, killed = parse_event({**told, "fault": "mps_lost"}), parse_event(told)
+    lost, killed = parse_event({**told, "fault": "mps_daemon_lost"}), parse_event(told)
     assert isinstance(lost, TaskExited) and isinstance(killed, TaskExited)
     assert end_reason(lost.container) is EndReason.MPS_DAEMON_LOST
     assert end_reason(killed.container) is EndReason.EXIT_CODE
@@ -312,15 +312,15 @@ def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(scene) -> None
 
 
 def test_past_use_fades_by_half_each_half_life(scene) -> None:
-    half_life_s = 7 * 86_400.0
+    usage_half_life_s = 7 * 86_400.0
     attempt = place(scene, submit(scene))
     now = timezone.now()
     UsageInterval.objects.filter(job=attempt.job).update(
-        started_at=now - dt.timedelta(seconds=2 * half_life_s),
-        ended_at=now - dt.timedelta(seconds=half_life_s),
+        started_at=now - dt.timedelta(seconds=2 * usage_half_life_s),
+        ended_at=now - dt.timedelta(seconds=usage_half_life_s),
     )
     (row,) = take_snapshot(record.cluster_settings()).snapshot.usage
-    expected = half_life_s / math.log(2) * (0.5 - 0.25)
+    expected = usage_half_life_s / math.log(2) * (0.5 - 0.25)
     assert row.gpu_seconds == pytest.approx(expected, rel=1e-4)
     assert (row.project, row.user) == (scene["project"].public_id, scene["owner"].public_id)
 
@@ -336,7 +336,7 @@ def test_a_job_whose_start_failed_pauses_before_the_next(scene) -> None:
 
 def test_a_knob_out_of_range_is_refused(scene) -> None:
     settings = record.cluster_settings()
-    settings.policy = {"half_life_s": 1}
+    settings.policy = {"usage_half_life_s": 1}
     with pytest.raises(PolicyError):
         take_snapshot(settings)
 
@@ -349,14 +349,14 @@ def test_a_pool_brings_its_own_knobs_and_its_own_memory(scene) -> None:
     before = take_snapshot(record.cluster_settings()).snapshot
     assert before.pools[0].settings == () and before.pools[0].placement is None
     (long_memory,) = before.usage
-    scene["pool"].policy = {"placement": "spread", "half_life_s": day_s / 4}
+    scene["pool"].policy = {"placement": "spread", "usage_half_life_s": day_s / 4}
     scene["pool"].save()
-    photo = take_snapshot(record.cluster_settings())
-    assert photo.snapshot.pools[0].placement == "spread"
-    assert dict(photo.snapshot.pools[0].settings) == scene["pool"].policy
-    (short_memory,) = photo.snapshot.usage
+    inputs = take_snapshot(record.cluster_settings())
+    assert inputs.snapshot.pools[0].placement == "spread"
+    assert dict(inputs.snapshot.pools[0].settings) == scene["pool"].policy
+    (short_memory,) = inputs.snapshot.usage
     expected = day_s / 4 / math.log(2) * (1 - 0.5**4)
     assert short_memory.gpu_seconds == pytest.approx(expected, rel=0.01)
     assert long_memory.gpu_seconds > 2 * short_memory.gpu_seconds
-    snapshot = snapshot_from_json(snapshot_to_json(photo.snapshot))
-    assert snapshot == photo.snapshot
+    snapshot = snapshot_from_json(snapshot_to_json(inputs.snapshot))
+    assert snapshot == inputs.snapshot

@@ -39,8 +39,8 @@ def written(
     assert leader is not None
     numbers: dict[str, int | float | str | None] = {"free_gpus": free, "needed_gpus": 4.0}
     verdicts = tuple(Verdict(JobId(job.public_id), code, f"{free} are free.", numbers) for job in jobs)
-    photo = take_snapshot(ClusterSettings.objects.get())
-    return (known or VerdictStore()).write(leader, photo.pending_row_ids, verdicts)
+    inputs = take_snapshot(ClusterSettings.objects.get())
+    return (known or VerdictStore()).write(leader, inputs.pending_row_ids, verdicts)
 
 
 def free_told(jobs: list[Job]) -> list[int]:
@@ -50,7 +50,7 @@ def free_told(jobs: list[Job]) -> list[int]:
 def test_what_is_new_is_written_at_once_and_what_is_the_same_is_not(
     waiting: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standings, "RENEWED_AT_ONCE", 2)
+    monkeypatch.setattr(standings, "MAX_REFRESHED", 2)
     assert written(waiting, free=1) == 5
     assert written(waiting, free=1) == 0
     assert written(waiting, free=1, code=VerdictCode.OVER_FAIR_SHARE) == 5
@@ -58,7 +58,7 @@ def test_what_is_new_is_written_at_once_and_what_is_the_same_is_not(
 
 
 def test_new_numbers_reach_everybody_in_turns(waiting: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standings, "RENEWED_AT_ONCE", 2)
+    monkeypatch.setattr(standings, "MAX_REFRESHED", 2)
     written(waiting, free=1)
     since = JobVerdict.objects.get(job=waiting[0]).code_since
     assert written(waiting, free=2) == 2
@@ -76,7 +76,7 @@ def test_what_a_process_knows_it_need_not_read_and_still_sees_what_others_wrote(
     assert written(waiting, free=1, known=known) == 5
     with CaptureQueriesContext(connection) as queries:
         assert known.read() == VerdictStore().read()
-    assert sum("sentence" in query["sql"] for query in queries) == 1  # only who knows nothing reads them
+    assert sum("message" in query["sql"] for query in queries) == 1  # only who knows nothing reads them
     JobVerdict.objects.filter(job=waiting[0]).update(message="Something else.", p50_at=waiting[0].submitted_at)
     JobVerdict.objects.filter(job=waiting[1]).delete()
     assert known.read() == VerdictStore().read()
@@ -88,10 +88,10 @@ def test_what_a_process_knows_it_need_not_read_and_still_sees_what_others_wrote(
 def test_verdicts_of_jobs_that_left_meanwhile_are_dropped(waiting: list[Job]) -> None:
     leader = leases.acquire(leases.LEADER, "test", leases.LEADER_TTL_S)
     assert leader is not None
-    photo = take_snapshot(ClusterSettings.objects.get())
+    inputs = take_snapshot(ClusterSettings.objects.get())
     Job.objects.filter(pk=waiting[0].pk).update(state="CANCELLED")
     verdicts = tuple(
         Verdict(JobId(job.public_id), VerdictCode.INSUFFICIENT_RESOURCES, "None is free.") for job in waiting
     )
-    VerdictStore().write(leader, photo.pending_row_ids, verdicts)
+    VerdictStore().write(leader, inputs.pending_row_ids, verdicts)
     assert set(JobVerdict.objects.values_list("job", flat=True)) == {job.pk for job in waiting[1:]}

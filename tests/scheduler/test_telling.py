@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     record.cluster_settings()
-    monkeypatch.setattr("scheduler.recall.TOLD_ALWAYS", 1)
+    monkeypatch.setattr("scheduler.recall.EXPLAIN_ALL_LIMIT", 1)
     return record.basic_cluster()
 
 
@@ -37,7 +37,7 @@ def submit(scene: dict[str, Any], jobs: int) -> list[Job]:
 def test_a_cycle_that_others_follow_starts_jobs_and_tells_only_some(
     scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 4)
+    monkeypatch.setattr("scheduler.recall.EXPLAIN_BATCH_SIZE", 4)
     submit(scene, 14)
     remembered = CycleState()
     first = run_cycle("test", "holder", remembered, next_cycle_requested=lambda: True)
@@ -73,8 +73,8 @@ def test_the_last_of_many_old_hints_has_the_rest_told(
     """The hints of a burst are all older than the cycle that the first of them began."""
     left = [True]
     ran: list[bool] = []
-    monkeypatch.setattr("scheduler.recall.TOLD_AT_ONCE", 4)
-    monkeypatch.setattr(tasks, "hints_wait", lambda queue: left[0])
+    monkeypatch.setattr("scheduler.recall.EXPLAIN_BATCH_SIZE", 4)
+    monkeypatch.setattr(tasks, "has_queued_messages", lambda queue: left[0])
 
     def counted(*arguments: Any, **named: Any) -> CycleResult | None:
         outcome = run_cycle(*arguments, **named)

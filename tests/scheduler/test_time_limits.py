@@ -59,11 +59,11 @@ def now(job: Job) -> Job:
 
 
 def warnings(job: Job) -> list[JobEvent]:
-    return list(JobEvent.objects.filter(job=job, kind="time_warning"))
+    return list(JobEvent.objects.filter(job=job, kind="time_limit_warning"))
 
 
 def test_people_are_warned_once_before_each_end(scene) -> None:
-    far, near = running(scene, gpus=2), running(scene, gpus=1, ran_s=8 * HOUR - 840, stop_grace_s=45)
+    far, near = running(scene, gpus=2), running(scene, gpus=1, ran_s=8 * HOUR - 840, termination_grace_s=45)
     short = running(scene, gpus=1, limit_s=600, ran_s=290.0)
     assert warn_before_ends() == 1
     (told,) = warnings(near)
@@ -78,9 +78,9 @@ def test_people_are_warned_once_before_each_end(scene) -> None:
     Job.objects.filter(pk=near.pk).update(time_limit_s=8 * HOUR + 60)  # the end moved, and is near still
     assert warn_before_ends() == 1 and len(warnings(near)) == 2
     Attempt.objects.filter(job=short).update(running_at=timezone.now() - dt.timedelta(seconds=301))
-    do_change_policy(scene["admin"], scene["pool"], {"warn_before_s": 0}, version=1)
+    do_change_policy(scene["admin"], scene["pool"], {"time_limit_warning_s": 0}, version=1)
     assert warn_before_ends() == 0
-    do_change_policy(scene["admin"], scene["pool"], {"warn_before_s": 7200}, version=2)
+    do_change_policy(scene["admin"], scene["pool"], {"time_limit_warning_s": 7200}, version=2)
     assert warn_before_ends() == 1 and warnings(
         short
     )  # from half of a short limit on, whatever the knob says
@@ -136,8 +136,8 @@ def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
     elsewhere = record.project("elsewhere", member=scene["owner"])
     job = running(scene)
     store = redis.Redis.from_url(settings.REDIS_URL)
-    with engine_harness() as room:
-        room.start_worker("ask", beat=False)
+    with engine_harness() as harness:
+        harness.start_worker("ask", beat=False)
         wait_for("a worker answers", lambda: store.exists(HEARTBEAT_KEY), 30)
         free = wait_for("an answer", lambda: _known(scene, job), 20)
         assert free.state == "granted" and now(job).time_limit_s == 9 * HOUR

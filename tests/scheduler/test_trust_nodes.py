@@ -27,19 +27,19 @@ WELL = "sleep 0.5"
 
 
 @pytest.fixture
-def room(settings):
+def harness(settings):
     with engine_harness() as made:
         settings.DATA_DIR = made.folder
         settings.LOG_DIR = Path(made.folder) / "logs"
         yield made
 
 
-def test_a_node_where_jobs_fail_is_put_aside_then_tried_with_one_job_and_trusted(room) -> None:
+def test_a_node_where_jobs_fail_is_put_aside_then_tried_with_one_job_and_trusted(harness) -> None:
     owners = [record.user(name) for name in ("ada", "ben")]
     project = record.project(member=owners[0])
     Membership.objects.create(project=project, user=owners[1], role="member")
     environment, pool, engine = record.environment(runtime="process", tool=False), record.pool(), InProcessEngine()
-    bad, good = (room.known(room.node(pool=pool, name=name)) for name in ("bad", "good"))
+    bad, good = (harness.mark_enrolled(harness.create_node(pool=pool, name=name)) for name in ("bad", "good"))
 
     def submit(number: int, script: str) -> Job:
         return record.job(
@@ -59,8 +59,8 @@ def test_a_node_where_jobs_fail_is_put_aside_then_tried_with_one_job_and_trusted
     only(bad)
     for number in range(3):
         submit(number, FAILS_ON_BAD)
-    reach(lambda: trust_of(bad) == "aside")
-    assert Node.objects.get(pk=bad.pk).trust_cause == "failed_soon"
+    reach(lambda: trust_of(bad) == "quarantined")
+    assert Node.objects.get(pk=bad.pk).breaker_cause == "early_failures"
 
     Node.objects.update(state=NodeState.READY.value)
     jobs = [submit(number, FAILS_ON_BAD) for number in range(4)]
@@ -74,25 +74,25 @@ def test_a_node_where_jobs_fail_is_put_aside_then_tried_with_one_job_and_trusted
     first, second, third = Attempt.objects.filter(job__in=tried).order_by("created_at", "pk")
     assert first.ended_at <= second.created_at, "it was tried with one job alone"
     assert third.created_at < second.ended_at, "then it took them side by side"
-    assert trust_of(bad) == "trusted"
-    assert held_milli() == 0 and containers_alive(room.folder) == []
+    assert trust_of(bad) == "healthy"
+    assert held_milli() == 0 and containers_alive(harness.folder) == []
 
 
-def pid_of(room, job: Job) -> int:
-    (path,) = room.folder.glob(f"*/state/tasks/*-{job.public_id}-*/pid.json")
+def pid_of(harness, job: Job) -> int:
+    (path,) = harness.folder.glob(f"*/state/tasks/*-{job.public_id}-*/pid.json")
     return int(json.loads(path.read_text())["pid"])
 
 
 @pytest.mark.long
 @pytest.mark.skipif(missing_freezer() is not None, reason=missing_freezer() or "")
-def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(room, monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "STUCK_AFTER_S", 1.0)
+def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(harness, monkeypatch) -> None:
+    monkeypatch.setattr(dispatch, "STUCK_AFTER_KILL_S", 1.0)
     owner, engine = record.user("ada"), InProcessEngine()
     project, environment = record.project(member=owner), record.environment(runtime="process", tool=False)
-    node = room.known(room.node(name="alone"))
+    node = harness.mark_enrolled(harness.create_node(name="alone"))
 
     def submit(script: str) -> Job:
-        words = {"command": ["sh", "-c", script], "cpu_milli": 100, "memory_mib": 64, "stop_grace_s": 1}
+        words = {"command": ["sh", "-c", script], "cpu_milli": 100, "memory_mib": 64, "termination_grace_s": 1}
         return record.job(owner, project, environment, **words)
 
     def reach(look) -> None:
@@ -100,14 +100,14 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(room, monke
 
     def trust_of() -> tuple[str, str]:
         node.refresh_from_db()
-        return node.trust, node.trust_cause
+        return node.trust, node.breaker_cause
 
     jobs = [submit("sleep 600") for _ in range(3)]
     reach(lambda: Attempt.objects.filter(state="RUNNING").count() == 3)
     stuck, other, third = jobs
-    with unkillable(pid_of(room, stuck)):
+    with unkillable(pid_of(harness, stuck)):
         lifecycle.cancel_job(stuck.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-        reach(lambda: trust_of() == ("aside", "stuck"))
+        reach(lambda: trust_of() == ("quarantined", "stuck"))
         lifecycle.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
         reach(lambda: Job.objects.get(pk=other.pk).state == "CANCELLED")
         late = submit("true")
@@ -116,19 +116,19 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(room, monke
         assert (stuck.state, stuck.attempts.get().state) == ("RUNNING", "COMPLETING")
         assert held_milli() == 2000, "the stuck one and the third hold theirs"
         assert "alone cannot end it. It holds its GPUs" in stuck.attempts.get().task_rows.get().problem
-        assert node.reachable and not node.troubles.exclude(kind="stuck").exists()
+        assert node.reachable and not node.incidents.exclude(kind="stuck").exists()
     reach(lambda: Job.objects.get(pk=stuck.pk).state == "CANCELLED")
-    reach(lambda: Job.objects.get(pk=late.pk).state == "COMPLETED" and trust_of()[0] == "trusted")
+    reach(lambda: Job.objects.get(pk=late.pk).state == "COMPLETED" and trust_of()[0] == "healthy")
     lifecycle.cancel_job(third.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-    reach(lambda: held_milli() == 0 and containers_alive(room.folder) == [])
+    reach(lambda: held_milli() == 0 and containers_alive(harness.folder) == [])
 
 
 @pytest.mark.long
-def test_a_clock_that_is_off_is_told_and_hinders_nothing(room, monkeypatch) -> None:
+def test_a_clock_that_is_off_is_told_and_hinders_nothing(harness, monkeypatch) -> None:
     owner, engine, real = record.user("ada"), InProcessEngine(), time.time
     project, environment = record.project(member=owner), record.environment(runtime="process", tool=False)
-    node = room.known(room.node(name="slow"))
-    job = record.job(owner, project, environment, command=["sleep", "600"], memory_mib=64, stop_grace_s=1)
+    node = harness.mark_enrolled(harness.create_node(name="slow"))
+    job = record.job(owner, project, environment, command=["sleep", "600"], memory_mib=64, termination_grace_s=1)
     assert engine.run_until(lambda: job.attempts.filter(state="RUNNING").exists(), 40)
     monkeypatch.setattr(time, "time", lambda: real() + 300.0)  # this process is the worker
 
@@ -139,7 +139,7 @@ def test_a_clock_that_is_off_is_told_and_hinders_nothing(room, monkeypatch) -> N
     assert engine.run_until(told, 40)
     assert clock_skew_message(node) == "Its clock is 300.0 s behind ours."
     assert collect_metrics().clock_skewed_nodes == 1
-    assert containers_alive(room.folder) and job.attempts.get().state == "RUNNING"
+    assert containers_alive(harness.folder) and job.attempts.get().state == "RUNNING"
     monkeypatch.undo()
     lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     assert engine.run_until(lambda: held_milli() == 0 and not told(), 40)

@@ -53,7 +53,7 @@ def broken() -> bytes:
 def programs(scene) -> set[str]:
     for node in scene["nodes"]:
         node.refresh_from_db()
-    return {node.hello["program"] for node in scene["nodes"]}
+    return {node.hello["agent_digest"] for node in scene["nodes"]}
 
 
 def over(check: NodeOperation):
@@ -79,10 +79,10 @@ def test_agents_are_replaced_under_a_job_that_runs(scene, monkeypatch, tmp_path:
     wait_until(scene, lambda: NodeOperation.objects.filter(kind="preflight", ok__isnull=False).count() >= 4, job)
 
     publish(scene, broken())
-    monkeypatch.setattr(node_acts, "TRIAL_S", 5.0)
+    monkeypatch.setattr(node_acts, "UPGRADE_CONFIRM_TIMEOUT_S", 5.0)
     check = do_request_operation(scene["admin"], scene["nodes"][place], OperationKind.UPGRADE)
     wait_until(scene, over(check), job, within_s=90)
-    assert not check.ok and check.steps[-1]["sentence"].endswith("the node runs the one before again."), (
+    assert not check.ok and check.steps[-1]["message"].endswith("the node runs the one before again."), (
         check.steps
     )
     assert programs(scene) == newer
@@ -92,13 +92,13 @@ def test_agents_are_replaced_under_a_job_that_runs(scene, monkeypatch, tmp_path:
     rollout = do_upgrade_all(scene["admin"])
     wait_until(scene, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
     assert not rollout.ok and "1 were left as they are" in rollout.message
-    assert "not signed with the key" in rollout.checks.get().steps[-1]["sentence"]
+    assert "not signed with the key" in rollout.checks.get().steps[-1]["message"]
     assert programs(scene) == newer
 
     job.refresh_from_db()
     assert (job.state, job.attempts.count()) == (JobState.RUNNING, 1)
     assert scene["machines"][place].podman("inspect", "--format", "{{.Id}}", task.container) == container
-    assert AgentRollout.objects.count() == AuditEntry.objects.filter(action="nodes.upgrade").count() == 2
+    assert AgentRollout.objects.count() == AuditEntry.objects.filter(action="nodes.upgrade_all").count() == 2
     length = log_path(job.public_id, 1, 0, "k8s")
     scene["machines"][place].podman("kill", task.container)
     wait_until(scene, in_state(job, JobState.FAILED), job)

@@ -59,10 +59,10 @@ def test_a_foreign_program_is_an_alarm_while_it_is_there_and_until_somebody_look
 
     row = seen("python (process 77) of carol")
     assert (AlertView(row).severity, AlertView(row).meaning) == ("foreign", "python (process 77) of carol")
-    assert seen("").over_at is not None and open_alert_count() == 1  # it is gone, and nobody has looked
+    assert seen("").resolved_at is not None and open_alert_count() == 1  # it is gone, and nobody has looked
     row = seen("python (process 78) of carol")
-    assert (row.repeat_count, row.over_at, row.subject) == (2, None, "python (process 78) of carol")
+    assert (row.repeat_count, row.resolved_at, row.subject) == (2, None, "python (process 78) of carol")
     do_acknowledge_alert(record.user(admin=True), row.public_id, "She stops it at noon")
     assert (
-        seen("").over_at is not None and open_alert_count() == 0
+        seen("").resolved_at is not None and open_alert_count() == 0
     )  # also where it was acknowledged before it went

@@ -60,7 +60,7 @@ def test_a_failure_cancels_the_whole_chain_with_a_sentence_for_each(scene):
     prep = submit(scene, "prep")
     train = submit(scene, "train", after=[prep])
     test = submit(scene, "test", after=[train])
-    tidy = submit(scene, "tidy", after=[prep], after_any=True)
+    tidy = submit(scene, "tidy", after=[prep], ignore_dependency_failure=True)
     end(scene, prep, exit_code=1)
     assert OutboxMessage.objects.filter(name="scheduler.dependents").count() == 1
     assert cancel_dependents() == 2
@@ -110,7 +110,7 @@ def test_what_has_failed_already_is_refused_unless_any_end_will_do(scene):
     with pytest.raises(InvalidRequest) as refusal:
         submit(scene, after=[prep])
     assert refusal.value.fields["after"].startswith("prep was cancelled, so nothing can start")
-    assert submit(scene, after=[prep], after_any=True).state == JobState.PENDING
+    assert submit(scene, after=[prep], ignore_dependency_failure=True).state == JobState.PENDING
 
 
 def test_what_fails_between_the_form_and_the_submit_is_refused_too(scene):
@@ -136,7 +136,7 @@ def test_started_again_it_waits_for_nobody_and_nobody_for_it(scene):
     end(scene, prep, exit_code=1)
     cancel_dependents()
     again = do_resubmit_job(scene["owner"], prep)
-    assert not again.next_jobs.exists()
+    assert not again.dependents.exists()
     train.refresh_from_db()
     assert not do_resubmit_job(scene["owner"], train).dependencies.exists()
     assert state(train) == JobState.CANCELLED

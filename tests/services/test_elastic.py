@@ -43,7 +43,7 @@ def test_a_minimum_that_cannot_be_is_refused_by_field(asks) -> None:
 @pytest.mark.parametrize("least", [0, 3])
 def test_the_database_refuses_it_too(least) -> None:
     job = submit(record.basic_cluster(), tasks=2, min_tasks=2)
-    assert not job.is_elastic and job.least_tasks == 2
+    assert not job.is_elastic and job.required_tasks == 2
     with pytest.raises(IntegrityError), transaction.atomic():
         Job.objects.filter(pk=job.pk).update(min_tasks=least)
 
@@ -148,8 +148,8 @@ class World:
         assert self.job.attempts.count() == 1
         if self.job.state == "RUNNING":
             assert self.attempt.state in LIVE_ATTEMPT_STATES
-            if self.attempt.stop_wanted_at is None and not any(task.state == "COMPLETED" for task in tasks):
-                stay = [t for t in tasks if t.state in LIVE_ATTEMPT_STATES and t.leave_wanted_at is None]
+            if self.attempt.stop_requested_at is None and not any(task.state == "COMPLETED" for task in tasks):
+                stay = [t for t in tasks if t.state in LIVE_ATTEMPT_STATES and t.eviction_requested_at is None]
                 assert len(stay) >= LEAST
         else:
             assert not live and self.attempt.state not in LIVE_ATTEMPT_STATES

@@ -46,8 +46,8 @@ def test_only_the_projects_that_are_named_and_those_below_them_run_an_environmen
     assert record.job(owner, scene["below"], environment).state == JobState.PENDING
     with pytest.raises(InvalidRequest) as refused:
         record.job(owner, scene["project"], environment)
-    sentence = f"Licensed is not offered to the project {scene['project'].name}."
-    assert refused.value.fields == {"environment": sentence}
+    message = f"Licensed is not offered to the project {scene['project'].name}."
+    assert refused.value.fields == {"environment": message}
     with pytest.raises(InvalidRequest):  # it binds the project, whoever asks
         record.job(scene["admin"], scene["project"], environment)
     with pytest.raises(Conflict, match="not offered to the project"):
@@ -80,9 +80,9 @@ def test_an_image_is_brought_to_the_nodes_that_lack_it(scene) -> None:
     assert do_prefetch_image(scene["admin"], environment) == 2
     assert images_to_pull(first.pk) == [] and images_to_pull(second.pk) == images_to_pull(away.pk) == [environment]
     assert set(nodes_with_images_to_pull()) == {second.public_id, away.public_id}
-    hinted = OutboxMessage.objects.filter(name="scheduler.node_hint", arguments__contains=["bring"])
+    hinted = OutboxMessage.objects.filter(name="scheduler.notify_node", arguments__contains=["bring"])
     assert {row.arguments[0] for row in hinted} == {second.public_id, away.public_id}
-    assert AuditEntry.objects.get(action="environment.bring").after == {
+    assert AuditEntry.objects.get(action="environment.prefetch").after == {
         "nodes": sorted([second.name, away.name])
     }
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def hello(number: int, ports: tuple[int, int] = (32_000, 32_002)) -> dict[str, object]:
     plain = {"name": "eth0", "address": f"192.0.2.{number}", "chosen": True}
     fabric = {"name": "ib0", "address": f"10.0.0.{number}", "chosen": False}
-    return {"interfaces": [fabric, plain], "gang_ports": list(ports), "takes": ["meet_port"]}
+    return {"interfaces": [fabric, plain], "rendezvous_ports": list(ports), "capabilities": ["rendezvous_port"]}
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_on_one_node_the_node_knows_the_address_and_without_leave_there_is_none(
 
 
 def test_gangs_on_nodes_of_before_run_without_a_meeting(scene) -> None:
-    Node.objects.filter(pk=scene["nodes"][1].pk).update(agent_info={"takes": ["owner"]})
+    Node.objects.filter(pk=scene["nodes"][1].pk).update(agent_info={"capabilities": ["owner"]})
     scene["nodes"][1].refresh_from_db()
     for nodes in (scene["nodes"], [scene["nodes"][1]] * 2):
         assert not Rendezvous.objects.filter(attempt=place(scene, submit(scene), *nodes)).exists()
@@ -174,7 +174,7 @@ def test_a_gang_does_not_wait_for_a_node_that_fell_silent(scene) -> None:
     silent.update(reachable=False, unreachable_since=ago)
     sweep.stop_gangs_on_unreachable_nodes()
     attempt.refresh_from_db()
-    assert attempt.stop_wanted_at is None
+    assert attempt.stop_requested_at is None
     silent.update(unreachable_since=ago - dt.timedelta(seconds=10))
     sweep.stop_gangs_on_unreachable_nodes()
     lifecycle.record_task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_LOST)
@@ -184,7 +184,7 @@ def test_a_gang_does_not_wait_for_a_node_that_fell_silent(scene) -> None:
 
 @pytest.mark.parametrize("wants", [True, False])
 def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(scene, wants: bool) -> None:
-    job = submit(scene, retry_failures=wants, max_attempts=2)
+    job = submit(scene, retry_on_failure=wants, max_attempts=2)
     for states in [("PENDING", "FAILED"), ("FAILED", None)]:
         attempt = place(scene, job)
         for task in tasks(attempt):
@@ -234,7 +234,7 @@ def test_administrators_open_the_network_and_choose_interfaces(scene) -> None:
     scene["node"].refresh_from_db()
     assert place(scene, submit(scene)).rendezvous.address == "10.0.0.1"
     acts = list(AuditEntry.objects.order_by("id").values_list("action", "reason"))
-    assert acts == [("pool.network", "a fabric"), ("node.interface", "")]
+    assert acts == [("pool.gang_network", "a fabric"), ("node.interface", "")]
 
 
 def name(scene, **named) -> None:
@@ -254,11 +254,11 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
     second.refresh_from_db()
     assert second.lacks == "It has no address in 10.0.0.0/24."
     gang, single = submit(scene, gpus_per_task=second.gpus.count()), submit(scene, tasks=1)
-    photo = take_snapshot(record.cluster_settings())
-    unfit = {row.job: row.ineligible_nodes for row in photo.snapshot.pending}
+    inputs = take_snapshot(record.cluster_settings())
+    unfit = {row.job: row.ineligible_nodes for row in inputs.snapshot.pending}
     assert unfit == {gang.public_id: (second.public_id,), single.public_id: ()}
-    verdict = next(v for v in decide(photo.snapshot, photo.policy).verdicts if v.job == gang.public_id)
-    assert verdict.code == "never"
+    verdict = next(v for v in decide(inputs.snapshot, inputs.policy).verdicts if v.job == gang.public_id)
+    assert verdict.code == "unsatisfiable"
     assert (
         f"{second.name} lacks what its pool names for gangs: It has no address in 10.0.0.0/24."
         in verdict.message
@@ -285,7 +285,7 @@ def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(s
         spec = build_task_spec("lab", attempt.job, part, task.node, JobVolumes(), "")
         assert (spec["network"], spec["devices"]) == ("fabric0", ["/dev/infiniband/uverbs*"])
         assert spec.get("address") == ("10.9.0.38" if task.rank == 0 else None)
-        assert "node_network" not in spec and "meet_port" not in spec
+        assert "host_network" not in spec and "rendezvous_port" not in spec
         assert spec["env"]["MASTER_ADDR"] == "10.9.0.38" and spec["env"]["NCCL_SOCKET_IFNAME"] == "eth0"
     record_network_info(scene["nodes"][1].pk, {"networks": {"podman": []}})
     scene["nodes"][1].refresh_from_db()
@@ -297,7 +297,7 @@ def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) 
     scene["nodes"].append(third)
     for number, node in enumerate(scene["nodes"], 1):
         told = hello(number)
-        Node.objects.filter(pk=node.pk).update(agent_info=told | {"takes": [*told["takes"], "reach"]})
+        Node.objects.filter(pk=node.pk).update(agent_info=told | {"capabilities": [*told["capabilities"], "check_rendezvous"]})
         node.refresh_from_db()
     first, second, third = scene["nodes"]
     attempt = place(scene, submit(scene, tasks=4), first, second, second, third)
@@ -307,7 +307,7 @@ def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) 
         return [task.rank for task in tasks(attempt) if should_check_rendezvous(task, fresh)]
 
     def listens_since() -> dt.datetime | None:
-        return Rendezvous.objects.get(attempt=attempt).trying_since
+        return Rendezvous.objects.get(attempt=attempt).check_started_at
 
     rows = tasks(attempt)
     for task in rows[:3]:
@@ -346,7 +346,7 @@ def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) 
 
 def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> None:
     nodes = [*scene["nodes"], record.node(scene["pool"]), record.node(scene["pool"])]
-    Node.objects.update(state="ready", breaker_state="trusted")
+    Node.objects.update(state="ready", breaker_state="healthy")
     job = submit(scene)
 
     def apart(tried: Node, first: Node, whose: Job = job) -> list[str]:
@@ -360,5 +360,5 @@ def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> No
     other = submit(scene)
     assert apart(d, a, other) == [a.name]
     a.refresh_from_db()
-    assert (a.trust, a.trust_cause) == ("aside", "cut_off")
-    assert {node.breaker_state for node in Node.objects.exclude(pk=a.pk)} == {"trusted"}
+    assert (a.trust, a.breaker_cause) == ("quarantined", "peer_unreachable")
+    assert {node.breaker_state for node in Node.objects.exclude(pk=a.pk)} == {"healthy"}

@@ -121,15 +121,15 @@ def test_one_node_alone_changes_neither_an_environment_nor_what_others_report(sc
 @pytest.mark.parametrize(
     ("nodes", "pinned"),
     [
-        ([(ONE, "trusted")], True),  # no other node can run it
-        ([(ONE, "trusted"), ("", "trusted")], False),
-        ([(ONE, "trusted"), (ONE, "trusted")], True),
-        ([(ONE, "trusted"), (ONE, "trial")], True),
-        ([(ONE, "trusted"), (ONE, "aside")], False),
-        ([(ONE, "trusted"), (OTHER, "trusted")], False),
-        ([(OTHER, "trusted"), (ONE, "trusted"), (ONE, "trusted")], True),
-        ([(OTHER, "trusted"), (OTHER, "aside"), (ONE, "trusted"), (ONE, "trusted")], True),
-        ([(OTHER, "aside"), (OTHER, "aside"), (ONE, "trusted"), (ONE, "trusted"), (OTHER, "trusted")], True),
+        ([(ONE, "healthy")], True),  # no other node can run it
+        ([(ONE, "healthy"), ("", "healthy")], False),
+        ([(ONE, "healthy"), (ONE, "healthy")], True),
+        ([(ONE, "healthy"), (ONE, "probation")], True),
+        ([(ONE, "healthy"), (ONE, "quarantined")], False),
+        ([(ONE, "healthy"), (OTHER, "healthy")], False),
+        ([(OTHER, "healthy"), (ONE, "healthy"), (ONE, "healthy")], True),
+        ([(OTHER, "healthy"), (OTHER, "quarantined"), (ONE, "healthy"), (ONE, "healthy")], True),
+        ([(OTHER, "quarantined"), (OTHER, "quarantined"), (ONE, "healthy"), (ONE, "healthy"), (OTHER, "healthy")], True),
     ],
 )
 def test_an_environment_is_pinned_by_the_trusted_nodes_that_agree(nodes, pinned) -> None:
@@ -144,16 +144,16 @@ def test_an_environment_is_pinned_by_the_trusted_nodes_that_agree(nodes, pinned)
 def test_two_pairs_of_nodes_that_disagree_leave_the_choice_to_an_administrator(scene) -> None:
     environment = scene["environment"]
     for name, digest, trust in (
-        ("a", ONE, "aside"), ("b", ONE, "trusted"), ("c", OTHER, "aside"), ("d", OTHER, "trusted")
+        ("a", ONE, "quarantined"), ("b", ONE, "healthy"), ("c", OTHER, "quarantined"), ("d", OTHER, "healthy")
     ):  # fmt: skip
         node = record.node(scene["pool"], name=name, trust=trust)
         record_claim(environment, node, [on_node(digest, f"{NAME}@{digest}")])
-    Node.objects.update(breaker_state="trusted")
+    Node.objects.update(breaker_state="healthy")
     record_claim(environment, Node.objects.get(name="a"), [on_node(ONE, f"{NAME}@{ONE}")])
     assert Environment.objects.get(pk=environment.pk).image_digest == ""
     with pytest.raises(Conflict) as unclear:
         do_update_image(scene["admin"], environment)
-    assert unclear.value.code == "several_images"
+    assert unclear.value.code == "ambiguous_image"
     with pytest.raises(InvalidRequest):
         do_update_image(scene["admin"], environment, f"{NAME}@sha256:{'3' * 64}")
     assert do_update_image(scene["admin"], environment, f"{NAME}@{ONE}").image_digest == f"{NAME}@{ONE}"

@@ -29,7 +29,7 @@ def submit(scene, user=None, **fields):
 def test_a_submitted_job_waits_and_wakes_the_engine(scene):
     job = submit(scene, gpus_per_task=3)
     assert (job.state, job.total_milli) == ("PENDING", 3000)
-    assert job.events.get().sentence == "Submitted by ada."
+    assert job.events.get().message == "Submitted by ada."
     assert OutboxMessage.objects.filter(name="scheduler.cycle").exists()
 
 
@@ -37,7 +37,7 @@ def test_eight_gpus_on_two_nodes_may_wait_and_nine_never_fit(scene):
     assert submit(scene, tasks=2, gpus_per_task=4).state == "PENDING"
     with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, gpus_per_task=9)
-    assert refusal.value.code == "never"
+    assert refusal.value.code == "unsatisfiable"
     assert refusal.value.details["largest_node_gpus"] == 4
     assert refusal.value.details["nearest"] == {"tasks": 1, "gpus_per_task": 4}
     with pytest.raises(Unsatisfiable) as refusal:
@@ -65,10 +65,10 @@ def test_a_limit_of_an_ancestor_is_named(scene):
 
 
 def never(scene, **fields):
-    """The sentence and the nearest request of a refusal, which must be one that is not refused."""
+    """The message and the nearest request of a refusal, which must be one that is not refused."""
     with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, **fields)
-    assert refusal.value.code == "never"
+    assert refusal.value.code == "unsatisfiable"
     nearest = refusal.value.details["nearest"]
     if nearest is not None:
         changed = {
@@ -130,20 +130,20 @@ def test_what_no_node_could_ever_hold(scene, fields, says, nearest):
     other = record.pool("other")
     small = record.node(other, name="small", gpus=1, cpu_milli=4000, memory_mib=8000)
     small.gpus.update(model="Other 40", memory_mib=40_960)
-    sentence, found = never(scene, **fields)
-    assert says in sentence
+    message, found = never(scene, **fields)
+    assert says in message
     assert found == nearest
 
 
 def test_what_another_pool_could_hold_names_it(scene):
     other = record.pool("other")
     record.node(other, gpus=1, runtime="process").gpus.update(model="Other 40")
-    sentence, nearest = never(scene, pool=other)
-    assert "No node of the pool other runs containers. The pool main has some that do." in sentence
+    message, nearest = never(scene, pool=other)
+    assert "No node of the pool other runs containers. The pool main has some that do." in message
     assert nearest == {"pool": scene["pool"].public_id}
     record.node(other, gpus=1).gpus.update(model="Other 40")
-    sentence, nearest = never(scene, pool=other, gpu_model="Test 80")
-    assert "There is no Test 80 GPU in the pool other; the pool main has some." in sentence
+    message, nearest = never(scene, pool=other, gpu_model="Test 80")
+    assert "There is no Test 80 GPU in the pool other; the pool main has some." in message
     assert nearest == {"pool": scene["pool"].public_id}
 
 
@@ -160,8 +160,8 @@ def test_a_pool_must_both_hold_it_and_allow_it(scene):
     """The limit of the large pool is not lifted by a small pool that has none."""
     record.node(record.pool("tiny"), gpus=1)
     Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
-    sentence, nearest = never(scene, gpus_per_task=3)
-    assert "limit of nlp in main is 2" in sentence
+    message, nearest = never(scene, gpus_per_task=3)
+    assert "limit of nlp in main is 2" in message
     assert nearest == {"tasks": 1, "gpus_per_task": 2}
 
 
@@ -243,7 +243,7 @@ def test_start_again_makes_the_same_request(scene):
 def test_one_account_for_all_is_for_one_person_alone(scene):
     """Without root the runtime process cannot keep people apart."""
     admin = record.user(admin=True)
-    node = record.node(scene["pool"], runtime="process", hello={"separates_people": False})
+    node = record.node(scene["pool"], runtime="process", hello={"per_user_isolation": False})
     process = record.environment(runtime="process", prefix="/usr")
     assert record.job(admin, scene["project"], process).state == "PENDING"
     with pytest.raises(Forbidden, match="one account"):
@@ -251,6 +251,6 @@ def test_one_account_for_all_is_for_one_person_alone(scene):
     record.user(password=record.PASSWORD)
     with pytest.raises(Forbidden, match="second person"):
         record.job(admin, scene["project"], process)
-    node.agent_info = {"separates_people": True}
+    node.agent_info = {"per_user_isolation": True}
     node.save()
     assert record.job(scene["owner"], scene["project"], process).state == "PENDING"

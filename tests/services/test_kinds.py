@@ -44,7 +44,7 @@ def test_what_is_no_kind_is_refused_by_field(scene, asks, field) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asks", "sentence", "nearest"),
+    ("asks", "message", "nearest"),
     [
         (
             {"mig_profile": "3g.40gb"},
@@ -58,10 +58,10 @@ def test_what_is_no_kind_is_refused_by_field(scene, asks, field) -> None:
         ),
     ],
 )
-def test_what_no_gpu_is_like_is_refused_with_the_nearest(scene, asks, sentence, nearest) -> None:
+def test_what_no_gpu_is_like_is_refused_with_the_nearest(scene, asks, message, nearest) -> None:
     with pytest.raises(Unsatisfiable) as refusal:
         submit(scene, **asks)
-    assert refusal.value.message == sentence
+    assert refusal.value.message == message
     assert refusal.value.details["nearest"] == nearest
 
 

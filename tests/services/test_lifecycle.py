@@ -196,7 +196,7 @@ def test_giving_back_does_not_use_up_tries(scene):
         lifecycle.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
         job.refresh_from_db()
         assert job.state == JobState.PENDING
-    assert job.attempts_made == 3
+    assert job.attempt_count == 3
 
 
 def test_a_held_job_is_not_placed(scene):

@@ -27,7 +27,7 @@ def scene(db, settings, tmp_path):
     (tmp_path / "agent" / "agent.pyz").write_bytes(b"program")
     (tmp_path / "agent" / "agent.pyz.sig").write_text("signature")
     pool = record.pool()
-    hello = {"agent_version": "0.1.0", "program": "older"}
+    hello = {"agent_version": "0.1.0", "agent_digest": "older"}
     for number in range(13):
         Node.objects.create(
             name=f"n{number:02}",
@@ -78,7 +78,7 @@ def test_an_upgrade_of_all_begins_with_one_and_ends_with_all(scene) -> None:
     assert widest == MAX_PARALLEL_UPGRADES
     assert NodeOperation.objects.filter(kind="preflight").count() == 12, "each is looked at after it"
     ours = bundled_agent().digest
-    Node.objects.update(agent_info={"agent_version": "0.1.0", "program": ours})
+    Node.objects.update(agent_info={"agent_version": "0.1.0", "agent_digest": ours})
     with pytest.raises(Conflict, match="runs this agent"):
         node_acts.do_upgrade_all(scene["admin"])
 
@@ -92,7 +92,7 @@ def test_an_upgrade_of_all_stops_at_the_first_that_falls_silent(scene) -> None:
     )
     node_acts.fail_overdue_operations()
     late.refresh_from_db()
-    assert late.ok is False and "goes back to the one before" in late.steps[-1]["sentence"]
+    assert late.ok is False and "goes back to the one before" in late.steps[-1]["message"]
     for check in begun():
         node_acts.record_operation_finished(check.pk, ok=True)
     rollout.refresh_from_db()
@@ -191,10 +191,10 @@ def test_images_that_fill_a_node_have_it_tidied_and_what_went_is_audited(scene) 
     node_acts.request_gc_if_full(n04, 99.0)
     check = NodeOperation.objects.get()
     assert (check.kind, check.node) == ("gc", n04)
-    gone = [{"runtime": "podman", "names": ["reg/a:1", "reg/a:2"], "size_mib": 8100, "idle_s": 900_000}]
+    gone = [{"runtime": "podman", "names": ["reg/a:1", "reg/a:2"], "size_mib": 8100, "unused_s": 900_000}]
     node_acts.record_images_removed(check, [])
     node_acts.record_images_removed(check, gone)
-    entry = AuditEntry.objects.get(action="node.images_removed")
+    entry = AuditEntry.objects.get(action="node.image_gc_scope")
     assert entry.object_name == "n04"
-    assert entry.after == {"images": [{"names": ["reg/a:1", "reg/a:2"], "mib": 8100, "idle_s": 900_000}]}
+    assert entry.after == {"images": [{"names": ["reg/a:1", "reg/a:2"], "mib": 8100, "unused_s": 900_000}]}
     assert images_removed_message(gone) == "1 removed that nobody needed: reg/a:1, reg/a:2 (8100 MiB)."

@@ -35,7 +35,7 @@ def scene():
 
 def test_what_a_node_tells_of_its_gpus_is_kept(scene) -> None:
     told = hello(scene)
-    told["gpus"][1] |= {"island": 2, "compute_capability": 9.0, "mig_profile": "1g.10gb"}
+    told["gpus"][1] |= {"nvlink_island": 2, "compute_capability": 9.0, "mig_profile": "1g.10gb"}
     nodes.record_hello(scene["node"].pk, told, received_s=100.0)
     rows = list(scene["node"].gpus.values_list("nvlink_island", "compute_capability", "mig_profile"))
     assert rows[:2] == [(None, None, ""), (2, 9.0, "1g.10gb")]
@@ -135,7 +135,7 @@ def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(scene):
     acts = (
         AuditEntry.objects.filter(action__startswith="gpu.").order_by("id").values_list("action", "after__health")
     )
-    assert list(acts) == [("gpu.health", "lost"), ("gpu.health", "quarantined"), ("gpu.give_back", "ok")]
+    assert list(acts) == [("gpu.health", "lost"), ("gpu.health", "quarantined"), ("gpu.return_to_service", "ok")]
 
 
 def test_a_fatal_fault_ends_what_runs_and_a_lesser_one_only_keeps_new_work_off(scene):
@@ -150,7 +150,7 @@ def test_a_fatal_fault_ends_what_runs_and_a_lesser_one_only_keeps_new_work_off(s
     task = attempt.task_rows.get()
     lifecycle.record_task_ended(task.pk, exit_code=137, reason=EndReason.EXIT_CODE)
     attempt.refresh_from_db()
-    assert (attempt.state, attempt.sentence) == (
+    assert (attempt.state, attempt.message) == (
         "FAILED",
         f"A GPU of {scene['node'].name} failed. The driver told XID 95.",
     )
@@ -176,10 +176,10 @@ def test_errors_that_nobody_watched_are_found_by_their_count_once(scene):
 
 def test_a_gpu_with_a_warning_takes_work_and_says_so_until_it_is_over(scene):
     gpu = scene["node"].gpus.get(index=0)
-    for sentence in ("It runs slower: it is too hot.", ""):
-        record_gpu_health(gpu.pk, GpuHealth.OK, sentence)
+    for message in ("It runs slower: it is too hot.", ""):
+        record_gpu_health(gpu.pk, GpuHealth.OK, message)
         gpu.refresh_from_db()
-        assert (gpu.health, gpu.health_reason) == ("ok", sentence)
+        assert (gpu.health, gpu.health_reason) == ("ok", message)
     assert not AuditEntry.objects.filter(action="gpu.health").exists()
 
 
@@ -263,7 +263,7 @@ def test_a_node_that_goes_on_as_before_costs_one_statement(scene, django_assert_
     node.refresh_from_db()
     assert node.clock_skew_s == 0.123 and node.reconciled_at and node.last_seen_at >= node.reconciled_at
     full = "The disk of the node is full: /var has 3 MiB left."
-    nodes.record_contact(node.pk, full_disk=full)
+    nodes.record_contact(node.pk, disk_full_message=full)
     node.refresh_from_db()
     assert node.state == NodeState.CORDONED and node.state_reason.startswith(full)
     nodes.record_unreachable(node.pk, "It does not answer.")

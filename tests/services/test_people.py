@@ -87,7 +87,7 @@ def test_managers_invite_into_their_own_project_only():
     with pytest.raises(NotFound):
         people.do_create_invitation(manager, project=other, role=Role.MEMBER)
     with pytest.raises(Forbidden):
-        people.do_create_invitation(manager, project=mine, role=Role.MEMBER, makes_admin=True)
+        people.do_create_invitation(manager, project=mine, role=Role.MEMBER, grants_admin=True)
     with pytest.raises(Forbidden):
         people.do_create_invitation(manager)
 
@@ -133,7 +133,7 @@ def test_an_invitation_is_worth_what_its_maker_still_may():
     projects.do_set_member(admin, project, manager, Role.MANAGER)
     assert people.get_invitation(code).project == project
     other = record.user(admin=True)
-    _, code = people.do_create_invitation(other, makes_admin=True)
+    _, code = people.do_create_invitation(other, grants_admin=True)
     people.do_change_user(admin, other, is_admin=False)
     with pytest.raises(NotFound):
         people.do_accept_invitation(code, **GOOD)

@@ -30,11 +30,11 @@ def values(pool: NodePool | None) -> dict[str, object]:
 
 def test_a_pool_stands_above_the_cluster_and_the_cluster_above_the_default(admin) -> None:
     pool, other = record.pool("one"), record.pool("two")
-    do_change_policy(admin, None, {"usage_weight": 0.5, "min_runtime_s": 60}, version=1)
+    do_change_policy(admin, None, {"usage_weight": 0.5, "preempt_min_runtime_s": 60}, version=1)
     do_change_policy(admin, pool, {"usage_weight": 2}, version=1)
     assert values(None)["usage_weight"] == values(other)["usage_weight"] == 0.5
-    assert (values(pool)["usage_weight"], values(pool)["min_runtime_s"]) == (2, 60)
-    assert values(pool)["half_life_s"] == default_value("half_life_s")
+    assert (values(pool)["usage_weight"], values(pool)["preempt_min_runtime_s"]) == (2, 60)
+    assert values(pool)["usage_half_life_s"] == default_value("usage_half_life_s")
     do_change_policy(admin, pool, {"usage_weight": None}, version=2)
     assert values(pool)["usage_weight"] == 0.5
 
@@ -54,8 +54,8 @@ def test_every_default_may_stand_and_nothing_beyond_the_range() -> None:
     ("knobs", "field"),
     [
         ({"usage_weight": -1}, "usage_weight"),
-        ({"usage_weight": 1, "half_life_s": 5}, "half_life_s"),
-        ({"ahead_shown": 2.5}, "ahead_shown"),
+        ({"usage_weight": 1, "usage_half_life_s": 5}, "usage_half_life_s"),
+        ({"jobs_ahead_limit": 2.5}, "jobs_ahead_limit"),
         ({"placement": "scatter"}, "placement"),
         ({"no_such_knob": 1}, "no_such_knob"),
         ({"no_such_knob": None}, "no_such_knob"),
@@ -71,8 +71,8 @@ def test_a_refusal_names_the_knob_and_changes_nothing(admin, knobs, field) -> No
 
 def test_a_budget_of_the_cycle_is_no_pools_own(admin) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        do_change_policy(admin, record.pool(), {"cycle_budget_steps": 1000}, version=1)
-    assert "whole cluster" in refusal.value.fields["cycle_budget_steps"]
+        do_change_policy(admin, record.pool(), {"max_steps_per_cycle": 1000}, version=1)
+    assert "whole cluster" in refusal.value.fields["max_steps_per_cycle"]
 
 
 def test_two_administrators_do_not_overwrite_each_other(admin) -> None:
@@ -97,7 +97,7 @@ def test_it_is_audited_with_old_and_new_values_and_wakes_the_scheduler(admin) ->
 
 def test_what_changes_nothing_leaves_no_trace(admin) -> None:
     do_change_policy(
-        admin, None, {"usage_weight": default_value("usage_weight"), "min_runtime_s": None}, version=1
+        admin, None, {"usage_weight": default_value("usage_weight"), "preempt_min_runtime_s": None}, version=1
     )
     assert ClusterSettings.objects.get().policy_version == 1
     assert not AuditEntry.objects.filter(action="policy.change").exists()
@@ -129,13 +129,13 @@ def test_a_manager_holds_idle_knobs_stricter_and_longer_only_as_far_as_the_pool_
         do_change_policy(manager, top, {"idle_after_s": 7200}, version=1)
     with pytest.raises(InvalidRequest):
         do_change_policy(manager, top, {"usage_weight": 2}, version=1)
-    do_change_policy(admin, pool, {"idle_project_times": 3}, version=1)
+    do_change_policy(admin, pool, {"idle_project_max_factor": 3}, version=1)
     do_change_policy(manager, top, {"idle_after_s": 7200, "idle_action": "suspend"}, version=1, reason="long")
     assert (held(top), held(below)) == ((7200, "project"), (7200, "above"))
     with pytest.raises(InvalidRequest) as refusal:  # what is above binds those below, its manager at both, too
         do_change_policy(manager, below, {"idle_after_s": 10_800, "idle_action": "notify"}, version=1)
     assert set(refusal.value.fields) == {"idle_after_s", "idle_action"}
-    do_change_policy(admin, pool, {"idle_project_times": 1, "idle_after_s": 1800}, version=2)
+    do_change_policy(admin, pool, {"idle_project_max_factor": 1, "idle_after_s": 1800}, version=2)
     assert held(top) == held(below) == (1800, "pool")  # the pool's new word counts, whatever was set before
     with pytest.raises(PreconditionFailed):
         do_change_policy(manager, top, {"idle_after_s": 900}, version=1)

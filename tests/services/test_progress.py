@@ -83,7 +83,7 @@ def test_the_rate_is_what_was_done_between_the_first_and_the_latest_word(scene) 
     assert known(attempt).per_s is None  # and half a minute is none
     assert tell(attempt, 400, began + 90 * SECOND, ago_s=15.0)
     row = known(attempt)
-    assert (row.since_done, row.completed_units, row.per_s) == (100, 400, 4.0)
+    assert (row.start_units, row.completed_units, row.per_s) == (100, 400, 4.0)
     assert row.reported_at == began + 75 * SECOND  # when it was written, not when the node was asked
 
 
@@ -104,7 +104,7 @@ def test_a_number_that_falls_begins_the_span_anew(scene) -> None:
     assert known(attempt).per_s == 10.0
     assert tell(attempt, 1200, began + 100 * SECOND)  # it went on from what it had saved
     row = known(attempt)
-    assert (row.since_done, row.since_at, row.per_s) == (1200, began + 100 * SECOND, None)
+    assert (row.start_units, row.start_at, row.per_s) == (1200, began + 100 * SECOND, None)
     tell(attempt, 1320, began + 160 * SECOND)
     assert known(attempt).per_s == 2.0
 
@@ -178,7 +178,7 @@ def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(scene) -> Non
 def test_the_record_itself_refuses_what_goes_backwards(scene) -> None:
     attempt, now = begun(scene), timezone.now()
     tell(attempt, 5, now)
-    for wrong in ({"done": 4.0}, {"at": now - 60 * SECOND}, {"since_done": -1.0}):
+    for wrong in ({"done": 4.0}, {"at": now - 60 * SECOND}, {"start_units": -1.0}):
         with pytest.raises(IntegrityError), transaction.atomic():
             AttemptProgress.objects.update(**wrong)
 

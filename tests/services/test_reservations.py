@@ -102,7 +102,7 @@ def test_two_reservations_of_a_node_never_overlap(scene) -> None:
     first = do_save_reservation(scene["admin"], words(scene, 1, 5))
     with pytest.raises(Conflict) as refusal:
         do_save_reservation(scene["admin"], words(scene, 4, 8, nodes=[scene["node"]]))
-    assert (refusal.value.code, refusal.value.details["reservation"]) == ("reserved_already", first.public_id)
+    assert (refusal.value.code, refusal.value.details["reservation"]) == ("already_reserved", first.public_id)
     after = do_save_reservation(
         scene["admin"], words(scene, begin=0, end=8, nodes=[record.node(scene["pool"])])
     )
@@ -132,7 +132,7 @@ def test_of_two_at_the_same_time_one_is_told_of_the_other(scene) -> None:
         thread.join(timeout=1.0)
         assert thread.is_alive()
     thread.join(timeout=20.0)
-    assert told == ["reserved_already"]
+    assert told == ["already_reserved"]
     assert list(Reservation.objects.values_list("name", flat=True)) == ["first"]
 
 
@@ -193,14 +193,14 @@ def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_
     assert attempt.message.startswith("Its node is in maintenance until ")
     assert drain_started_reservations() == 0, "once"
     stays.refresh_from_db()
-    assert stays.cleared_at is None
+    assert stays.drained_at is None
     assert AuditEntry.objects.get(action="reservation.clear").after == {"tasks": 1}
     (task,) = attempt.task_rows.values_list("pk", flat=True)
     lifecycle.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
     job.refresh_from_db()
     assert job.state == "PENDING"
     assert run_cycle("test", "me").started == 0
-    assert job.standing.code == "held_for_reservation"
+    assert job.verdict.code == "reserved_for_other_job"
 
 
 def test_only_maintenance_clears(scene) -> None:

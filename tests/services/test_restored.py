@@ -96,7 +96,7 @@ def test_labels_say_whose_it_is_and_else_it_is_the_administrators(scene) -> None
     assert (task.state, task.container, task.allocations.get().milli) == ("RUNNING", foreign.name, 300)
     assert do_adopt_orphan(scene["admin"], foreign).pk == other.pk, "asked twice is once"
     assert used(scene) == [1000, 300]
-    assert AuditEntry.objects.filter(action="container.keep").count() == 2
+    assert AuditEntry.objects.filter(action="container.adopt").count() == 2
     take_snapshot(record.cluster_settings())  # what is kept is a true photograph
 
 
@@ -143,7 +143,7 @@ def test_a_job_that_the_record_knows_goes_on_with_that_attempt(scene) -> None:
     assert do_adopt_orphan(scene["admin"], row).pk == job.pk
     job.refresh_from_db()
     attempt = job.attempts.get()
-    assert (job.state, job.is_placeholder, job.attempts_made, attempt.number) == ("RUNNING", False, 4, 4)
+    assert (job.state, job.is_placeholder, job.attempt_count, attempt.number) == ("RUNNING", False, 4, 4)
     assert attempt.state == "RUNNING"
 
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_kept_is_refused_with_a_reason(scene) -> None:
         with pytest.raises(Conflict) as refusal:
             do_adopt_orphan(scene["admin"], row)
         codes[row.name[:4]] = refusal.value.code
-    assert codes == {"fw-c": "job_ended", "fw-x": "not_ours", "fw-y": "no_such_gpu"}
+    assert codes == {"fw-c": "job_ended", "fw-x": "not_managed", "fw-y": "no_such_gpu"}
     assert not Job.objects.filter(is_placeholder=True).exists()
 
 
@@ -188,13 +188,13 @@ def test_stopping_is_for_the_whole_attempt_and_counts_when_the_node_says_so(scen
     assert AuditEntry.objects.filter(action="container.stop").count() == 2
     with pytest.raises(Conflict) as refusal:
         do_adopt_orphan(scene["admin"], rows[0])
-    assert refusal.value.code == "decided_otherwise"
+    assert refusal.value.code == "already_decided"
     assert record_orphans(scene["nodes"][0], gang) == {(job.public_id, 1)}
     assert not OrphanContainer.objects.filter(removed_at__isnull=False).exists()
     assert record_orphans(scene["nodes"][0], ()) == set()
     assert OrphanContainer.objects.filter(removed_at__isnull=False).count() == 2
     job.refresh_from_db()
-    assert (job.state, job.attempts_made) == ("PENDING", 1), (
+    assert (job.state, job.attempt_count) == ("PENDING", 1), (
         "its next attempt is one that was never forbidden"
     )
     with pytest.raises(Conflict) as refusal:
@@ -215,13 +215,13 @@ def test_jobs_start_again_once_every_node_was_compared_or_fenced(scene) -> None:
         nodes.do_fence_node(scene["admin"], far, reason=" ")
     nodes.do_fence_node(scene["admin"], far, reason="switched off")
     row.refresh_from_db()
-    assert row.gone_at is not None and recovery_status().nodes == []
+    assert row.removed_at is not None and recovery_status().nodes == []
     assert end_recovery_if_complete() and not end_recovery_if_complete()
-    assert not ClusterSettings.objects.get().adopt_only
-    assert AuditEntry.objects.filter(action="cluster.compared").count() == 1
+    assert not ClusterSettings.objects.get().recovery_mode
+    assert AuditEntry.objects.filter(action="cluster.recovered").count() == 1
     with pytest.raises(Conflict) as refusal:
         do_adopt_orphan(scene["admin"], row)
-    assert refusal.value.code == "not_restoring"
+    assert refusal.value.code == "not_in_recovery"
 
 
 def test_a_node_that_was_fenced_before_the_backup_is_looked_at(scene) -> None:
@@ -240,5 +240,5 @@ def test_a_workspace_is_kept_and_not_ended_for_want_of_an_answer(scene) -> None:
     do_adopt_orphan(scene["admin"], row)
     attempt = lab.attempts.get()
     assert attempt.ready_at is not None and attempt.secret == ""
-    assert "it can only be stopped" in lab.events.last().sentence
+    assert "it can only be stopped" in lab.events.last().message
     assert Gpu.objects.filter(used_milli=1000).count() == 1

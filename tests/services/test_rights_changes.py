@@ -117,7 +117,7 @@ def test_by_default_queued_jobs_are_held_and_running_ones_finish(scene, change) 
     for name in ("queued", "decided"):
         job = now(scene, name)
         assert (job.state, job.held, job.desired_state) == (JobState.PENDING, True, DesiredState.RUN)
-        assert "Held by" in job.events.get(kind="held").sentence
+        assert "Held by" in job.events.get(kind="held").message
     assert (now(scene, "running").state, now(scene, "running").desired_state) == (JobState.RUNNING, DesiredState.RUN)
     assert not now(scene, "others").held
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 1000  # what was decided let go
@@ -136,7 +136,7 @@ def test_cancel_and_stop_end_all_of_them(scene, change) -> None:
         )
     running = now(scene, "running")
     attempt = running.attempts.get()
-    assert running.desired_state == DesiredState.CANCELLED and attempt.stop_wanted_at is not None
+    assert running.desired_state == DesiredState.CANCELLED and attempt.stop_requested_at is not None
     assert attempt.stop_reason == EndReason.OWNER_NOT_PERMITTED
     assert now(scene, "others").state == JobState.PENDING
 

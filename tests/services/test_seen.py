@@ -52,8 +52,8 @@ def hear(node: Node, program: Path, settings: Path, driver: nvml.FakeDriver | No
 
 def test_what_a_gpu_is_and_why_it_is_ill_reaches_its_row(node: Node, program: Path, tmp_path: Path) -> None:
     rows = [
-        {"uuid": "a", "island": 1, "compute_capability": 9.0},
-        {"uuid": "b", "mig_profile": "1g.10gb", "health": "quarantined", "health_sentence": "It smells."},
+        {"uuid": "a", "nvlink_island": 1, "compute_capability": 9.0},
+        {"uuid": "b", "mig_profile": "1g.10gb", "health": "quarantined", "health_message": "It smells."},
     ]
     (tmp_path / "gpus.json").write_text(json.dumps({"gpus": rows}))
     hear(node, program, settings_of(tmp_path, f"file:{tmp_path / 'gpus.json'}"))
@@ -115,6 +115,6 @@ def test_gpus_of_a_driver_that_does_not_answer_are_not_lost_and_take_no_new_work
     driver.write([["refuse 18"], nvml.h200(0)])
     told = hear(node, program, settings, driver)
     assert list(told["gpus"]) == []
-    assert "driver does not answer: " in told["gpus_silent"]
+    assert "driver does not answer: " in told["gpu_driver_error"]
     gpu = node.gpus.get()
-    assert (gpu.present, gpu.health, gpu.health_reason) == (True, "quarantined", told["gpus_silent"])
+    assert (gpu.present, gpu.health, gpu.health_reason) == (True, "quarantined", told["gpu_driver_error"])

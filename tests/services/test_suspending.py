@@ -48,7 +48,7 @@ def test_a_suspended_workspace_keeps_its_gpu_until_the_node_lets_go_and_runs_aga
     again = now(job)
     assert (again.state, again.desired_state, again.submitted_at) == (JobState.PENDING, "run", job.submitted_at)
     run(place(scene, again))
-    assert now(job).attempts_made == 2 and used(scene)[0] == 1000
+    assert now(job).attempt_count == 2 and used(scene)[0] == 1000
     with pytest.raises(Conflict):
         do_resume_job(scene["owner"], now(job))
 
@@ -80,7 +80,7 @@ def test_suspending_and_another_end_cross_cleanly(scene, lab) -> None:
 def test_who_would_be_tried_again_after_a_failure_of_its_own_is_suspended_instead(
     scene, retry, state
 ) -> None:
-    job = record.job(scene["owner"], scene["project"], scene["environment"], tasks=2, retry_failures=retry)
+    job = record.job(scene["owner"], scene["project"], scene["environment"], tasks=2, retry_on_failure=retry)
     first, second = run(place(scene, job))
     lifecycle.record_task_ended(first, exit_code=1, reason=EndReason.EXIT_CODE)  # the other follows
     if retry:

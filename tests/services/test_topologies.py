@@ -111,11 +111,11 @@ def submit(scene, near):
         ),
     ],
 )
-def test_a_job_asks_by_levels_that_are_there(scene, near, sentence) -> None:
+def test_a_job_asks_by_levels_that_are_there(scene, near, message) -> None:
     do_save_topology(scene["admin"], "fabric", ["block", "rack"])
     with pytest.raises(InvalidRequest) as refusal:
         submit(scene, near)
-    assert refusal.value.fields == {"near": sentence}
+    assert refusal.value.fields == {"near": message}
     kept = {"topology": "fabric", "required": "rack", "preferred": None}
     assert submit(scene, kept).topology_constraint == kept
 
@@ -129,4 +129,4 @@ def test_a_topology_that_waiting_jobs_ask_by_stays(scene) -> None:
     do_cancel_job(scene["owner"], job)
     do_delete_topology(scene["admin"], row)
     assert not Topology.objects.exists()
-    assert AuditEntry.objects.get(action="topology.remove").before == {"levels": ["rack"]}
+    assert AuditEntry.objects.get(action="topology.delete").before == {"levels": ["rack"]}

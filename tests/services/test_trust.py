@@ -40,20 +40,20 @@ def fails(scene, owner, node: Node | None = None, *, code: int = 3) -> None:
 
 def now(node: Node) -> tuple[str, str]:
     node.refresh_from_db()
-    return node.breaker_state, node.trust_cause
+    return node.breaker_state, node.breaker_cause
 
 
 def test_jobs_of_several_people_that_fail_soon_put_it_aside(scene) -> None:
     record.node(scene["pool"])
     for owner in (scene["owner"], *scene["others"]):
-        assert now(scene["node"]) == ("trusted", "")
+        assert now(scene["node"]) == ("healthy", "")
         fails(scene, owner)
-    assert now(scene["node"]) == ("aside", "failed_soon")
-    assert not scene["node"].takes_work
-    entry = AuditEntry.objects.get(action="node.trust")
+    assert now(scene["node"]) == ("quarantined", "early_failures")
+    assert not scene["node"].accepts_work
+    entry = AuditEntry.objects.get(action="node.clear_quarantine")
     assert (entry.before["trust"], entry.after["cause"], entry.reason) == (
-        "trusted",
-        "failed_soon",
+        "healthy",
+        "early_failures",
         "Exit code 3.",
     )
 
@@ -72,7 +72,7 @@ def test_what_says_nothing_against_it(scene, case: str) -> None:
             lifecycle.request_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
         if lifecycle.record_task_ended(task, exit_code=1, reason=EndReason.EXIT_CODE):
             trust.record_task_failure(task, EndReason.EXIT_CODE)
-    assert now(scene["node"]) == ("trusted", "")
+    assert now(scene["node"]) == ("healthy", "")
 
 
 def test_one_person_is_believed_once_their_jobs_do_well_elsewhere(scene) -> None:
@@ -80,10 +80,10 @@ def test_one_person_is_believed_once_their_jobs_do_well_elsewhere(scene) -> None
     for _ in range(3):
         fails(scene, scene["owner"])
     trust.evaluate_breakers()
-    assert now(scene["node"]) == ("trusted", "")
+    assert now(scene["node"]) == ("healthy", "")
     fails(scene, scene["owner"], other, code=0)
     trust.evaluate_breakers()
-    assert now(scene["node"]) == ("aside", "failed_soon")
+    assert now(scene["node"]) == ("quarantined", "early_failures")
 
 
 def test_no_more_than_a_third_of_a_pool_is_put_aside(scene) -> None:
@@ -99,21 +99,21 @@ def test_no_more_than_a_third_of_a_pool_is_put_aside(scene) -> None:
 
 def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(scene) -> None:
     node = scene["node"]
-    Node.objects.filter(pk=node.pk).update(breaker_state="trial", breaker_cause="link_lost", breaker_since=timezone.now())
+    Node.objects.filter(pk=node.pk).update(breaker_state="probation", breaker_cause="link_lost", breaker_since=timezone.now())
     node.refresh_from_db()
     attempt = place(scene, record.job(scene["owner"], scene["project"], scene["environment"]))
     with transaction.atomic():
         trust.start_probations([(attempt, [node])])
     node.refresh_from_db()
-    assert node.on_trial == attempt and not node.takes_work
+    assert node.probation_attempt == attempt and not node.accepts_work
     lifecycle.request_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
     trust.evaluate_breakers()
-    assert not Node.objects.get(pk=node.pk).takes_work, "who ended it may be about to say why"
+    assert not Node.objects.get(pk=node.pk).accepts_work, "who ended it may be about to say why"
     attempt.task_rows.update(ended_at=timezone.now() - dt.timedelta(seconds=10))
     trust.evaluate_breakers()
-    assert now(node) == ("trial", "link_lost") and node.takes_work
+    assert now(node) == ("probation", "link_lost") and node.accepts_work
     trust.record_incident(node.pk, IncidentKind.COMMAND_TIMEOUTS)
-    assert now(node) == ("aside", "no_answer")
+    assert now(node) == ("quarantined", "command_timeouts")
 
 
 def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(scene) -> None:
@@ -127,24 +127,24 @@ def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(scene) -> None
     joined = Task.objects.create(
         attempt=attempt, rank=7, node=node, state="RUNNING", running_at=timezone.now()
     )
-    trial = {"trust": "trial", "trust_cause": "link_lost", "on_trial": attempt, "trust_since": timezone.now()}
+    trial = {"trust": "probation", "breaker_cause": "link_lost", "probation_attempt": attempt, "breaker_since": timezone.now()}
     Node.objects.filter(pk=node.pk).update(**trial)
     trust.evaluate_breakers()
-    assert now(node) == ("trial", "link_lost") and not node.takes_work
+    assert now(node) == ("probation", "link_lost") and not node.accepts_work
     Task.objects.filter(pk=joined.pk).update(running_at=timezone.now() - minute)
     trust.evaluate_breakers()
-    assert now(node) == ("trusted", "")
+    assert now(node) == ("healthy", "")
 
 
 def test_an_administrator_trusts_it_again_and_nobody_else_may(scene) -> None:
     node = scene["node"]
     trust.record_stuck_job(node.pk, record.job(scene["owner"], scene["project"], scene["environment"]))
-    assert now(node) == ("aside", "stuck") and node.try_at is None
+    assert now(node) == ("quarantined", "stuck") and node.probe_at is None
     with pytest.raises(Forbidden):
         trust.do_clear_node_quarantine(scene["owner"], node)
     trust.do_clear_node_quarantine(scene["admin"], node, reason="restarted the daemon")
-    assert now(node) == ("trusted", "") and node.takes_work and node.trips == 0
-    assert AuditEntry.objects.filter(action="node.trust", actor=scene["admin"]).exists()
+    assert now(node) == ("healthy", "") and node.accepts_work and node.trips == 0
+    assert AuditEntry.objects.filter(action="node.clear_quarantine", actor=scene["admin"]).exists()
 
 
 def test_old_troubles_are_dropped(scene) -> None:

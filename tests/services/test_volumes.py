@@ -124,7 +124,7 @@ def test_what_a_node_is_told_of_each_kind(scene) -> None:
     told, workdir = build_mounts(job, read_job_volumes(job), node)
     by = {mount["target"].rpartition("/")[2]: mount for mount in told}
     user = scene["owner"].username
-    plain = {"kind": "path", "target": "/volumes/sets", "source": "/sets", "read_only": True}
+    plain = {"kind": "host_path", "target": "/volumes/sets", "source": "/sets", "read_only": True}
     assert by["sets"] == plain and is_basic_mount(plain) and not is_basic_mount(by["fast"])
     assert (by["net"]["filesystem"], by["net"]["read_only"]) == ("nfs", True)
     gid = FIRST_PROJECT_GID + scene["project"].pk

@@ -1,6 +1,6 @@
 /* A driver that is not there: the part of NVML that agents ask for, told by a small text file.
  *
- * FAIRWAY_STANDIN_NVML names the file; it is read again whenever it changes. One word and its values a line:
+ * FAIRWAY_FAKE_NVML names the file; it is read again whenever it changes. One word and its values a line:
  *
  *   driver 570.124.06            of the machine
  *   cuda 12080                   the newest that it knows, as NVML writes 12.8
@@ -101,7 +101,7 @@ static void line_of(gpu *at, char *word, char *rest) {
 
 /* Reads the file when it is another one than last time. The caller holds the lock. */
 static int look(void) {
-    const char *path = getenv("FAIRWAY_STANDIN_NVML");
+    const char *path = getenv("FAIRWAY_FAKE_NVML");
     struct stat now;
     if (!path || stat(path, &now)) return NOT_LOADED;
     if (now.st_ino == seen.st_ino && now.st_size == seen.st_size && now.st_mtim.tv_sec == seen.st_mtim.tv_sec &&

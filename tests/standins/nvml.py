@@ -68,11 +68,11 @@ class FakeDriver:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"LD_LIBRARY_PATH": str(build_library()), "FAIRWAY_STANDIN_NVML": str(self._path)}
+        return {"LD_LIBRARY_PATH": str(build_library()), "FAIRWAY_FAKE_NVML": str(self._path)}
 
     def take(self, patch: pytest.MonkeyPatch) -> None:
         library = str(build_library() / LIBRARY)
-        patch.setenv("FAIRWAY_STANDIN_NVML", str(self._path))
+        patch.setenv("FAIRWAY_FAKE_NVML", str(self._path))
         patch.setattr("agents.node.gpus.nvml._LIBRARY", library)
         patch.setattr(pynvml, "nvmlLib", ctypes.CDLL(library))
         patch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})

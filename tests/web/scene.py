@@ -224,13 +224,13 @@ def _end(attempt: Attempt, *, exit_code: int, reason: EndReason, ago: dt.timedel
     Job.objects.filter(pk=attempt.job_id).update(ended_at=end)
 
 
-def _wait(job: Job, waited: dt.timedelta, code: str, sentence: str, **more: Any) -> None:
+def _wait(job: Job, waited: dt.timedelta, code: str, message: str, **more: Any) -> None:
     now = timezone.now()
     Job.objects.filter(pk=job.pk).update(submitted_at=now - waited, pending_since=now - waited)
     JobVerdict.objects.create(
         job=job,
         code=code,
-        message=sentence,
+        message=message,
         decided_at=now - dt.timedelta(seconds=6),
         code_since=now - waited,
         **more,
@@ -264,7 +264,7 @@ def _jobs(scene: Scene) -> None:
     _wait(
         suite,
         81 * minute,
-        "no_fit_now",
+        "insufficient_resources",
         "Needs 8 H200 on one node. The most that is free on one is 2.",
     )
     depth = _submit(
@@ -279,13 +279,13 @@ def _jobs(scene: Scene) -> None:
     _wait(
         depth,
         2 * hour + 32 * minute,
-        "no_fit_now",
+        "insufficient_resources",
         "Needs 8 H200 on one node. The most that is free on one is 2.",
         numbers={"asked_gpus": 8, "free_gpus": 2, "cluster_gpus": 24, "largest_free_on_a_node": 2},
         ahead=[suite.public_id],
         cheapest={
             "kind": "other_model",
-            "sentence": "4 × A100 would start now",
+            "message": "4 × A100 would start now",
             "fields": {"gpu_model": "NVIDIA A100-SXM4-80GB", "gpus_per_task": 4},
         },
     )

@@ -62,7 +62,7 @@ def test_guesses_of_the_present_password_are_paused(client, user):
     paused = try_password(client, record.PASSWORD)
     assert paused.status_code == 429
     assert 0 < int(paused["Retry-After"]) <= throttle.SIGN_IN.period_s
-    assert "Too many tries. Wait " in paused.content.decode()
+    assert "Too many attempts. Wait " in paused.content.decode()
     assert User.objects.get().check_password(record.PASSWORD)
     elsewhere = Client(REMOTE_ADDR="10.1.1.1")
     elsewhere.force_login(user)
@@ -95,7 +95,7 @@ def test_other_sessions_are_listed_and_ended(client, user):
     other.force_login(user)
     stranger = Client()
     stranger.force_login(record.user())
-    assert len(client.get(reverse("account")).context["places"]) == 2
+    assert len(client.get(reverse("account")).context["sessions"]) == 2
     client.post(reverse("account-sessions-end"))
     assert other.get(reverse("home")).status_code == 302
     assert client.get(reverse("home")).status_code == 200

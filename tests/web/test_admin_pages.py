@@ -16,7 +16,7 @@ from portal.web.admin.audit import changed_fields
 from tests import record
 
 SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster", "volumes"]
-FOR_ADMINS = ["people", "audit", "add-node", "registries"]
+FOR_ADMINS = ["users", "audit", "add-node", "registries"]
 
 
 @pytest.mark.parametrize("page", [*SEEN_BY_ALL, *FOR_ADMINS])
@@ -286,7 +286,7 @@ def test_an_invitation_is_shown_once_and_can_be_taken_back(scene, client_of):
     client = client_of("admin")
     page = client.post(reverse("invite"), {"full_name": "Ann"}).content.decode()
     code = re.search(r"/invitation/#([\w-]+)", page)[1]
-    assert code not in client.get(reverse("people")).content.decode()
+    assert code not in client.get(reverse("users")).content.decode()
     invitation = Invitation.objects.latest("id")
     client.post(reverse("revoke-invitation", args=[invitation.public_id]))
     assert client_of().post(reverse("invitation"), {"code": code}).status_code in (400, 404)
@@ -296,7 +296,7 @@ def test_an_invitation_is_shown_once_and_can_be_taken_back(scene, client_of):
 def test_the_last_admin_cannot_close_their_own_door(scene, client_of):
     admin = scene.people["r-castellan"]
     page = client_of("admin").post(
-        reverse("change-person", args=[admin.public_id]), {"act": "no-admin"}, follow=True
+        reverse("change-user", args=[admin.public_id]), {"act": "no-admin"}, follow=True
     )
     admin.refresh_from_db()
     assert admin.is_admin and "last administrator" in page.content.decode()
@@ -352,7 +352,7 @@ def test_environments_are_an_allow_list(scene, client_of):
     page = client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     assert "525.60.13 or newer" in page
     assert "Its driver is 470.82.01." in page and old.name in page
-    Node.objects.filter(pk=old.pk).update(agent_info={"driver": "535.104", "cuda_driver": "12.2", "gpus": [{}]})
+    Node.objects.filter(pk=old.pk).update(agent_info={"driver": "535.104", "max_cuda_version": "12.2", "gpus": [{}]})
     Environment.objects.filter(pk=row.pk).update(image_cuda="12.4")
     page = client_of("admin").get(reverse("environment", args=[row.public_id])).content.decode()
     assert "Its driver knows CUDA 12.2." in page and "Its image says that it needs CUDA 12.4." in page
@@ -362,7 +362,7 @@ def test_environments_are_an_allow_list(scene, client_of):
     assert client_of("admin").post(save, form | {"min_cuda": "twelve"}).status_code == 400
     client_of("admin").post(save, form | {"min_cuda": "none"})
     assert "Its image needs CUDA" not in client_of("member").get(reverse("launch")).content.decode()
-    save, bring = (reverse(name, args=[row.public_id]) for name in ("save-environment", "bring-environment"))
+    save, bring = (reverse(name, args=[row.public_id]) for name in ("save-environment", "prefetch-image"))
     answer = client_of("admin").post(save, form | {"projects": "nowhere"})
     assert "There is no project called nowhere." in answer.content.decode() and answer.status_code == 400
     assert client_of("member").post(bring).status_code == 403
@@ -371,7 +371,7 @@ def test_environments_are_an_allow_list(scene, client_of):
     assert (
         "Bring" not in client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     )
-    stop = reverse("stop-bringing", args=[row.public_id])
+    stop = reverse("cancel-prefetch", args=[row.public_id])
     assert "1\xa0node will not fetch it" in client_of("admin").post(stop, follow=True).content.decode()
     client_of("admin").post(save, form | {"enabled": ""})
     row.refresh_from_db()
@@ -411,7 +411,7 @@ def test_the_page_of_an_environment_lists_which_image_each_node_reports(scene, c
     assert "No node reports this image under the tag now." in gone
 
 
-@pytest.mark.parametrize("page", ["audit", "people", "cluster", "jobs", "quotas", "search"])
+@pytest.mark.parametrize("page", ["audit", "users", "cluster", "jobs", "quotas", "search"])
 def test_a_null_character_is_refused_with_a_sentence(client_of, page):
     answer = client_of("admin").get(reverse(page), {"q": "a\0b"})
     assert answer.status_code == 400
@@ -450,14 +450,14 @@ def test_back_in_service_the_old_reason_is_gone(scene, client_of):
     address = reverse("set-node-state", args=[node.public_id])
     admin.post(address, {"act": "cordon", "reason": "a new fan"})
     shown = admin.post(address, {"act": "ready", "reason": "a new fan"}, follow=True)
-    (check,) = node.checks.all()
-    assert shown.request["PATH_INFO"] == reverse("node-check", args=[node.public_id, check.public_id])
+    (check,) = node.operations.all()
+    assert shown.request["PATH_INFO"] == reverse("node-operation", args=[node.public_id, check.public_id])
     record_preflight_finished(check.pk, ok=False)
     again = admin.get(shown.request["PATH_INFO"]).content.decode()
-    assert "stays out of service until it is mended" in again and "Return it all the same" in again
+    assert "stays out of service until it is mended" in again and "Force uncordon" in again
     Node.objects.filter(pk=node.pk).update(reachable=False)
     told = admin.post(address, {"act": "ready", "reason": ""}, follow=True).content.decode()
-    assert "does not answer, so it cannot be checked" in told and "Return it all the same" in told
+    assert "does not answer, so it cannot be checked" in told and "Force uncordon" in told
     admin.post(address, {"act": "ready-anyway", "reason": "a new fan"})
     node.refresh_from_db()
     assert (node.state, node.state_reason) == ("ready", "")

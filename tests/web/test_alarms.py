@@ -23,10 +23,10 @@ def alarms(scene) -> list[GpuAlert]:
     ("kind", "status"), [("anonymous", 302), ("stranger", 403), ("member", 403), ("admin", 200)]
 )
 def test_administrators_alone_see_and_acknowledge_alarms(alarms, client_of, kind, status) -> None:
-    client, page = client_of(kind), reverse("alarms")
+    client, page = client_of(kind), reverse("alerts")
     answer = client.get(page)
     assert answer.status_code == status
-    act = reverse("acknowledge-alarm", args=[alarms[0].public_id])
+    act = reverse("acknowledge-alert", args=[alarms[0].public_id])
     assert client.post(act, {"note": "Reseated it"}).status_code == (302 if kind == "admin" else status)
     alarms[0].refresh_from_db()
     assert (alarms[0].acknowledged_at is not None) is (kind == "admin")
@@ -34,7 +34,7 @@ def test_administrators_alone_see_and_acknowledge_alarms(alarms, client_of, kind
         text = answer.content.decode()
         assert "XID 79" in text and "GPU has fallen off the bus; what ran on it was ended" in text
         assert "of &lt;carol&gt;" in text and '<span class="fw-nav__n">2</span>' in text
-        assert text.index("XID 31") > text.index("XIDs that programs cause")
+        assert text.index("XID 31") > text.index("Application-caused XIDs")
         after = client.get(page).content.decode()
         assert "Reseated it" in after and '<span class="fw-nav__n">1</span>' in after
 
@@ -46,7 +46,7 @@ def test_invalid_rows_are_shown_counted_and_acknowledged_until_they_are_valid(sc
     report_invalid_rows([report])
     report_invalid_rows([report])
     (row,) = InvalidRow.objects.all()
-    client, page = client_of("admin"), reverse("alarms")
+    client, page = client_of("admin"), reverse("alerts")
     text = client.get(page).content.decode()
     assert "The quota of &lt;b&gt; in main" in text and '<span class="fw-nav__n">1</span>' in text
     act = reverse("acknowledge-invalid-row", args=[row.public_id])
@@ -73,11 +73,11 @@ def test_a_gpu_that_two_nodes_report_is_an_alarm_with_both_and_a_note_on_the_new
     gpu = owner.gpus.get(index=0)
     record_claimed_gpus(newcomer, [gpu])
     client = client_of("admin")
-    text = client.get(reverse("alarms")).content.decode()
+    text = client.get(reverse("alerts")).content.decode()
     assert "Reported by two nodes" in text and f"{newcomer.name} reports the same GPU" in text
     assert f"it counts for {owner.name} only" in text
     text = client.get(reverse("node", args=[newcomer.public_id])).content.decode()
     assert "It reports the GPU" in text and gpu.uuid in text and "It is not used here." in text
-    (row,) = client.get("/api/v1/alarms/").json()["items"]
+    (row,) = client.get("/api/v1/alerts/").json()["items"]
     assert (row["kind"], row["grade"], row["node"]["name"]) == ("claimed", "claimed", owner.name)
     assert row["claimant"]["name"] == newcomer.name and row["xid"] is None

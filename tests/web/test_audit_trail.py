@@ -47,12 +47,12 @@ def test_sign_in_and_sign_out_leave_rows(user):
     client = browser()
     client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
     client.post("/sign-out/")
-    came, left = rows("person.sign_in", "person.sign_out")
+    came, left = rows("user.sign_in", "user.sign_out")
     for row in (came, left):
         assert (row.actor, row.object_kind, row.object_id) == (user, "user", user.public_id)
         assert row.address == ADDRESS
     assert came.after == {"by": "password"}
-    assert (came.action, left.action) == ("person.sign_in", "person.sign_out")
+    assert (came.action, left.action) == ("user.sign_in", "user.sign_out")
 
 
 def test_nobody_signs_out_no_row_is_left():
@@ -66,7 +66,7 @@ def test_sign_in_by_link_and_invitation_leave_rows(user):
     _, code = people.do_create_invitation(admin, project=record.project(), role=Role.MEMBER)
     fields = {"code": code, "username": "ben", "password": record.PASSWORD, "timezone": "UTC"}
     browser().post("/invitation/", fields)
-    assert [(row.actor_name, row.after) for row in rows("person.sign_in")] == [
+    assert [(row.actor_name, row.after) for row in rows("user.sign_in")] == [
         ("ada-love", {"by": "link"}),
         ("ben", {"by": "invitation"}),
     ]
@@ -115,20 +115,20 @@ def test_flood_of_failures_leaves_a_bounded_number_of_rows(monkeypatch, rate):
 def test_ended_sessions_leave_a_row(user):
     client = browser(user)
     client.post(reverse("account-sessions-end"))
-    assert not rows("person.end_sessions"), "there was no other"
+    assert not rows("user.end_sessions"), "there was no other"
     browser(user), browser(user)
     client.post(reverse("account-sessions-end"))
-    (row,) = rows("person.end_sessions")
+    (row,) = rows("user.end_sessions")
     assert (row.actor, row.after, row.object_kind) == (user, {"sessions": 2}, "user")
 
 
 def test_refused_requests_to_pages_of_administrators_leave_rows(user):
     client = browser(user)
-    assert client.get(reverse("people")).status_code == 403
+    assert client.get(reverse("users")).status_code == 403
     assert client.post(reverse("save-quotas")).status_code == 403
     found = rows("request.refused")
     assert [(row.object_id, row.object_name) for row in found] == [
-        ("people", f"GET {reverse('people')}"),
+        ("users", f"GET {reverse('users')}"),
         ("save-quotas", f"POST {reverse('save-quotas')}"),
     ]
     assert {(row.actor, row.address, row.object_kind) for row in found} == {(user, ADDRESS, "route")}
@@ -137,7 +137,7 @@ def test_refused_requests_to_pages_of_administrators_leave_rows(user):
 def test_refused_administrative_requests_to_rest_leave_rows_by_session_and_token(user):
     body = {"name": "vision"}
     assert browser(user).post("/api/v1/projects/", body, "application/json").status_code == 403
-    assert browser(user).get("/api/v1/alarms/").status_code == 403
+    assert browser(user).get("/api/v1/alerts/").status_code == 403
     _, text = do_create_token(user, name="t", scopes=[Scope.READ, Scope.ADMIN], days=7)
     by_token = browser().post(
         "/api/v1/projects/", body, "application/json", headers={"Authorization": f"Bearer {text}"}
@@ -146,7 +146,7 @@ def test_refused_administrative_requests_to_rest_leave_rows_by_session_and_token
     found = rows("request.refused")
     assert [(row.actor, row.object_name) for row in found] == [
         (user, "POST /api/v1/projects/"),
-        (user, "GET /api/v1/alarms/"),
+        (user, "GET /api/v1/alerts/"),
         (user, "POST /api/v1/projects/"),
     ]
 
@@ -162,7 +162,7 @@ def test_flood_of_refused_requests_leaves_a_bounded_number_of_rows(user, monkeyp
     monkeypatch.setattr(refused_acts, "REQUESTS_OF_USER", RateLimit("test_requests", 2, 3600))
     client = browser(user)
     for _ in range(6):
-        assert client.get(reverse("people")).status_code == 403
+        assert client.get(reverse("users")).status_code == 403
     assert len(rows("request.refused")) == 3
 
 
@@ -184,7 +184,7 @@ def test_holding_and_releasing_jobs_of_others_leaves_rows(user):
 
 def test_page_shows_and_narrows_the_rows(user):
     admin = record.user("boss", admin=True)
-    browser(user).get(reverse("people"))
+    browser(user).get(reverse("users"))
     browser().post("/sign-in/", {"username": "nobody-here", "password": "guess"})
     browser().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
     client = browser(admin)
@@ -192,8 +192,8 @@ def test_page_shows_and_narrows_the_rows(user):
     def acts(**query: str) -> list[str]:
         return [row.act for row, _ in client.get(reverse("audit"), query).context["rows"]]
 
-    assert acts() == ["person.sign_in", "person.sign_in_failed", "request.refused"]
-    assert acts(kind="sign-ins") == ["person.sign_in", "person.sign_in_failed"]
+    assert acts() == ["user.sign_in", "person.sign_in_failed", "request.refused"]
+    assert acts(kind="sign-ins") == ["user.sign_in", "person.sign_in_failed"]
     assert acts(kind="refused") == ["person.sign_in_failed", "request.refused"]
     assert acts(kind="workspaces") == []
     assert acts(q=ADDRESS) == acts(kind="no such kind") == acts()

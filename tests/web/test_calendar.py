@@ -73,7 +73,7 @@ def test_others_see_it_without_names_that_are_not_theirs(client_of, scene, form)
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "message"),
     [
         ({"nodes": "h200-1 nowhere"}, "h200 has no node called nowhere."),
         ({"nodes": "99"}, "3 are not reserved then"),
@@ -86,10 +86,10 @@ def test_others_see_it_without_names_that_are_not_theirs(client_of, scene, form)
         ({"name": ""}, "Give it a name"),
     ],
 )
-def test_what_is_refused_is_told_and_stays_in_the_form(client_of, scene, form, changes, sentence) -> None:
+def test_what_is_refused_is_told_and_stays_in_the_form(client_of, scene, form, changes, message) -> None:
     answer = client_of("admin").post("/calendar/save/", form | changes)
     page = answer.content.decode()
-    assert answer.status_code == 400 and sentence in page
+    assert answer.status_code == 400 and message in page
     assert 'value="spring"' in page
     assert not Reservation.objects.exists()
 

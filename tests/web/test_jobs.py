@@ -90,7 +90,7 @@ def test_every_state_has_its_shape_its_word_and_its_line(scene):
     looks = {name: row.state_display for name, row in rows.items()}
     assert looks["vit-h-pretrain"] == ("running", "Running")
     assert looks["depth-anything-ft"] == ("waiting", "Waiting")
-    assert looks["grasp-rl-eval"] == ("waiting", "At its limit")
+    assert looks["grasp-rl-eval"] == ("waiting", "Project limit")
     assert looks["depth-eda"] == ("starting", "Starting")
     assert looks["grasp-rl"] == ("unreachable", "Unreachable")
     assert looks["dino-abl-b128"] == ("failed", "Failed")
@@ -198,14 +198,14 @@ def test_hold_and_release(scene, client_of):
 
 def test_start_again_is_a_new_job_with_the_same_request(scene, client_of):
     job = scene.jobs["dino-abl-b128"]
-    answer = client_of("member").post(reverse("job-again", args=[job.public_id]))
+    answer = client_of("member").post(reverse("job-resubmit", args=[job.public_id]))
     fresh = Job.objects.exclude(pk=job.pk).get(name=job.name)
     assert answer["Location"] == reverse("job", args=[fresh.public_id])
     assert (fresh.command, fresh.gpus_per_task, fresh.state) == (job.command, 4, "PENDING")
 
 
 def test_a_running_job_cannot_start_again(scene, client_of):
-    answer = client_of("member").post(reverse("job-again", args=[scene.jobs["vit-h-pretrain"].public_id]))
+    answer = client_of("member").post(reverse("job-resubmit", args=[scene.jobs["vit-h-pretrain"].public_id]))
     assert answer.status_code == 409
     assert "It has not ended yet." in answer.content.decode()
 
@@ -295,7 +295,7 @@ def test_charts_and_log_come_with_the_attempt(scene, client_of):
 
 def test_an_end_is_told_once(scene, client_of):
     page = client_of("member").get(reverse("job", args=[scene.jobs["typo-in-command"].public_id]))
-    told = [event.sentence for event in page.context["events"]]
+    told = [event.message for event in page.context["events"]]
     assert told.count("The command ended with exit code 127.") == 1
 
 
@@ -338,12 +338,12 @@ def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(scene, cl
 
     asked = page("admin", victim)
     assert f'It is asked to leave for <a href="/jobs/{winner.public_id}/">depth-anything-ft</a>' in asked
-    assert "Who made room for it" in page("admin", winner) and "moe-7b-sft" in page("admin", winner)
+    assert "Preempted jobs" in page("admin", winner) and "moe-7b-sft" in page("admin", winner)
     theirs = page("a-lindqvist", victim)  # of nlp, not of vision
     assert "It is asked to leave for a job of a project that you may not see" in theirs
     assert "depth-anything" not in theirs and winner.public_id not in theirs and "vision" not in theirs
     ours = page("member", winner)  # of vision, not of nlp
-    assert "Who made room for it" in ours and "a job of a project that you may not see" in ours
+    assert "Preempted jobs" in ours and "a job of a project that you may not see" in ours
     assert "moe-7b-sft" not in ours and victim.public_id not in ours
 
 
@@ -361,11 +361,11 @@ def test_rest_names_who_made_room_only_for_those_who_may_see_it(scene, client_of
         "job": {"id": winner.public_id, "name": winner.name},
         "project": {"id": winner.project.public_id, "name": "vision"},
     }
-    assert told("admin", victim)["attempts"][0]["left_for"] == named
-    assert told("a-lindqvist", victim)["attempts"][0]["left_for"] == {"job": None, "project": None}
-    (made,) = told("admin", winner)["room_made"]
-    assert (made["job"]["id"], made["reason"], made["gone_at"]) == (victim.public_id, "reclaimed", None)
-    (hidden,) = told("member", winner)["room_made"]
+    assert told("admin", victim)["attempts"][0]["preempted_for"] == named
+    assert told("a-lindqvist", victim)["attempts"][0]["preempted_for"] == {"job": None, "project": None}
+    (made,) = told("admin", winner)["preempted_jobs"]
+    assert (made["job"]["id"], made["reason"], made["removed_at"]) == (victim.public_id, "reclaimed", None)
+    (hidden,) = told("member", winner)["preempted_jobs"]
     assert (hidden["job"], hidden["project"], hidden["reason"]) == (None, None, "reclaimed")
 
 
@@ -412,7 +412,7 @@ def test_a_job_shows_how_far_it_has_come_and_how_fast(scene, client_of):
     assert re.search(r"66,000 done, 60 a second, as it told <time [^>]*>\d+ s ago</time>", page())
     assert "60 a second" in page("job-run")
     said = told()
-    assert (said["done"], said["since_done"], said["per_s"], said["gpus"]) == (66_000, 60_000, 60.0, 16)
+    assert (said["done"], said["start_units"], said["per_s"], said["gpus"]) == (66_000, 60_000, 60.0, 16)
     assert said["layout"] == {"gpu_model": "NVIDIA H200", "nodes": 2, "islands": 2, "levels": 0}
 
 
@@ -421,7 +421,7 @@ def test_a_job_shows_where_jobs_like_it_ran_faster(scene, client_of):
 
     def faster() -> tuple[bool, list[dict]]:
         told = client.get(f"/api/v1/jobs/{job.public_id}/").json()["layouts"]
-        return "Where jobs like it ran faster" in words(
+        return "Faster layouts for similar jobs" in words(
             client.get(reverse("job", args=[job.public_id]))
         ), told
 
@@ -508,10 +508,10 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, clien
 @pytest.mark.parametrize(
     ("code", "foreseen", "heading", "words_of_it"),
     [
-        ("never", True, "No forecast", "This cluster cannot run it as it asks."),
+        ("unsatisfiable", True, "No forecast", "This cluster cannot run it as it asks."),
         ("volume_unavailable", True, "No forecast", "The node of its home volume takes no work"),
         ("dependency", False, "After the others", "is worked out once they have ended"),
-        ("limit", True, "No forecast", "Waiting alone does not help it"),
+        ("project_limit", True, "No forecast", "Waiting alone does not help it"),
         ("limit", False, "No estimate yet", "Until enough of them have ended"),
     ],
 )

@@ -58,20 +58,20 @@ def test_spans_are_read_with_their_unit(scene, typed, text, seconds):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "sentence"),
+    ("field", "value", "message"),
     [
         ("time_limit_s", "soon", "Write a time such as"),
-        ("environ", "NO SIGN", "is not NAME=value"),
+        ("env", "NO SIGN", "is not NAME=value"),
         ("command", "echo 'open", "quotation mark"),
         ("command", "", "Say what to run"),
-        ("environ", "CUDA_VISIBLE_DEVICES=0", "is set by Fairway"),
+        ("env", "CUDA_VISIBLE_DEVICES=0", "is set by Fairway"),
         ("name", "!", "Use up to 100 letters"),
     ],
 )
-def test_what_is_wrong_is_said_beside_the_field(client_of, typed, field, value, sentence):
+def test_what_is_wrong_is_said_beside_the_field(client_of, typed, field, value, message):
     answer = client_of("member").post(reverse("launch"), typed | {field: value})
     assert answer.status_code == 400
-    assert sentence in answer.content.decode()
+    assert message in answer.content.decode()
     assert not Job.objects.filter(name="my run").exists()
 
 
@@ -87,7 +87,7 @@ def test_the_impossible_is_refused_with_the_nearest_that_could_run(client_of, ty
 def test_the_rail_answers_without_the_engine(client_of, typed):
     client = client_of("member")
     room = client.post(reverse("launch-check"), typed).content.decode()
-    assert "There is room now" in room
+    assert "Fits on free GPUs" in room
     never = client.post(reverse("launch-check"), typed | {"gpus_per_task": "9"}).content.decode()
     assert "This can never start here" in never
     waits = client.post(reverse("launch-check"), typed | {"gpus_per_task": "8", "gpu_model": "NVIDIA H200"})
@@ -107,8 +107,8 @@ def test_the_rail_answers_without_the_engine(client_of, typed):
                 "starts_now": False,
                 "never": False,
                 "where": [],
-                "verdict": {"sentence": "Two jobs are ahead."},
-                "alternatives": [{"sentence": "4 A100 would start now", "fields": {"gpus_per_task": 4}}],
+                "verdict": {"message": "Two jobs are ahead."},
+                "alternatives": [{"message": "4 A100 would start now", "fields": {"gpus_per_task": 4}}],
             },
             "It would wait",
         ),
@@ -121,12 +121,12 @@ def test_the_rail_shows_what_the_engine_answers(client_of, typed, monkeypatch, a
         asked.update(body)
         return answer
 
-    monkeypatch.setattr("portal.web.start_check.ask_would_start", engine)
+    monkeypatch.setattr("portal.web.start_check.query_would_start", engine)
     page = client_of("member").post(reverse("launch-check"), typed).content.decode()
     assert title in page
     assert asked["gpus_per_task"] == 2
     for way in answer["alternatives"]:
-        assert way["sentence"] in page
+        assert way["message"] in page
         assert 'data-set="gpus_per_task=4"' in page
 
 
@@ -138,7 +138,7 @@ def test_only_projects_where_one_may_launch_are_offered(scene, client_of, typed)
 
 def test_a_job_goes_into_the_form_and_comes_out_the_same(scene):
     for name in ("vit-h-pretrain", "dino-abl-b128"):
-        odd = {"min_gpu_memory_mib": 81_559, "shm_mib": 4_097, "stop_grace_s": 95}
+        odd = {"min_gpu_memory_mib": 81_559, "shm_mib": 4_097, "termination_grace_s": 95}
         Job.objects.filter(pk=scene.jobs[name].pk).update(**odd)
         job = Job.objects.select_related("project", "environment", "pool").get(pk=scene.jobs[name].pk)
         start = {
@@ -192,7 +192,7 @@ def test_unknown_overrides_are_left_out():
 
 def test_the_nearest_request_sets_fields_that_the_form_has(client_of, typed):
     page = client_of("member").post(reverse("launch"), typed | {"cores": "500"}).content.decode()
-    assert "Nearest that could: " in page
+    assert "Nearest feasible request: " in page
     assert re.search(r'data-set="cores=\d+"', page)
 
 
@@ -223,19 +223,19 @@ def test_it_may_start_after_own_jobs_and_after_others_by_id(scene, client_of, ty
     wanted = {
         "after": [mine.public_id],
         "after_ids": f" {colleagues.public_id}, {mine.public_id}",
-        "after_any": "on",
+        "ignore_dependency_failure": "on",
     }
     client.post(reverse("launch"), typed | wanted)
     job = Job.objects.get(name="my run")
     assert {row.after for row in job.dependencies.all()} == {mine, colleagues}
-    assert job.after_any
+    assert job.ignore_dependency_failure
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
     JobVerdict.objects.create(
         job=job, code="dependency", message="It starts after both have ended.", details={"jobs_awaited": 2},
         jobs_ahead=[], decided_at=job.submitted_at, code_since=job.submitted_at,
     )  # fmt: skip
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
-    assert "After others" in page and "once they have ended" in page and "No estimate yet" not in page
+    assert "Dependency" in page and "once they have ended" in page and "No estimate yet" not in page
     assert ">After</h2>" in page and "however these end" in page and mine.name in page
     assert ">Next</h2>" in client.get(reverse("job", args=[mine.public_id])).content.decode()
 
@@ -258,7 +258,7 @@ def test_what_is_no_job_is_said_at_its_field(scene, client_of, typed, nonsense):
     (field,) = nonsense
     assert answer.context["form"].errors[field]
     assert "<b>x</b>" not in page
-    assert re.search(r'<details class="fw-more" open><summary>Start after other jobs', page)
+    assert re.search(r'<details class="fw-more" open><summary>Dependencies', page)
 
 
 def test_a_job_of_others_does_not_exist_for_who_may_not_see_it(scene, client_of, typed):

@@ -20,11 +20,11 @@ from tests import record
 
 COUNTS = Path(__file__).parent.parent / "query_counts.json"
 
-OPEN_TO_ALL = {"home": [], "jobs": [], "requests": [], "launch": [], "account": [], "search": []}
+OPEN_TO_ALL = {"home": [], "jobs": [], "approvals": [], "launch": [], "account": [], "search": []}
 OF_A_JOB = ["job", "job-run", "job-metrics", "job-series", "job-logs", "job-log-lines"]
-ACTS = ["job-cancel", "job-hold", "job-again", "job-open", "job-suspend", "job-resume"]
-ACTS += ["job-extend", "job-snooze", "job-excuse"]
-PAGES = ["home", "jobs", "launch", "account", "requests"]
+ACTS = ["job-cancel", "job-hold", "job-resubmit", "job-open", "job-suspend", "job-resume"]
+ACTS += ["job-extend", "job-snooze", "job-exempt"]
+PAGES = ["home", "jobs", "launch", "account", "approvals"]
 
 
 @pytest.mark.parametrize("page", [*OPEN_TO_ALL, "jobs-cancel", "launch-check", "account-token"])
@@ -153,8 +153,8 @@ def test_every_field_and_button_has_a_name(scene, client_of):
 def test_what_people_type_is_shown_as_text(scene, client_of):
     job = scene.jobs["depth-anything-ft"]
     Job.objects.filter(pk=job.pk).update(name="<script>alert(1)</script>")
-    job.standing.sentence = "<img src=x onerror=alert(1)>"
-    job.standing.save()
+    job.verdict.message = "<img src=x onerror=alert(1)>"
+    job.verdict.save()
     for address in (reverse("home"), reverse("jobs"), reverse("job", args=[job.public_id])):
         page = client_of("member").get(address).content.decode()
         assert "<script>alert" not in page
@@ -220,5 +220,5 @@ def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch
 def test_a_page_says_since_when_it_may_miss_news(client_of):
     before = now_ms()
     page = client_of("member").get("/").content.decode()
-    (made,) = re.findall(r'<body [^>]*data-made="(\d+)"', page)
+    (made,) = re.findall(r'<body [^>]*data-rendered-at="(\d+)"', page)
     assert before <= int(made) <= now_ms()

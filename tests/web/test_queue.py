@@ -66,7 +66,7 @@ def test_it_stands_in_the_order_of_the_newest_cycle(ordered, client_of):
     ]  # fmt: skip
     assert "4 of 10 guaranteed, goes first, fair share 13" in page
     assert "18 of 10 guaranteed, 8 borrowed, fair share 13" in page
-    assert "others make room for it" in page and "no. 1" in page and "no. 2" in page
+    assert "waiting for eviction" in page and "no. 1" in page and "no. 2" in page
     assert "4 × A100 would start now" in page and "no estimate yet" in page
 
 
@@ -77,7 +77,7 @@ def test_names_of_other_projects_are_not_told(ordered, client_of, kind):
     if kind == "stranger":
         hidden |= {"depth-anything-ft", "vit-h-pretrain", "vision", "m-okafor"}
     assert not [name for name in hidden if name in page]
-    assert "a job of another project" in page and "Making room" in page
+    assert "a job of another project" in page and "Waiting for eviction" in page
     found = client_of(kind).get(reverse("queue"), {"q": "llama"})
     assert "No waiting job matches" in words(found)
 
@@ -134,10 +134,10 @@ def test_rest_tells_the_same_without_names(ordered, client_of):
     member = client_of("member").get("/api/v1/queue/?limit=2").json()
     assert member["total"] == 3 and member["next"] == "/api/v1/queue/?limit=2&offset=2"
     first, second = member["items"]
-    assert (first["turn"], first["job"], first["sentence"], first["code"]) == (0, None, None, "releasing")
-    assert (second["turn"], second["project"], second["total_milli"]) == (1, None, 8000)
+    assert (first["position"], first["job"], first["message"], first["code"]) == (0, None, None, "releasing")
+    assert (second["position"], second["project"], second["total_milli"]) == (1, None, 8000)
     (third,) = client_of("member").get(member["next"]).json()["items"]
-    assert third["job"]["name"] == "depth-anything-ft" and third["turn"] == 2
+    assert third["job"]["name"] == "depth-anything-ft" and third["position"] == 2
     assert [
         one["job"]["name"] for one in client_of("member").get("/api/v1/queue/?mine=true").json()["items"]
     ] == ["depth-anything-ft"]

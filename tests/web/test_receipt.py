@@ -55,9 +55,9 @@ def test_what_stands_above_is_told_only_to_those_who_may_see_it(waiting) -> None
     client = Client()
     client.force_login(waiting.owner)
     page = " ".join(client.get(reverse("job", args=[waiting.public_id])).content.decode().split())
-    assert "Receipt: lab in main-pool" in page and "Fair share" in page and "school" not in page
+    assert "Fair-share breakdown: lab in main-pool" in page and "Fair share" in page and "school" not in page
     body = client.get(f"/api/v1/jobs/{waiting.public_id}/").json()
-    (receipt,) = body["receipts"]
+    (receipt,) = body["fair_share_breakdowns"]
     assert receipt["project"]["name"] == "lab"
     assert sum(step["amount_milli"] for step in receipt["steps"]) == receipt["fair_share_milli"]
     assert body["interval"] is None and body["forecasts"] == []

@@ -13,7 +13,7 @@ from tests import record
 def queued(scene) -> Job:
     """A queued job of the member, in an environment and with a volume of its own."""
     record.project("elsewhere")
-    Volume.objects.create(name="sets", kind="path", path="/srv/sets")
+    Volume.objects.create(name="sets", kind="host_path", path="/srv/sets")
     owner, project = scene.people["m-okafor"], scene.projects["vision"]
     Job.objects.filter(owner=owner).update(desired_state="cancelled")  # what the scene has of this person
     environment = record.environment("closing", tool=False)
@@ -24,11 +24,11 @@ def changes(job: Job) -> dict[str, tuple[str, dict[str, str]]]:
     project, owner, environment = job.project, job.owner, job.environment
     member = reverse("set-member", args=[project.public_id])
     words = {"name": environment.name, "title": "Closing", "runtime": "podman", "image": environment.image}
-    volume = {"row": "sets", "name": "sets", "kind": "path", "reach": "node", "path": "/srv/sets"}
+    volume = {"row": "sets", "name": "sets", "kind": "host_path", "reach": "node", "path": "/srv/sets"}
     return {
         "remove": (member, {"username": owner.username, "role": "none"}),
         "viewer": (member, {"username": owner.username, "role": "viewer"}),
-        "account": (reverse("change-person", args=[owner.public_id]), {"act": "close"}),
+        "account": (reverse("change-user", args=[owner.public_id]), {"act": "close"}),
         "environment": (reverse("save-environment", args=[environment.public_id]), words),
         "volume": (reverse("save-volume"), volume | {"projects": "elsewhere"}),
     }

@@ -43,10 +43,10 @@ def test_it_is_for_administrators(stopped, client_of, kind, status):
 
 
 def test_the_alarm_stands_on_every_page_of_an_administrator(stopped, client_of):
-    for page in ("home", "jobs", "quotas", "people", "audit", "policy"):
+    for page in ("home", "jobs", "quotas", "users", "audit", "policy"):
         shown = words(client_of("admin").get(reverse(page)))
         assert SENTENCE in shown and f'href="{reverse("scheduler")}"' in shown, page
-        assert SENTENCE not in words(client_of("member").get(reverse(page))) or page in ("people", "audit")
+        assert SENTENCE not in words(client_of("member").get(reverse(page))) or page in ("users", "audit")
     ClusterSettings.objects.update(scheduler_alert="", scheduler_alert_at=None)
     assert SENTENCE not in words(client_of("admin").get(reverse("home")))
 
@@ -60,7 +60,7 @@ def test_a_failed_cycle_says_what_was_wrong_and_how_often(stopped, client_of):
 def test_each_download_leaves_an_audit_row(stopped, client_of):
     answer = client_of("admin").post(reverse("failed-cycle", args=[stopped.public_id]))
     assert answer.content == b"a case" and ".json.gz" in answer["Content-Disposition"]
-    row = AuditEntry.objects.get(action="cycle.download")
+    row = AuditEntry.objects.get(action="failed_cycle.export")
     assert (row.actor_name, row.object_id) == ("r-castellan", stopped.public_id)
     FailedCycle.objects.update(content=b"", size_bytes=0)
     assert client_of("admin").post(reverse("failed-cycle", args=[stopped.public_id])).status_code == 409

@@ -56,9 +56,9 @@ def test_a_wrong_password_and_an_unknown_name_sound_alike():
     known = Client().post("/sign-in/", {"username": "ada-love", "password": "wrong"})
     unknown = Client().post("/sign-in/", {"username": "nobody", "password": "wrong"})
     assert known.status_code == unknown.status_code == 403
-    sentence = "That name and password do not match."
-    assert sentence in known.content.decode()
-    assert sentence in unknown.content.decode()
+    message = "That name and password do not match."
+    assert message in known.content.decode()
+    assert message in unknown.content.decode()
 
 
 def test_guessing_is_paused_for_the_guesser_only():
@@ -70,7 +70,7 @@ def test_guessing_is_paused_for_the_guesser_only():
     paused = Client().post("/sign-in/", right)
     assert paused.status_code == 429
     assert 0 < int(paused["Retry-After"]) <= throttle.SIGN_IN.period_s
-    assert "Too many tries. Wait " in paused.content.decode()
+    assert "Too many attempts. Wait " in paused.content.decode()
     assert Client(REMOTE_ADDR="10.1.1.1").post("/sign-in/", right).status_code == 302
 
 
@@ -210,7 +210,7 @@ def test_a_form_from_elsewhere_is_refused():
 
 
 def test_a_session_lasts_while_it_is_used_and_never_longer_than_its_longest_life(settings, monkeypatch):
-    settings.SESSION_COOKIE_AGE, settings.SESSION_LONGEST_S = 1000, 2500
+    settings.SESSION_COOKIE_AGE, settings.SESSION_MAX_AGE_S = 1000, 2500
     record.user("ada-love", password=record.PASSWORD)
     client = Client()
     client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
@@ -230,7 +230,7 @@ def test_a_session_lasts_while_it_is_used_and_never_longer_than_its_longest_life
 
 
 def test_work_in_a_workspace_keeps_the_session(settings, monkeypatch):
-    settings.SESSION_COOKIE_AGE, settings.SESSION_LONGEST_S = 1000, 2500
+    settings.SESSION_COOKIE_AGE, settings.SESSION_MAX_AGE_S = 1000, 2500
     record.user("ada-love", password=record.PASSWORD)
     client = Client()
     client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})

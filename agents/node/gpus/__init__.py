@@ -12,13 +12,13 @@ OK, LOST, QUARANTINED = "ok", "lost", "quarantined"
 class GpuInfo(NamedTuple):
     """What a GPU is. Memory in MiB; health is ok, lost or quarantined.
 
-    With a ``health_sentence`` ok is a warning. ``fatal``: what runs on it cannot be trusted any more.
+    With a ``health_message`` ok is a warning. ``fatal``: what runs on it cannot be trusted any more.
     ``ecc_uncorrected`` counts memory errors since the driver was loaded.
 
-    GPUs of a machine with equal ``island`` are joined by NVLink; None is not known, or there is no NVLink.
+    GPUs of a machine with equal ``nvlink_island`` are joined by NVLink; None is not known, or there is no NVLink.
     ``compute_capability`` is such as 9.0; ``mig_profile`` such as 1g.10gb is that of a slice, None of a whole GPU.
-    ``reserved_mib`` of the memory is kept by the driver for itself; ``bus_id`` is the PCIe address (00000000:1A:00.0)
-    and ``numa`` the NUMA node it hangs on.
+    ``driver_reserved_mib`` of the memory is kept by the driver for itself; ``bus_id`` is the PCIe address (00000000:1A:00.0)
+    and ``numa_node`` the NUMA node it hangs on.
     """
 
     uuid: str
@@ -27,13 +27,13 @@ class GpuInfo(NamedTuple):
     memory_mib: Optional[int]
     simulated: bool
     health: str
-    health_sentence: Optional[str] = None
-    island: Optional[int] = None
+    health_message: Optional[str] = None
+    nvlink_island: Optional[int] = None
     compute_capability: Optional[float] = None
     mig_profile: Optional[str] = None
-    reserved_mib: Optional[int] = None
+    driver_reserved_mib: Optional[int] = None
     bus_id: Optional[str] = None
-    numa: Optional[int] = None
+    numa_node: Optional[int] = None
     fatal: bool = False
     ecc_uncorrected: Optional[int] = None
 
@@ -43,7 +43,7 @@ class GpuFault(NamedTuple):
 
     uuid: str
     xid: int
-    count: int
+    occurrences: int
 
 
 class GpuProcess(NamedTuple):
@@ -76,7 +76,7 @@ class GpuProvider:
         """The version of the driver."""
         raise NotImplementedError
 
-    def cuda_driver(self) -> Optional[str]:
+    def max_cuda_version(self) -> Optional[str]:
         """The newest CUDA that the driver knows, such as 12.4; None where nobody can say."""
         return None
 
@@ -85,7 +85,7 @@ class GpuProvider:
         raise NotImplementedError
 
     def driver_error(self) -> Optional[str]:
-        """Why nobody can say which GPUs are there, as a sentence; None where :meth:`gpus` is all of them."""
+        """Why nobody can say which GPUs are there, as a message; None where :meth:`gpus` is all of them."""
         return None
 
     def links(self) -> List[GpuLink]:

@@ -16,8 +16,8 @@ from agents.node.gpus.health import HealthReadings, evaluate_health
 class SimulatedGpus(GpuProvider):
     """GPUs as ``{"gpus": [{"uuid", "model", "memory_mib", "health", "load": {...}}]}``.
 
-    ``island``, ``compute_capability``, ``mig_profile``, ``fatal`` and ``ecc_uncorrected`` are optional; without
-    ``island`` all are joined.
+    ``nvlink_island``, ``compute_capability``, ``mig_profile``, ``fatal`` and ``ecc_uncorrected`` are optional; without
+    ``nvlink_island`` all are joined.
     ``xids`` are told as if its driver told them, each once: those that are appended while the agent runs. Without a
     ``health`` they say what it is, as of real GPUs.
     ``load`` is optional; without it a GPU that is given away hums between 60 and 95 percent, and an idle one
@@ -78,8 +78,8 @@ def _gpu_info(index: int, row: Dict[str, Any]) -> GpuInfo:
         memory_mib=int(row.get("memory_mib", 16_384)),
         simulated=True,
         health=health if health in (OK, LOST, QUARANTINED) else QUARANTINED,
-        health_sentence=row.get("health_sentence", judged.message),
-        island=None if row.get("mig_profile") else int(row.get("island", 0)),
+        health_message=row.get("health_message", judged.message),
+        nvlink_island=None if row.get("mig_profile") else int(row.get("nvlink_island", 0)),
         compute_capability=None if capability is None else float(capability),
         mig_profile=row.get("mig_profile"),
         fatal=bool(row.get("fatal", judged.fatal)),

@@ -19,7 +19,7 @@ THROTTLE_WARNING_S = 30.0
 
 
 class GpuHealth(NamedTuple):
-    """``ok`` with a sentence is a warning: it takes work. ``fatal``: what runs on it cannot be trusted any more."""
+    """``ok`` with a message is a warning: it takes work. ``fatal``: what runs on it cannot be trusted any more."""
 
     health: str
     message: Optional[str] = None
@@ -85,7 +85,7 @@ def evaluate_health(readings: HealthReadings) -> GpuHealth:
         return GpuHealth(LOST, "The driver no longer answers for this GPU.", fatal=True)
     for xid, fault in XID_HEALTH.items():
         if xid in readings.xids and fault.health != OK:
-            return fault._replace(sentence=_xid_message(xid, fault))
+            return fault._replace(message=_xid_message(xid, fault))
     if readings.rows_failed:
         return GpuHealth(
             QUARANTINED, "A damaged row of its memory could not be replaced: it is a case for its maker."

@@ -45,12 +45,12 @@ def nvlinks_between(
 
 def nvlink_islands(uuids: Sequence[str], links: Iterable[GpuLink]) -> Dict[str, int]:
     """Islands of GPUs that NVLink joins, numbered in the order of the machine; none where no two are joined."""
-    island = {uuid: number for number, uuid in enumerate(uuids)}
+    nvlink_island = {uuid: number for number, uuid in enumerate(uuids)}
     for link in links:
-        if link.nvlinks != 0 and island[link.a] != island[link.b]:
-            low, high = sorted((island[link.a], island[link.b]))
-            island = {uuid: low if at == high else at for uuid, at in island.items()}
-    numbers = sorted(set(island.values()))
-    if len(numbers) == len(island):
+        if link.nvlinks != 0 and nvlink_island[link.a] != nvlink_island[link.b]:
+            low, high = sorted((nvlink_island[link.a], nvlink_island[link.b]))
+            nvlink_island = {uuid: low if at == high else at for uuid, at in nvlink_island.items()}
+    numbers = sorted(set(nvlink_island.values()))
+    if len(numbers) == len(nvlink_island):
         return {}
-    return {uuid: numbers.index(at) for uuid, at in island.items()}
+    return {uuid: numbers.index(at) for uuid, at in nvlink_island.items()}

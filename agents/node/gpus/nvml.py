@@ -71,8 +71,8 @@ class UnresponsiveGpus(GpuProvider):
     def driver_version(self) -> Optional[str]:
         return self._retry().driver_version()
 
-    def cuda_driver(self) -> Optional[str]:
-        return self._retry().cuda_driver()
+    def max_cuda_version(self) -> Optional[str]:
+        return self._retry().max_cuda_version()
 
     def gpus(self) -> List[GpuInfo]:
         return self._retry().gpus()
@@ -103,7 +103,7 @@ class _StaticInfo(NamedTuple):
     profile: Optional[str]
     capability: Optional[float]
     bus_id: Optional[str]
-    numa: Optional[int]
+    numa_node: Optional[int]
     instance: Optional[int]  # the number of a slice's GPU instance
     physical_uuid: str  # UUID of the GPU that it is, or is a slice of
 
@@ -124,7 +124,7 @@ class NvmlGpus(GpuProvider):
     def driver_version(self) -> Optional[str]:
         return _text(self._query(self._nvml.nvmlSystemGetDriverVersion))
 
-    def cuda_driver(self) -> Optional[str]:
+    def max_cuda_version(self) -> Optional[str]:
         number = self._query(self._nvml.nvmlSystemGetCudaDriverVersion_v2)
         return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
@@ -143,12 +143,12 @@ class NvmlGpus(GpuProvider):
                         whole[parent_uuid] = parent
                     index += 1
             self._static_info = {uuid: self._static_info[uuid] for uuid in present}
-            for uuid, island in nvlink_islands(tuple(whole), self._find_links(whole)).items():
-                present[uuid] = present[uuid]._replace(island=island)
+            for uuid, nvlink_island in nvlink_islands(tuple(whole), self._find_links(whole)).items():
+                present[uuid] = present[uuid]._replace(nvlink_island=nvlink_island)
             for uuid, facts in self._known.items():
                 if uuid not in present:
                     present[uuid] = facts._replace(
-                        health=LOST, health_sentence="The GPU left the bus.", fatal=True
+                        health=LOST, health_message="The GPU left the bus.", fatal=True
                     )
             self._known = present
             return sorted(present.values(), key=lambda facts: facts.index)
@@ -210,7 +210,7 @@ class NvmlGpus(GpuProvider):
             self._static_info[uuid] = self._read_static_info(handle, parent, parent_uuid)
         traits, memory = self._static_info[uuid], self._memory(handle)
         xids = self._faults.recent(parent_uuid, traits.instance)
-        health = evaluate_health(condition._replace(answers=memory is not None, xids=xids))
+        health = evaluate_health(condition._replace(responds=memory is not None, xids=xids))
         return GpuInfo(
             uuid=uuid,
             index=index,
@@ -218,14 +218,14 @@ class NvmlGpus(GpuProvider):
             memory_mib=None if memory is None else memory.total // _MIB,
             simulated=False,
             health=health.health,
-            health_sentence=health.message,
+            health_message=health.message,
             fatal=health.fatal,
             ecc_uncorrected=condition.ecc_uncorrected,
             compute_capability=traits.capability,
             mig_profile=traits.profile,
-            reserved_mib=None if memory is None or memory.reserved is None else memory.reserved // _MIB,
+            driver_reserved_mib=None if memory is None or memory.reserved is None else memory.reserved // _MIB,
             bus_id=traits.bus_id,
-            numa=traits.numa,
+            numa_node=traits.numa_node,
         )
 
     def _read_static_info(self, handle: Any, parent: Any, whole: str) -> _StaticInfo:
@@ -238,7 +238,7 @@ class NvmlGpus(GpuProvider):
             profile=profile if mig else None,
             capability=None if capability is None else float("{}.{}".format(*capability)),
             bus_id=bus_id,
-            numa=None if bus_id is None else _numa_node(bus_id),
+            numa_node=None if bus_id is None else _numa_node(bus_id),
             instance=self._query(self._nvml.nvmlDeviceGetGpuInstanceId, handle) if mig else None,
             physical_uuid=whole,
         )

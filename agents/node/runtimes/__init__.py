@@ -46,7 +46,7 @@ class ContainerConfig(NamedTuple):
     network: Optional[str]  # by name, the job's own or "host"; None for a runtime without networks
     subnet: Optional[str]  # of the job's own network
     network_exists: bool  # it stood ready before the job came
-    own_uid: Optional[int]
+    task_uid: Optional[int]
     lock_fd: Optional[int]  # a lock that outlives us in the child that creates
     devices: Sequence[str] = ()  # of a fabric
     mps_share: Optional[MpsShare] = None  # of a GPU, where it is enforced

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from agents.node import mps, word_files
 from agents.node.environment import CONTAINER_SECRETS_DIR, substitute_placeholders, is_reserved, task_environment, wrap_with_secret_env
-from agents.node.refusals import bad_spec
+from agents.node.refusals import invalid_spec
 from agents.node.runtimes import REGISTRY_AUTH_FILE, ContainerConfig
 from agents.node.runtimes.json_log import MAX_FILES
 from agents.node.versions import Version
@@ -35,7 +35,7 @@ class EngineOptions(NamedTuple):
     loopback: str
     rootless: bool
     create_flags: Tuple[str, ...]
-    log_mib: int
+    max_log_mib: int
     gpu_mode: str = CDI
     has_ipv6: bool = False  # the kernel knows it; containers get none, since no rule of ours is about it
     limits_layers: bool = False  # its file system can hold the writable layer of a container to a limit
@@ -60,7 +60,7 @@ def create(engine: EngineOptions, order: ContainerConfig, image_id: str, image_e
     words += ["--restart", "no", "--pull=never", "--no-healthcheck", "--stop-signal", "SIGTERM"]
     words += ["--hostname", spec.job, "--network", order.network or "none"]
     words += _network_restrictions(engine, order)
-    if spec.meets_here and order.subnet:
+    if spec.local_rendezvous and order.subnet:
         words += ["--ip", rank_address(order.subnet, spec.task)]
     if spec.address is not None:
         words += ["--ip6" if ":" in spec.address else "--ip", spec.address]
@@ -80,7 +80,7 @@ def create(engine: EngineOptions, order: ContainerConfig, image_id: str, image_e
         words += ["--passwd-entry", f"{spec.user}:*:{spec.uid}:{spec.gid}::{_home(order)}:/bin/sh"]
         words += ["--pidfile", f"{order.task_dir}/pid"]
         words += ["--log-driver", "k8s-file", "--log-opt", f"path={order.log_path}"]
-        words += ["--log-opt", f"max-size={engine.log_mib * 1024 * 1024}"]
+        words += ["--log-opt", f"max-size={engine.max_log_mib * 1024 * 1024}"]
         if engine.rootless:
             words += ["--userns", f"keep-id:uid={spec.uid},gid={spec.gid}"]
     else:
@@ -89,7 +89,7 @@ def create(engine: EngineOptions, order: ContainerConfig, image_id: str, image_e
             "--log-driver",
             "json-file",
             "--log-opt",
-            f"max-size={engine.log_mib * 1024 * 1024 // MAX_FILES}",
+            f"max-size={engine.max_log_mib * 1024 * 1024 // MAX_FILES}",
         ]
         words += ["--log-opt", f"max-file={MAX_FILES}", "--log-opt", "compress=false"]
     words += [*engine.create_flags, *gpus(engine, order.real_gpus), *_fabric_devices(order.devices)]
@@ -134,7 +134,7 @@ _UNREACHABLE_DNS = "192.0.2.1"  # an address that nobody has; docker's own serve
 
 def _network_restrictions(engine: EngineOptions, order: ContainerConfig) -> List[str]:
     """What closes a job's own network where the firewall does not reach: IPv6, and docker's name server."""
-    if order.spec.node_network or order.spec.network is not None:
+    if order.spec.host_network or order.spec.network is not None:
         return []
     kinds = ("all", "default") if engine.has_ipv6 else ()
     words = [word for kind in kinds for word in ("--sysctl", f"net.ipv6.conf.{kind}.disable_ipv6=1")]
@@ -154,7 +154,7 @@ def rank_address(subnet: str, rank: int) -> str:
     """
     network = ipaddress.IPv4Network(subnet)
     if rank + 2 >= network.num_addresses - 1:
-        raise bad_spec(f"A network of this node has no room for rank {rank} of a gang.")
+        raise invalid_spec(f"A network of this node has no room for rank {rank} of a gang.")
     return str(network[rank + 2])
 
 
@@ -172,7 +172,7 @@ def environment(engine: EngineOptions, order: ContainerConfig) -> Dict[str, str]
         home=_home(order),
         ports={port: port for port in spec.ports},
         address=LISTEN_ON,
-        rank0_address=rank_address(order.subnet, 0) if spec.meets_here and order.subnet else None,
+        rank0_address=rank_address(order.subnet, 0) if spec.local_rendezvous and order.subnet else None,
         mps_variables=mps.client_environment(order.mps_share, mps.CONTAINER_PIPE_DIR) if order.mps_share else None,
     )
     if order.real_gpus and engine.gpu_mode == CDI:

@@ -35,7 +35,7 @@ class DockerRuntime(ContainerRuntime):
             source = self._log_path_of(name)
         if source is not None and os.path.isdir(os.path.dirname(path)):
             self._log_paths[name] = source
-            copy_log(source, path, self.settings.log_mib)
+            copy_log(source, path, self.settings.max_log_mib)
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(AgentError, OSError):  # a full disk must not keep what ended from going

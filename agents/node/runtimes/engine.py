@@ -17,7 +17,7 @@ from agents.node import egress, machine, quota, refusals
 from agents.node.durable import write_atomic
 from agents.node.environment import is_reserved
 from agents.node.image_cuda import required_cuda_version
-from agents.node.refusals import AgentError, bad_spec
+from agents.node.refusals import AgentError, invalid_spec
 from agents.node.runtimes import CREATED, EXITED, RUNNING, ContainerInfo, Image, ContainerConfig, Runtime, WritablePaths, arguments
 from agents.node.runtimes.firewall import Firewall
 from agents.node.runtimes.image_store import StoreFingerprint
@@ -77,7 +77,7 @@ class ContainerRuntime(Runtime):
             settings.loopback,
             self.rootless,
             own.create_flags,
-            settings.log_mib,
+            settings.max_log_mib,
             has_ipv6=os.path.isdir("/proc/sys/net/ipv6"),
         )
         self._version: Optional[str] = None
@@ -146,12 +146,12 @@ class ContainerRuntime(Runtime):
         spec = config.spec
         fault = self.refresh_firewall()
         if fault != "" and spec.egress.mode != egress.OPEN:
-            raise bad_spec(
+            raise invalid_spec(
                 f"This node cannot hold containers to a network policy: {fault or 'it has no firewall of ours.'}"
             )
         if spec.network is not None and self.run(["network", "inspect", spec.network]).code != 0:
             # docker would find out at the start, when others of its gang have begun
-            raise bad_spec(f"This node has no network {spec.network} of {self.kind}.")
+            raise invalid_spec(f"This node has no network {spec.network} of {self.kind}.")
         if config.network_exists:
             self._prepared_images[spec.name] = self.inspect_image(spec.image or "")
             return
@@ -166,15 +166,15 @@ class ContainerRuntime(Runtime):
         image = self._prepared_images.pop(config.spec.name, None) or self.inspect_image(config.spec.image or "")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(config.task_dir, "pid"))
-        engine = self.engine._replace(gpus_by=self._gpu_mode()) if config.real_gpus else self.engine
+        engine = self.engine._replace(gpu_mode=self._gpu_mode()) if config.real_gpus else self.engine
         if config.spec.disk_mib is not None:
-            engine = engine._replace(bounds_layers=self.limits_layers())
+            engine = engine._replace(limits_layers=self.limits_layers())
         words = arguments.create(engine, config, image.image_id, image.env)
         variables = arguments.environment_file(engine, config).encode()
         write_atomic(arguments.environment_path(config.task_dir), variables, sync=False)
         try:
             answer = self.run(words, lock_fd=config.lock_fd)
-            own = not config.spec.node_network and config.spec.network is None
+            own = not config.spec.host_network and config.spec.network is None
             if own and answer.code != 0 and answer.mentions(_NO_NETWORK_MESSAGES):
                 # it was pruned by somebody who saw networks that nobody used yet
                 self._create_job_network(config)
@@ -325,7 +325,7 @@ class ContainerRuntime(Runtime):
         names = tuple(each.split("=", 1)[0] for each in (row.get("Config") or {}).get("Env") or ())
         for name in names:
             if name in FORBIDDEN_ENV:
-                raise bad_spec(f"The image {image} sets {name}, which is refused.")
+                raise invalid_spec(f"The image {image} sets {name}, which is refused.")
         facts = ImageConfig(image_id=row["Id"], env=tuple(name for name in names if is_reserved(name)))
         if _IMMUTABLE_REFERENCE.match(image):
             self._images[image] = CachedImage(facts, None)

@@ -153,7 +153,7 @@ def _marker_line(stamp: Optional[str], words: str) -> bytes:
 def _read_position(target: str) -> _Position:
     """The place that was noted last; the beginning when none was, or the log it belongs to is gone."""
     with contextlib.suppress(ValueError, KeyError, OSError):
-        noted = read_json(target + ".place")
+        noted = read_json(target + ".position")
         if noted is not None and os.stat(target).st_size >= noted["size"]:
             return _Position(noted["offset"], noted["last"].encode("latin-1"), noted["size"], noted["is_cut"])
     return _Position(0, b"", 0, False)
@@ -161,4 +161,4 @@ def _read_position(target: str) -> _Position:
 
 def _write_position(target: str, position: _Position) -> None:
     noted = position._replace(last=position.last.decode("latin-1"))._asdict()  # type: ignore[arg-type]
-    write_atomic(target + ".place", json.dumps(noted).encode(), sync=False)
+    write_atomic(target + ".position", json.dumps(noted).encode(), sync=False)

@@ -17,7 +17,7 @@ from agents.node import cgroup, machine, mps, shim, word_files
 from agents.node.durable import file_lock, read_json, write_json
 from agents.node.egress import OPEN
 from agents.node.environment import substitute_placeholders, task_environment, wrap_with_secret_env
-from agents.node.refusals import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, AgentError, bad_spec
+from agents.node.refusals import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, AgentError, invalid_spec
 from agents.node.runtimes import CREATED, EXITED, RUNNING, ContainerInfo, ContainerConfig, Runtime, WritablePaths
 from agents.node.settings import Settings
 
@@ -35,7 +35,7 @@ class ProcessRuntime(Runtime):
     def __init__(self, settings: Settings, agent_command: List[str]) -> None:
         self._root = os.path.join(settings.state_dir, "tasks")
         self._loopback = settings.loopback
-        self._log_mib = settings.log_mib
+        self._log_mib = settings.max_log_mib
         self._agent_command = agent_command
 
     def version(self) -> Optional[str]:
@@ -43,18 +43,18 @@ class ProcessRuntime(Runtime):
 
     def create(self, config: ContainerConfig) -> None:
         spec, folder = config.spec, config.task_dir
-        path = os.path.join(folder, "order.json")
+        path = os.path.join(folder, "launch.json")
         if os.path.exists(path):
             raise AgentError(NAME_CONFLICT, f"{spec.name} exists already.")
         if spec.egress.mode != OPEN:
-            raise bad_spec(
+            raise invalid_spec(
                 "Plain processes are on the node's network: none of them is held to a network policy."
             )
         if spec.network is not None or config.devices:
-            raise bad_spec("Plain processes join no network and are handed no devices: that takes an engine.")
+            raise invalid_spec("Plain processes join no network and are handed no devices: that takes an engine.")
         secrets = os.path.join(folder, "secrets")
         temporary = os.path.join(folder, "tmp")
-        path_variable = _PATH if config.own_uid is not None else os.environ.get("PATH", _PATH)
+        path_variable = _PATH if config.task_uid is not None else os.environ.get("PATH", _PATH)
         environment = {"PATH": path_variable, "LANG": "C.UTF-8", "TMPDIR": temporary}
         environment.update(
             task_environment(
@@ -85,9 +85,9 @@ class ProcessRuntime(Runtime):
                 "command": wrap_with_secret_env(command, spec.secret_variables, shlex.quote(secrets)),
                 "env": environment,
                 "workdir": spec.workdir or config.home_path or temporary,
-                "own_uid": config.own_uid,
+                "task_uid": config.task_uid,
                 "log_path": config.log_path,
-                "log_mib": self._log_mib,
+                "max_log_mib": self._log_mib,
                 "tmp": temporary,
                 "private_tmp": not any(place.startswith("/tmp/") for place in needed),  # noqa: S108
                 "private_var_tmp": not any(place.startswith("/var/tmp/") for place in needed),  # noqa: S108
@@ -117,7 +117,7 @@ class ProcessRuntime(Runtime):
 
     def find(self, name: str) -> Optional[ContainerInfo]:
         folder = os.path.join(self._root, name)
-        order = read_json(os.path.join(folder, "order.json"))
+        order = read_json(os.path.join(folder, "launch.json"))
         if order is None:
             return None
         with file_lock(os.path.join(folder, "shim.lock"), wait=False) as free:
@@ -154,13 +154,13 @@ class ProcessRuntime(Runtime):
         return []
 
     def shell(self, name: str) -> Dict[str, Any]:
-        order = read_json(os.path.join(self._root, name, "order.json"))
+        order = read_json(os.path.join(self._root, name, "launch.json"))
         if order is None:
             raise AgentError(NO_SUCH_CONTAINER, f"{name} is not running.")
-        return {key: order[key] for key in ("name", "env", "workdir", "own_uid", "limits")}
+        return {key: order[key] for key in ("name", "env", "workdir", "task_uid", "limits")}
 
     def writable_paths(self, name: str) -> Optional[WritablePaths]:
-        order = read_json(os.path.join(self._root, name, "order.json"))
+        order = read_json(os.path.join(self._root, name, "launch.json"))
         if order is None:
             return None
         home = order["env"].get("HOME", order["tmp"])
@@ -183,7 +183,7 @@ class ProcessRuntime(Runtime):
             return
         if not shim.claim_task(folder, "stop") and not self._kill_all(name, folder, _REMOVE_TIMEOUT_S):
             raise AgentError(ENGINE_ERROR, f"{name} is still there although it was killed.")
-        for leftover in ("order.json", "pid.json", "exit.json", "claim", "shim.lock"):
+        for leftover in ("launch.json", "pid.json", "exit.json", "claim", "shim.lock"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(folder, leftover))
         shutil.rmtree(os.path.join(folder, "tmp"), ignore_errors=True)
@@ -228,8 +228,8 @@ def _bind_mounts(order: ContainerConfig) -> List[List[object]]:
         source = order.mount_sources[mount.target]
         if mount.kind == "home" or (source == mount.target and not mount.read_only):
             continue
-        if order.own_uid is None or not os.path.isdir(mount.target):
-            raise bad_spec(
+        if order.task_uid is None or not os.path.isdir(mount.target):
+            raise invalid_spec(
                 f"The runtime process cannot show {source} at {mount.target}: "
                 "it needs root and a folder of that name on the node."
             )

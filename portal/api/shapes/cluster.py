@@ -11,8 +11,8 @@ from portal.api.shapes.words import Reference, reference, timestamp
 from portal.models import Environment as EnvironmentRow
 from portal.models import Gpu as GpuRow
 from portal.models import Node as NodeRow
-from portal.models import NodeOperation as NodeCheckRow
-from portal.models import AgentRollout as RolloutRow
+from portal.models import NodeOperation as NodeOperationRow
+from portal.models import AgentRollout as AgentRolloutRow
 from portal.models import Template as TemplateRow
 from portal.models import Topology as TopologyRow
 from portal.selectors.agent_program import has_newer_agent_for
@@ -38,11 +38,11 @@ class GpuSummary(serializers.Serializer[Any]):
     health = serializers.ChoiceField(HEALTH)
     health_reason = serializers.CharField(allow_blank=True, help_text="Of one that is ok: a warning.")
     present = serializers.BooleanField(help_text="The node's last hello named it.")
-    foreign_user = serializers.CharField(
+    foreign_process_owner = serializers.CharField(
         allow_blank=True, help_text="Whose program that is no job's works on it; while so nothing new comes."
     )
     used_milli = serializers.IntegerField(help_text="1000 is all of it.")
-    island = serializers.IntegerField(
+    nvlink_island = serializers.IntegerField(
         allow_null=True,
         help_text="GPUs of the node with equal numbers are joined by NVLink; null: not known.",
     )
@@ -50,11 +50,11 @@ class GpuSummary(serializers.Serializer[Any]):
     mig_profile = serializers.CharField(
         allow_blank=True, help_text="Of a slice, such as 1g.10gb; blank: a whole GPU."
     )
-    reserved_mib = serializers.IntegerField(
+    driver_reserved_mib = serializers.IntegerField(
         allow_null=True, help_text="Of its memory, what the driver keeps for itself; null: not told."
     )
     bus_id = serializers.CharField(allow_blank=True, help_text="Its PCIe address; blank: not told.")
-    numa = serializers.IntegerField(
+    numa_node = serializers.IntegerField(
         allow_null=True, help_text="The NUMA node it hangs on; null: not told, or there is but one."
     )
     jobs = serializers.ListField(child=serializers.CharField(), help_text="Jobs on it, of those you may see.")
@@ -75,7 +75,7 @@ class Pool(Reference):
     gpus = serializers.IntegerField()
     used_milli = serializers.IntegerField()
     gpu_models = serializers.ListField(child=serializers.CharField())
-    allow_node_network = serializers.BooleanField(help_text="Gangs may use the network of its nodes.")
+    allow_host_network = serializers.BooleanField(help_text="Gangs may use the network of its nodes.")
     fabric_interface = serializers.CharField(
         allow_blank=True, help_text="By it, or in this network, its nodes reach each other."
     )
@@ -89,14 +89,14 @@ class Pool(Reference):
 class NodeBreaker(serializers.Serializer[Any]):
     """How far a node is trusted with new work."""
 
-    phase = serializers.ChoiceField(
+    state = serializers.ChoiceField(
         [phase.value for phase in BreakerState], help_text="aside: it gets none; trial: it gets one job."
     )
     cause = serializers.ChoiceField([cause.value for cause in IncidentKind], allow_blank=True)
-    sentence = serializers.CharField(allow_blank=True)
+    message = serializers.CharField(allow_blank=True)
     since = serializers.DateTimeField(allow_null=True)
-    try_at = serializers.DateTimeField(allow_null=True, help_text="When it is tried with one job.")
-    trips = serializers.IntegerField(help_text="How often it was aside of late; each time is twice as long.")
+    probe_at = serializers.DateTimeField(allow_null=True, help_text="When it is tried with one job.")
+    trip_count = serializers.IntegerField(help_text="How often it was aside of late; each time is twice as long.")
 
 
 class Node(Reference):
@@ -107,8 +107,8 @@ class Node(Reference):
     state_reason = serializers.CharField(allow_blank=True)
     reachable = serializers.BooleanField()
     unreachable_since = serializers.DateTimeField(allow_null=True)
-    problem = serializers.CharField(allow_blank=True)
-    trust = NodeBreaker()
+    status_message = serializers.CharField(allow_blank=True)
+    breaker = NodeBreaker()
     clock_skew_s = serializers.FloatField(
         allow_null=True, help_text="Its clock less ours; null: not told. More than 2 s is told on pages."
     )
@@ -129,11 +129,11 @@ class Node(Reference):
     )
     address = serializers.CharField(allow_null=True, help_text="Its address there.")
     interface_chosen = serializers.BooleanField(help_text="true: by an administrator, for this node.")
-    lacks = serializers.CharField(
+    missing_requirements = serializers.CharField(
         allow_blank=True, help_text="What it has not of what its pool names for gangs on several nodes."
     )
-    below_floor = serializers.ListField(
-        child=serializers.CharField(), help_text="A sentence for each of its programs that is too old."
+    version_warnings = serializers.ListField(
+        child=serializers.CharField(), help_text="A message for each of its programs that is too old."
     )
     gpus = GpuSummary(many=True)
 
@@ -148,7 +148,7 @@ class Topology(Reference):
 class ReturningNode(Node):
     """A machine that comes back into service."""
 
-    check = serializers.CharField(
+    operation = serializers.CharField(
         allow_null=True, help_text="The check that decides, under checks/; null: it is in service."
     )
 
@@ -158,7 +158,7 @@ class OperationStep(serializers.Serializer[Any]):
 
     name = serializers.CharField()
     ok = serializers.BooleanField()
-    sentence = serializers.CharField(allow_blank=True)
+    message = serializers.CharField(allow_blank=True)
     seconds = serializers.FloatField()
 
 
@@ -177,7 +177,7 @@ class AgentRolloutNode(serializers.Serializer[Any]):
     """One node of an upgrade of many."""
 
     node = Reference()
-    check = serializers.CharField(help_text="The act on that node, under checks/.")
+    operation = serializers.CharField(help_text="The act on that node, under checks/.")
     state = serializers.ChoiceField([turn.value for turn in RolloutStatus])
 
 
@@ -188,7 +188,7 @@ class AgentRollout(serializers.Serializer[Any]):
     ok = serializers.BooleanField(allow_null=True, help_text="null: it has not finished.")
     started_at = serializers.DateTimeField()
     finished_at = serializers.DateTimeField(allow_null=True)
-    sentence = serializers.CharField(allow_blank=True)
+    message = serializers.CharField(allow_blank=True)
     nodes = AgentRolloutNode(many=True)
 
 
@@ -267,15 +267,15 @@ def gpu_summary(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]
         "simulated": row.simulated,
         "health": row.health,
         "health_reason": row.health_reason,
-        "foreign_user": row.foreign_user,
+        "foreign_process_owner": row.foreign_process_owner,
         "present": row.present,
         "used_milli": row.used_milli,
-        "island": row.nvlink_island,
+        "nvlink_island": row.nvlink_island,
         "compute_capability": row.compute_capability,
         "mig_profile": row.mig_profile,
-        "reserved_mib": row.reserved_mib,
+        "driver_reserved_mib": row.driver_reserved_mib,
         "bus_id": row.bus_id,
-        "numa": row.numa_node,
+        "numa_node": row.numa_node,
         "jobs": holders.get(row.pk, []),
     }
 
@@ -295,7 +295,7 @@ def pool(row: Any) -> dict[str, Any]:
         "gpus": row.gpu_count,
         "used_milli": row.used_milli,
         "gpu_models": sorted(row.gpu_models or []),
-        "allow_node_network": row.allow_node_network,
+        "allow_host_network": row.allow_host_network,
         "fabric_interface": row.fabric_interface,
         "fabric_network": row.fabric_network,
         "fabric_devices": row.fabric_devices,
@@ -313,14 +313,14 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "state_reason": row.state_reason,
         "reachable": row.reachable,
         "unreachable_since": timestamp(row.unreachable_since),
-        "problem": row.status_message,
-        "trust": {
-            "phase": row.breaker_state,
-            "cause": row.trust_cause,
-            "sentence": row.trust_sentence,
-            "since": timestamp(row.trust_since),
-            "try_at": timestamp(row.try_at),
-            "trips": row.trip_count,
+        "status_message": row.status_message,
+        "breaker": {
+            "state": row.breaker_state,
+            "cause": row.breaker_cause,
+            "message": row.breaker_message,
+            "since": timestamp(row.breaker_since),
+            "probe_at": timestamp(row.probe_at),
+            "trip_count": row.trip_count,
         },
         "clock_skew_s": row.clock_skew_s,
         "simulated": row.simulated,
@@ -335,8 +335,8 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "interface": reached.interface if (reached := node_gang_address(row, row.pool.fabric)) else None,
         "address": reached.address if reached else None,
         "interface_chosen": bool(row.gang_interface),
-        "lacks": row.missing_requirements,
-        "below_floor": list(row.agent_info.get("below_floor", ())),
+        "missing_requirements": row.missing_requirements,
+        "version_warnings": list(row.agent_info.get("version_warnings", ())),
         "gpus": [gpu_summary(each, holders) for each in row.gpus.all()],
     }
 
@@ -346,7 +346,7 @@ def topology(row: TopologyRow, nodes: int) -> dict[str, Any]:
     return {"id": row.public_id, "name": row.name, "levels": row.levels, "nodes": nodes}
 
 
-def node_operation(row: NodeCheckRow) -> dict[str, Any]:
+def node_operation(row: NodeOperationRow) -> dict[str, Any]:
     """A connection test with the steps that have finished."""
     return {
         "id": row.public_id,
@@ -358,17 +358,17 @@ def node_operation(row: NodeCheckRow) -> dict[str, Any]:
     }
 
 
-def agent_rollout(row: RolloutRow) -> dict[str, Any]:
+def agent_rollout(row: AgentRolloutRow) -> dict[str, Any]:
     """An upgrade of many nodes, and where each stands."""
-    checks = row.checks.select_related("node").order_by("node__name")
+    checks = row.operations.select_related("node").order_by("node__name")
     return {
         "id": row.public_id,
         "ok": row.ok,
         "started_at": timestamp(row.started_at),
         "finished_at": timestamp(row.finished_at),
-        "sentence": row.message,
+        "message": row.message,
         "nodes": [
-            {"node": reference(check.node), "check": check.public_id, "state": check.turn.value}
+            {"node": reference(check.node), "operation": check.public_id, "state": check.rollout_status.value}
             for check in checks
         ],
     }
@@ -388,7 +388,7 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "image_resolved_by": row.image_resolved_by,
         "image_claims": [
             {"image_digest": pin, "nodes": nodes}
-            for pin, nodes in nodes_by_pin(getattr(row, "claims", ())).items()
+            for pin, nodes in nodes_by_pin(getattr(row, "claimed_alerts", ())).items()
         ],
         "min_driver": row.min_driver,
         "image_cuda": row.image_cuda,

@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 from portal.api.shapes.words import Reference, UserReference, reference, user_reference, timestamp
-from portal.models import IdleExemption as ExcuseRow
+from portal.models import IdleExemption as IdleExemptionRow
 from portal.selectors.idle import IdleStatus
 from portal.selectors.project_policy import EffectiveRule
 
@@ -18,10 +18,10 @@ class IdleExemption(serializers.Serializer[Any]):
     id = serializers.CharField()
     job = Reference()
     by = UserReference()
-    text = serializers.CharField()
+    reason = serializers.CharField()
     at = serializers.DateTimeField()
     until = serializers.DateTimeField()
-    cut_at = serializers.DateTimeField(
+    revoked_at = serializers.DateTimeField(
         allow_null=True, help_text="When somebody cut it short; null: nobody did."
     )
 
@@ -31,12 +31,12 @@ class IdleSettingDetail(serializers.Serializer[Any]):
 
     name = serializers.CharField()
     value = serializers.JSONField(help_text="A number, or one of the knob's options.")
-    said_by = serializers.ChoiceField(
+    set_by = serializers.ChoiceField(
         ["project", "above", "pool", "cluster", "default"],
         help_text="Whose word it is; above: a project above this one.",
     )
-    most = serializers.JSONField(help_text="The least strict value that the pool lets projects have.")
-    bounded = serializers.BooleanField(help_text="The project asks for more, which does not count.")
+    loosest_allowed = serializers.JSONField(help_text="The least strict value that the pool lets projects have.")
+    is_clamped = serializers.BooleanField(help_text="The project asks for more, which does not count.")
 
 
 class IdleDetail(serializers.Serializer[Any]):
@@ -44,30 +44,30 @@ class IdleDetail(serializers.Serializer[Any]):
 
     action = serializers.ChoiceField(["off", "notify", "suspend"], help_text="What the policy does.")
     idle_after_s = serializers.IntegerField()
-    used_at = serializers.DateTimeField(allow_null=True, help_text="When it was last known to be used.")
-    quiet_since = serializers.DateTimeField(
+    last_active_at = serializers.DateTimeField(allow_null=True, help_text="When it was last known to be used.")
+    inactive_since = serializers.DateTimeField(
         allow_null=True, help_text="Since when nobody used it; null: it is not called idle."
     )
-    countdown_at = serializers.DateTimeField(allow_null=True, help_text="Since when its people are told.")
-    suspends_at = serializers.DateTimeField(
+    idle_notified_at = serializers.DateTimeField(allow_null=True, help_text="Since when its people are told.")
+    suspend_at = serializers.DateTimeField(
         allow_null=True, help_text="When it is suspended unless it is used or kept; null: it is not."
     )
     snoozed_until = serializers.DateTimeField(allow_null=True, help_text="It may have passed.")
     snoozes_left = serializers.IntegerField()
     rules = IdleSettingDetail(many=True, help_text="Each rule as it holds for it, and whose word that is.")
-    excuse = IdleExemption(allow_null=True, help_text="The reason that keeps it now.")
+    exemption = IdleExemption(allow_null=True, help_text="The reason that keeps it now.")
 
 
-def idle_exemption(row: ExcuseRow) -> dict[str, Any]:
+def idle_exemption(row: IdleExemptionRow) -> dict[str, Any]:
     """A reason to keep a workspace."""
     return {
         "id": row.public_id,
         "job": reference(row.job),
         "by": user_reference(row.requested_by),
-        "text": row.reason,
+        "reason": row.reason,
         "at": timestamp(row.created_at),
         "until": timestamp(row.expires_at),
-        "cut_at": timestamp(row.cut_at),
+        "revoked_at": timestamp(row.revoked_at),
     }
 
 
@@ -76,9 +76,9 @@ def idle_setting(row: EffectiveRule) -> dict[str, Any]:
     return {
         "name": row.name,
         "value": row.value,
-        "said_by": row.source,
-        "most": row.loosest_allowed,
-        "bounded": row.is_clamped,
+        "set_by": row.source,
+        "loosest_allowed": row.loosest_allowed,
+        "is_clamped": row.is_clamped,
     }
 
 
@@ -89,12 +89,12 @@ def idle_status(found: IdleStatus | None) -> dict[str, Any] | None:
     return {
         "action": found.action,
         "idle_after_s": found.idle_after_s,
-        "used_at": timestamp(found.last_active_at),
-        "quiet_since": timestamp(found.inactive_since),
-        "countdown_at": timestamp(found.idle_notified_at),
-        "suspends_at": timestamp(found.suspend_at),
+        "last_active_at": timestamp(found.last_active_at),
+        "inactive_since": timestamp(found.inactive_since),
+        "idle_notified_at": timestamp(found.idle_notified_at),
+        "suspend_at": timestamp(found.suspend_at),
         "snoozed_until": timestamp(found.snoozed_until),
         "snoozes_left": found.snoozes_left,
         "rules": [idle_setting(each) for each in found.settings_sheet.rules.values()],
-        "excuse": idle_exemption(found.exemption) if found.exemption else None,
+        "exemption": idle_exemption(found.exemption) if found.exemption else None,
     }

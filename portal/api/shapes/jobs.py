@@ -11,7 +11,7 @@ from portal.api.shapes.idle import IdleDetail, idle_status
 from portal.api.shapes.progress import MeasuredLayout, TaskProgress, measured_layout, progress
 from portal.api.shapes.words import Reference, UserReference, reference, user_reference, timestamp
 from portal.models import Attempt as AttemptRow
-from portal.models import TimeLimitExtension as ExtensionRow
+from portal.models import TimeLimitExtension as TimeLimitExtensionRow
 from portal.models import Job as JobRow
 from portal.models import JobEvent, JobVerdict
 from portal.models import Rendezvous as RendezvousRow
@@ -35,19 +35,19 @@ class VerdictSummary(serializers.Serializer[Any]):
     """Why it waits, in a list."""
 
     code = serializers.CharField()
-    sentence = serializers.CharField()
+    message = serializers.CharField()
     since = serializers.DateTimeField()
 
 
 class VerdictDetail(VerdictSummary):
     """Why it waits, with the numbers behind it."""
 
-    numbers = serializers.DictField()
-    ahead = serializers.ListField(
+    details = serializers.DictField()
+    jobs_ahead = serializers.ListField(
         child=serializers.CharField(), help_text="Jobs ahead of it, of those you may see."
     )
-    ahead_count = serializers.IntegerField(help_text="All jobs ahead of it that the verdict names.")
-    cheapest = serializers.DictField(allow_null=True, help_text="The smallest change that would start it.")
+    jobs_ahead_count = serializers.IntegerField(help_text="All jobs ahead of it that the verdict names.")
+    suggestion = serializers.DictField(allow_null=True, help_text="The smallest change that would start it.")
     decided_at = serializers.DateTimeField()
 
 
@@ -63,17 +63,17 @@ class StartInterval(serializers.Serializer[Any]):
 class StartForecast(StartInterval):
     """One forecast of the history."""
 
-    at_submit = serializers.BooleanField(help_text="The first one: it is scored when the job starts.")
+    is_first = serializers.BooleanField(help_text="The first one: it is scored when the job starts.")
     code = serializers.CharField(allow_blank=True, help_text="Its verdict then.")
     moved_s = serializers.FloatField(
         allow_null=True, help_text="By how much the median moved; null on the first."
     )
-    came_ahead = serializers.ListField(
+    jobs_ahead_added = serializers.ListField(
         child=serializers.CharField(), help_text="Jobs ahead that were not, of those you may see."
     )
-    went = serializers.ListField(child=serializers.CharField(), help_text="Jobs that are not ahead any more.")
+    jobs_ahead_removed = serializers.ListField(child=serializers.CharField(), help_text="Jobs that are not ahead any more.")
     started_at = serializers.DateTimeField(allow_null=True)
-    inside = serializers.BooleanField(allow_null=True, help_text="null: not scored.")
+    covered = serializers.BooleanField(allow_null=True, help_text="null: not scored.")
     score_s = serializers.FloatField(allow_null=True, help_text="Winkler's interval score, alpha 0.2.")
 
 
@@ -82,7 +82,7 @@ class FairShareStep(serializers.Serializer[Any]):
 
     kind = serializers.ChoiceField(["guaranteed", "round", "remainder"])
     amount_milli = serializers.FloatField(help_text="What it adds.")
-    numbers = serializers.DictField(help_text="What it was made of.")
+    details = serializers.DictField(help_text="What it was made of.")
 
 
 class FairShareBreakdownDetail(serializers.Serializer[Any]):
@@ -107,7 +107,7 @@ class Job(serializers.Serializer[Any]):
     state = serializers.ChoiceField(STATES)
     held = serializers.BooleanField()
     reason = serializers.CharField(allow_blank=True, help_text="Code of the last move.")
-    sentence = serializers.CharField(allow_blank=True, help_text="The reason, for people.")
+    message = serializers.CharField(allow_blank=True, help_text="The reason, for people.")
     project = Reference()
     owner = UserReference()
     pool = Reference(allow_null=True, help_text="The pool that was asked for; null: any.")
@@ -126,7 +126,7 @@ class Job(serializers.Serializer[Any]):
     submitted_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
-    attempts_made = serializers.IntegerField()
+    attempt_count = serializers.IntegerField()
     exit_code = serializers.IntegerField(allow_null=True)
     verdict = VerdictSummary(allow_null=True)
 
@@ -147,13 +147,13 @@ class Task(serializers.Serializer[Any]):
     rank = serializers.IntegerField()
     node = Reference()
     state = serializers.ChoiceField(ATTEMPT_STATES)
-    problem = serializers.CharField(allow_blank=True, help_text="What holds it up, as a sentence.")
+    status_message = serializers.CharField(allow_blank=True, help_text="What holds it up, as a message.")
     running_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
     out_of_memory = serializers.BooleanField()
     peak_memory_mib = serializers.IntegerField(allow_null=True)
-    leave_wanted_at = serializers.DateTimeField(
+    eviction_requested_at = serializers.DateTimeField(
         allow_null=True, help_text="When it alone was asked to leave, while the others of its attempt go on."
     )
     gpus = TaskGpu(many=True)
@@ -176,8 +176,8 @@ class PreemptedJob(RelatedJob):
     """An attempt of another job that was asked to leave for this one."""
 
     reason = serializers.CharField(help_text="preempted: inside the project; reclaimed: from another one.")
-    asked_at = serializers.DateTimeField()
-    gone_at = serializers.DateTimeField(allow_null=True, help_text="null: it has not let go yet.")
+    requested_at = serializers.DateTimeField()
+    ended_at = serializers.DateTimeField(allow_null=True, help_text="null: it has not let go yet.")
 
 
 class Rendezvous(serializers.Serializer[Any]):
@@ -194,7 +194,7 @@ class Attempt(serializers.Serializer[Any]):
     number = serializers.IntegerField()
     state = serializers.ChoiceField(ATTEMPT_STATES)
     reason = serializers.CharField(allow_blank=True)
-    sentence = serializers.CharField(allow_blank=True)
+    message = serializers.CharField(allow_blank=True)
     pool = Reference()
     created_at = serializers.DateTimeField()
     running_at = serializers.DateTimeField(allow_null=True)
@@ -210,8 +210,8 @@ class Attempt(serializers.Serializer[Any]):
     rendezvous = Rendezvous(
         allow_null=True, help_text="null: its tasks cannot reach each other, or it has one."
     )
-    stop_wanted_at = serializers.DateTimeField(allow_null=True)
-    left_for = RelatedJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
+    stop_requested_at = serializers.DateTimeField(allow_null=True)
+    preempted_for = RelatedJob(allow_null=True, help_text="The waiting job for which it was asked to leave.")
     ended_at = serializers.DateTimeField(allow_null=True)
     exit_code = serializers.IntegerField(allow_null=True)
     tasks = Task(many=True)
@@ -227,9 +227,9 @@ class TimelineEvent(serializers.Serializer[Any]):
     before = serializers.CharField(allow_blank=True)
     after = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
-    sentence = serializers.CharField(allow_blank=True)
+    message = serializers.CharField(allow_blank=True)
     actor = serializers.CharField(allow_blank=True)
-    facts = serializers.DictField()
+    details = serializers.DictField()
 
 
 class ExtensionSummary(serializers.Serializer[Any]):
@@ -239,11 +239,11 @@ class ExtensionSummary(serializers.Serializer[Any]):
     job = Reference()
     attempt = serializers.IntegerField()
     state = serializers.ChoiceField(["waiting", "granted", "refused", "lapsed"])
-    more_s = serializers.IntegerField()
+    extra_s = serializers.IntegerField()
     reason = serializers.CharField(allow_blank=True)
-    asked_by = UserReference()
-    asked_at = serializers.DateTimeField()
-    known = serializers.BooleanField(help_text="false: the scheduler did not say in time whom it delays.")
+    requested_by = UserReference()
+    requested_at = serializers.DateTimeField()
+    impact_known = serializers.BooleanField(help_text="false: the scheduler did not say in time whom it delays.")
     delayed_count = serializers.IntegerField(help_text="Waiting jobs that would start later.")
     reservations = serializers.ListField(
         child=serializers.CharField(), help_text="Reservations for others in the time that is added."
@@ -288,7 +288,7 @@ class JobSecret(serializers.Serializer[Any]):
     """A secret that a job gets, by name."""
 
     secret = serializers.CharField()
-    of = serializers.CharField(help_text="me or project.")
+    owner_type = serializers.CharField(help_text="me or project.")
     variable = serializers.CharField(required=False)
     file = serializers.CharField(required=False)
 
@@ -301,11 +301,11 @@ class JobDetail(Job):
     interval_missing = serializers.CharField(
         allow_null=True, help_text="Why no start is foreseen; null: one is, or it was not worked out yet."
     )
-    receipts = FairShareBreakdownDetail(
+    fair_share_breakdowns = FairShareBreakdownDetail(
         many=True, help_text="While it waits: of its project, then of those above it that you may see."
     )
     forecasts = StartForecast(many=True, help_text="Newest first, at most 20.")
-    desired = serializers.ChoiceField([word.value for word in DesiredState])
+    desired_state = serializers.ChoiceField([word.value for word in DesiredState])
     image_digest = serializers.CharField(
         allow_blank=True,
         help_text="The image of all its attempts; blank: its first start sets it, or it has none.",
@@ -315,16 +315,16 @@ class JobDetail(Job):
     min_gpu_memory_mib = serializers.IntegerField(allow_null=True)
     mig_profile = serializers.CharField(allow_blank=True, help_text="Blank: whole GPUs.")
     min_compute_capability = serializers.FloatField(allow_null=True)
-    near = TopologyConstraint(allow_null=True, help_text="null: anywhere.")
+    topology_constraint = TopologyConstraint(allow_null=True, help_text="null: anywhere.")
     cpu_milli = serializers.IntegerField(help_text="For each task.")
     memory_mib = serializers.IntegerField(help_text="For each task.")
     shm_mib = serializers.IntegerField()
-    stop_grace_s = serializers.IntegerField()
+    termination_grace_s = serializers.IntegerField()
     max_attempts = serializers.IntegerField()
-    retry_failures = serializers.BooleanField(help_text="true: a command that fails is tried again too.")
+    retry_on_failure = serializers.BooleanField(help_text="true: a command that fails is tried again too.")
     launcher = serializers.CharField(help_text="How its tasks are told of each other.")
     command = serializers.ListField(child=serializers.CharField(allow_blank=True))
-    environ = serializers.DictField(
+    env = serializers.DictField(
         child=serializers.CharField(allow_blank=True),
         allow_null=True,
         help_text="null for those who may not control the job: values may be secret.",
@@ -332,7 +332,7 @@ class JobDetail(Job):
     volumes = JobVolume(many=True)
     secrets = JobSecret(many=True, allow_null=True, help_text="null for those who may not control the job.")
     version = serializers.IntegerField()
-    stub = serializers.BooleanField(
+    is_placeholder = serializers.BooleanField(
         help_text="Known only by its container, which was kept after a restore: its request is not known."
     )
     attempts = Attempt(many=True)
@@ -340,10 +340,10 @@ class JobDetail(Job):
         many=True,
         help_text="Where jobs like it ran faster, fastest first; empty where no two layouts are known to differ.",
     )
-    room_made = PreemptedJob(many=True, help_text="Who was asked to leave for it, newest first, at most 20.")
-    after = DependencyJob(many=True, help_text="The jobs after which it starts.")
-    after_any = serializers.BooleanField(help_text="It starts after them however they end.")
-    next = DependencyJob(many=True, help_text="The jobs that start after it, newest first, at most 20.")
+    preempted_jobs = PreemptedJob(many=True, help_text="Who was asked to leave for it, newest first, at most 20.")
+    dependencies = DependencyJob(many=True, help_text="The jobs after which it starts.")
+    ignore_dependency_failure = serializers.BooleanField(help_text="It starts after them however they end.")
+    dependents = DependencyJob(many=True, help_text="The jobs that start after it, newest first, at most 20.")
     ends_at = serializers.DateTimeField(
         allow_null=True, help_text="When its time limit ends it; null: no limit, or it does not run."
     )
@@ -357,7 +357,7 @@ class Workspace(Job):
 
     ready = serializers.BooleanField(help_text="Its server answers: it can be opened.")
     ready_at = serializers.DateTimeField(allow_null=True)
-    suspends_at = serializers.DateTimeField(
+    suspend_at = serializers.DateTimeField(
         allow_null=True, help_text="It is idle, and suspended then unless somebody uses or keeps it."
     )
     tool = serializers.CharField(allow_blank=True)
@@ -383,7 +383,7 @@ def job(row: JobRow) -> dict[str, Any]:
         "state": row.state,
         "held": row.held,
         "reason": row.reason,
-        "sentence": row.message,
+        "message": row.message,
         "project": reference(row.project),
         "owner": user_reference(row.owner),
         "pool": reference(row.pool),
@@ -399,7 +399,7 @@ def job(row: JobRow) -> dict[str, Any]:
         "submitted_at": timestamp(row.submitted_at),
         "started_at": timestamp(row.started_at),
         "ended_at": timestamp(row.ended_at),
-        "attempts_made": row.attempts_made,
+        "attempt_count": row.attempt_count,
         "exit_code": row.exit_code,
         "verdict": verdict_summary(current_verdict(row)),
     }
@@ -407,7 +407,7 @@ def job(row: JobRow) -> dict[str, Any]:
 
 def current_verdict(row: JobRow) -> JobVerdict | None:
     """The verdict of a job that waits; the last one of a job that runs says nothing any more."""
-    standing: JobVerdict | None = getattr(row, "standing", None)
+    standing: JobVerdict | None = getattr(row, "verdict", None)
     return standing if row.state == JobState.PENDING.value else None
 
 
@@ -417,7 +417,7 @@ def verdict_summary(standing: JobVerdict | None) -> dict[str, Any] | None:
         return None
     return {
         "code": standing.code,
-        "sentence": standing.message,
+        "message": standing.message,
         "since": timestamp(standing.code_since),
     }
 
@@ -428,10 +428,10 @@ def verdict_detail(standing: JobVerdict | None, seen: Collection[str]) -> dict[s
         return None
     return {
         **(verdict_summary(standing) or {}),
-        "numbers": standing.details,
-        "ahead": [one for one in standing.jobs_ahead if one in seen],
-        "ahead_count": len(standing.jobs_ahead),
-        "cheapest": standing.suggestion,
+        "details": standing.details,
+        "jobs_ahead": [one for one in standing.jobs_ahead if one in seen],
+        "jobs_ahead_count": len(standing.jobs_ahead),
+        "suggestion": standing.suggestion,
         "decided_at": timestamp(standing.decided_at),
     }
 
@@ -448,7 +448,7 @@ def job_detail(
     moves: list[ForecastRevision],
     fair_share_breakdowns: list[FairShareBreakdown],
     private: PrivateFields,
-    extensions: list[ExtensionRow],
+    extensions: list[TimeLimitExtensionRow],
     idle: IdleStatus | None,
 ) -> dict[str, Any]:
     """One job with everything that is known of it; other jobs are named only when in ``seen``."""
@@ -458,43 +458,43 @@ def job_detail(
         "verdict": verdict_detail(current_verdict(row), seen),
         "interval": None if missing else start_interval(current_verdict(row)),
         "interval_missing": missing,
-        "receipts": [fair_share_breakdown(one) for one in fair_share_breakdowns],
+        "fair_share_breakdowns": [fair_share_breakdown(one) for one in fair_share_breakdowns],
         "forecasts": [start_forecast(move, seen) for move in moves],
-        "desired": row.desired_state,
+        "desired_state": row.desired_state,
         "image_digest": row.image_digest,
         "template": reference(row.template),
         "gpu_model": row.gpu_model,
         "min_gpu_memory_mib": row.min_gpu_memory_mib,
         "mig_profile": row.mig_profile,
         "min_compute_capability": row.min_compute_capability,
-        "near": row.topology_constraint,
+        "topology_constraint": row.topology_constraint,
         "cpu_milli": row.cpu_milli,
         "memory_mib": row.memory_mib,
         "shm_mib": row.shm_mib,
-        "stop_grace_s": row.stop_grace_s,
+        "termination_grace_s": row.termination_grace_s,
         "max_attempts": row.max_attempts,
-        "retry_failures": row.retry_failures,
+        "retry_on_failure": row.retry_on_failure,
         "launcher": row.launcher,
         "command": row.command,
-        "environ": private.env,
+        "env": private.env,
         "volumes": row.volumes,
         "secrets": private.secrets,
         "version": row.version,
-        "stub": row.is_placeholder,
+        "is_placeholder": row.is_placeholder,
         "attempts": [attempt(one, seen) for one in attempts],
         "layouts": [measured_layout(one) for one in layouts],
-        "room_made": [
+        "preempted_jobs": [
             {
                 **related_job(one.job, seen),
                 "reason": one.stop_reason,
-                "asked_at": timestamp(one.stop_wanted_at),
-                "gone_at": timestamp(one.ended_at),
+                "requested_at": timestamp(one.stop_requested_at),
+                "ended_at": timestamp(one.ended_at),
             }
             for one in preempted_jobs
         ],
-        "after": [dependency_job(one, seen) for one in chain.dependencies],
-        "after_any": row.after_any,
-        "next": [dependency_job(one, seen) for one in chain.dependents],
+        "dependencies": [dependency_job(one, seen) for one in chain.dependencies],
+        "ignore_dependency_failure": row.ignore_dependency_failure,
+        "dependents": [dependency_job(one, seen) for one in chain.dependents],
         "ends_at": timestamp(ends_at(row, attempts[0] if attempts else None)),
         "idle": idle_status(idle),
         "extensions": [extension_summary(one) for one in extensions],
@@ -502,18 +502,18 @@ def job_detail(
     }
 
 
-def extension_summary(one: ExtensionRow) -> dict[str, Any]:
+def extension_summary(one: TimeLimitExtensionRow) -> dict[str, Any]:
     """More time that was asked for."""
     return {
         "id": one.public_id,
         "job": reference(one.job),
         "attempt": one.attempt.number,
         "state": one.state,
-        "more_s": one.more_s,
+        "extra_s": one.extra_s,
         "reason": one.reason,
-        "asked_by": user_reference(one.requested_by),
-        "asked_at": timestamp(one.requested_at),
-        "known": one.impact_known,
+        "requested_by": user_reference(one.requested_by),
+        "requested_at": timestamp(one.requested_at),
+        "impact_known": one.impact_known,
         "delayed_count": one.delayed_count,
         "reservations": one.reservations,
         "decided_by": user_reference(one.decided_by) if one.decided_by else None,
@@ -522,7 +522,7 @@ def extension_summary(one: ExtensionRow) -> dict[str, Any]:
     }
 
 
-def extension_detail(one: ExtensionRow, seen: Collection[str]) -> dict[str, Any]:
+def extension_detail(one: TimeLimitExtensionRow, seen: Collection[str]) -> dict[str, Any]:
     """The same with the jobs that it delays, named only when in ``seen``."""
     delays = [{**each, "job": each["job"] if each["job"] in seen else None} for each in one.delays]
     return {**extension_summary(one), "delays": delays}
@@ -533,7 +533,7 @@ def start_interval(standing: JobVerdict | None) -> dict[str, Any] | None:
     if standing is None or standing.p50_at is None:
         return None
     return {
-        "made_at": timestamp(standing.foreseen_at),
+        "made_at": timestamp(standing.forecast_at),
         "p10_at": timestamp(standing.p10_at),
         "p50_at": timestamp(standing.p50_at),
         "p90_at": timestamp(standing.p90_at),
@@ -548,13 +548,13 @@ def start_forecast(move: ForecastRevision, seen: Collection[str]) -> dict[str, A
         "p10_at": timestamp(row.p10_at),
         "p50_at": timestamp(row.p50_at),
         "p90_at": timestamp(row.p90_at),
-        "at_submit": row.at_submit,
+        "is_first": row.is_first,
         "code": row.code,
         "moved_s": move.shift_s,
-        "came_ahead": [one for one in move.jobs_ahead_added if one in seen],
-        "went": [one for one in move.jobs_ahead_removed if one in seen],
+        "jobs_ahead_added": [one for one in move.jobs_ahead_added if one in seen],
+        "jobs_ahead_removed": [one for one in move.jobs_ahead_removed if one in seen],
         "started_at": timestamp(row.started_at),
-        "inside": row.covered,
+        "covered": row.covered,
         "score_s": row.score_s,
     }
 
@@ -591,7 +591,7 @@ def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
         "number": row.number,
         "state": row.state,
         "reason": row.reason,
-        "sentence": row.message,
+        "message": row.message,
         "pool": reference(row.pool),
         "created_at": timestamp(row.created_at),
         "running_at": timestamp(row.running_at),
@@ -600,8 +600,8 @@ def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
         "progress": progress(attempt_progress(row)),
         "energy_joules": attempt_energy_joules(row),
         "rendezvous": rendezvous(getattr(row, "rendezvous", None)),
-        "stop_wanted_at": timestamp(row.stop_wanted_at),
-        "left_for": related_job(row.stop_for, seen) if row.stop_for else None,
+        "stop_requested_at": timestamp(row.stop_requested_at),
+        "preempted_for": related_job(row.preempted_for, seen) if row.preempted_for else None,
         "ended_at": timestamp(row.ended_at),
         "exit_code": row.exit_code,
         "tasks": [task(one) for one in row.task_rows.all()],
@@ -621,13 +621,13 @@ def task(row: TaskRow) -> dict[str, Any]:
         "rank": row.rank,
         "node": reference(row.node),
         "state": row.state,
-        "problem": row.status_message,
+        "status_message": row.status_message,
         "running_at": timestamp(row.running_at),
         "ended_at": timestamp(row.ended_at),
         "exit_code": row.exit_code,
         "out_of_memory": row.oom,
         "peak_memory_mib": row.peak_memory_mib,
-        "leave_wanted_at": timestamp(row.leave_wanted_at),
+        "eviction_requested_at": timestamp(row.eviction_requested_at),
         "gpus": [
             {
                 "uuid": held.gpu.uuid,
@@ -651,9 +651,9 @@ def timeline_event(row: JobEvent) -> dict[str, Any]:
         "before": row.before,
         "after": row.after,
         "reason": row.reason,
-        "sentence": row.message,
+        "message": row.message,
         "actor": row.actor,
-        "facts": row.details,
+        "details": row.details,
     }
 
 
@@ -664,7 +664,7 @@ def workspace(row: JobRow, address: str) -> dict[str, Any]:
         **job(row),
         "ready": ready_at is not None,
         "ready_at": timestamp(ready_at),
-        "suspends_at": timestamp(getattr(row, "suspends_at", None)),
+        "suspend_at": timestamp(getattr(row, "suspends_at", None)),
         "tool": row.environment.tool,
         "address": address,
     }

@@ -12,7 +12,7 @@ class LogConnectionLoss(serializers.Serializer[Any]):
 
     node = serializers.CharField()
     since = serializers.DateTimeField(allow_null=True)
-    sentence = serializers.CharField()
+    message = serializers.CharField()
 
 
 class LogPage(serializers.Serializer[Any]):

@@ -28,8 +28,8 @@ class TaskProgress(serializers.Serializer[Any]):
 
     done = serializers.FloatField()
     at = serializers.DateTimeField(help_text="When it wrote that.")
-    since_done = serializers.FloatField(help_text="Where it began, or last began anew.")
-    since_at = serializers.DateTimeField()
+    previous_done = serializers.FloatField(help_text="Where it began, or last began anew.")
+    previous_at = serializers.DateTimeField()
     per_s = serializers.FloatField(
         allow_null=True, help_text="Units a second between the two; null until they are a minute apart."
     )
@@ -58,8 +58,8 @@ def progress(row: ProgressRow | None) -> dict[str, Any] | None:
     return {
         "done": row.completed_units,
         "at": timestamp(row.reported_at),
-        "since_done": row.since_done,
-        "since_at": timestamp(row.since_at),
+        "previous_done": row.start_units,
+        "previous_at": timestamp(row.start_at),
         "per_s": row.per_s,
         "gpus": row.gpus,
         "layout": layout(row.layout),

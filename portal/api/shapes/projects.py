@@ -38,7 +38,7 @@ class Project(serializers.Serializer[Any]):
 class Member(serializers.Serializer[Any]):
     """A person's direct role in a project."""
 
-    person = UserReference()
+    user = UserReference()
     role = serializers.ChoiceField(ROLES)
     since = serializers.DateTimeField()
 
@@ -98,7 +98,7 @@ def project(row: ProjectRow, role: Role | None, counts: ProjectCounts) -> dict[s
 
 def member(row: Membership) -> dict[str, Any]:
     """A person's direct role."""
-    return {"person": user_reference(row.user), "role": row.role, "since": timestamp(row.created_at)}
+    return {"user": user_reference(row.user), "role": row.role, "since": timestamp(row.created_at)}
 
 
 def quota(row: Quota) -> dict[str, Any]:

@@ -28,13 +28,13 @@ class Reservation(Reference):
     projects = Reference(many=True)
     hidden_projects = serializers.IntegerField(help_text="How many more, which you may not see.")
     maintenance = serializers.BooleanField(help_text="It is for nobody.")
-    begin = serializers.DateTimeField()
-    end = serializers.DateTimeField(help_text="Not included.")
+    starts_at = serializers.DateTimeField()
+    ends_at = serializers.DateTimeField(help_text="Not included.")
     reason = serializers.CharField(allow_blank=True)
-    clears = serializers.BooleanField(help_text="Who still stands there when it begins is asked to leave.")
+    drain_at_start = serializers.BooleanField(help_text="Who still stands there when it begins is asked to leave.")
     cancelled_at = serializers.DateTimeField(allow_null=True)
     etag = serializers.CharField(help_text="For If-Match.")
-    in_the_way = BlockingJob(many=True, help_text="Who stands there and may stay beyond its begin.")
+    blocking_jobs = BlockingJob(many=True, help_text="Who stands there and may stay beyond its begin.")
 
 
 def etag_of(row: ReservationRow) -> str:
@@ -54,13 +54,13 @@ def reservation(shown: ReservationView) -> dict[str, Any]:
         "projects": [reference(project) for project in shown.projects],
         "hidden_projects": shown.hidden_project_count,
         "maintenance": shown.is_maintenance,
-        "begin": timestamp(row.starts_at),
-        "end": timestamp(row.ends_at),
+        "starts_at": timestamp(row.starts_at),
+        "ends_at": timestamp(row.ends_at),
         "reason": row.reason,
-        "clears": row.drain_at_start,
+        "drain_at_start": row.drain_at_start,
         "cancelled_at": timestamp(row.cancelled_at),
         "etag": etag_of(row),
-        "in_the_way": [
+        "blocking_jobs": [
             {"job": reference(one.job), "nodes": list(one.nodes), "until": timestamp(one.until)}
             for one in shown.blocking_jobs
         ],

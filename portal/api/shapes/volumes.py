@@ -17,7 +17,7 @@ class Volume(serializers.Serializer[Any]):
     id = serializers.CharField()
     name = serializers.CharField(help_text="Jobs ask by it.")
     kind = serializers.ChoiceField([kind.value for kind in VolumeKind])
-    reach = serializers.ChoiceField(
+    scope = serializers.ChoiceField(
         [reach.value for reach in VolumeScope],
         help_text="node: each node has its own content; shared: all the same.",
     )

@@ -28,7 +28,7 @@ class Command(BaseCommand):
         target = options["file"].absolute()
         folder = DataDir(places.data_dir(), service_account())
         try:
-            with command_database(folder, alone=False):
+            with command_database(folder, exclusive=False):
                 manifest = write_backup(target, folder)
         except StartError as trouble:
             raise CommandError(str(trouble)) from trouble

@@ -58,7 +58,7 @@ class Command(BaseCommand):
             )
         choices = {name: options[name] for name in ("engine", "runtime", "account")}
         try:
-            with command_database(folder, alone=False):
+            with command_database(folder, exclusive=False):
                 script = get_script(options["host"], **choices)
         except FairwayError as trouble:
             raise CommandError(trouble.message) from trouble

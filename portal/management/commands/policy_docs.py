@@ -23,7 +23,7 @@ What time limits and idleness do is in docs/time.md.
 
 *Projects stricter* marks the knobs that a project may hold, too: its managers and administrators turn them on the
 project's page or by REST (`projects/{project}/policy/`), for the project and those below it, in all pools. It may
-be stricter than the pool (a lower number, a later word), or less strict in numbers up to `idle_project_times` the
+be stricter than the pool (a lower number, a later word), or less strict in numbers up to `idle_project_max_factor` the
 pool's; what a project holds binds those below it. A pool's new value bounds all projects from the next look on.
 
 | knob | from, to | default | own values of | what it does |
@@ -53,8 +53,8 @@ def policy_text() -> str:
         for choice in CHOICE_SETTINGS.values()
     ]
     lines = [
-        f"| `{name}` | {span} | {default} | {_overridable_by(knob)} | {sentence} |"
-        for name, span, default, knob, sentence in rows
+        f"| `{name}` | {span} | {default} | {_overridable_by(knob)} | {message} |"
+        for name, span, default, knob, message in rows
     ]
     return HEADER + "\n".join(lines) + "\n"
 

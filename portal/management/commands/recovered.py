@@ -1,4 +1,4 @@
-"""`manage.py recovered`: PostgreSQL set the database back, so nothing starts until nodes were compared."""
+"""`manage.py begin-recovery`: PostgreSQL set the database back, so nothing starts until nodes were compared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            with command_database(DataDir(places.data_dir(), service_account()), alone=True):
+            with command_database(DataDir(places.data_dir(), service_account()), exclusive=True):
                 with transaction.atomic():
                     begin_recovery()
                 connections.close_all()

@@ -28,7 +28,7 @@ class Command(BaseCommand):
         folder = DataDir(places.data_dir(), service_account())
         try:
             manifest = read_manifest(options["file"], folder)
-            with command_database(folder, alone=True):
+            with command_database(folder, exclusive=True):
                 restore_backup(options["file"], manifest, folder)
         except StartError as trouble:
             raise CommandError(str(trouble)) from trouble

@@ -67,7 +67,7 @@ class Command(BaseCommand):
             sys.exit(failed)
 
     def _finish_install(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-        """Waits for apt-get; the tests that still lack something are skipped with a sentence of their own."""
+        """Waits for apt-get; the tests that still lack something are skipped with a message of their own."""
         try:
             code = process.wait(INSTALL_LIMIT_S)
         except subprocess.TimeoutExpired:

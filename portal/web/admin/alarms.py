@@ -20,11 +20,11 @@ ACKNOWLEDGED_LIMIT = 30
 @require_safe
 def alerts_page(request: HttpRequest) -> HttpResponse:
     """Everything, or its live part for htmx."""
-    template = "admin/alarms_live.html" if request.headers.get("HX-Request") else "admin/alarms.html"
+    template = "admin/alerts_live.html" if request.headers.get("HX-Request") else "admin/alerts.html"
     found = [AlertView(row) for row in alerts()[:OPEN_ALERTS_LIMIT]]
     context = {
         "invalid": invalid_rows()[:OPEN_ALERTS_LIMIT],
-        "alarms": [each for each in found if each.needs_attention],
+        "alerts": [each for each in found if each.needs_attention],
         "notes": [each for each in found if not each.needs_attention],
         "seen": [AlertView(row) for row in alerts(acknowledged=True)[:ACKNOWLEDGED_LIMIT]],
     }
@@ -41,7 +41,7 @@ def acknowledge(request: HttpRequest, public_id: str) -> HttpResponse:
         row = do_acknowledge_alert(user, public_id, request.POST.get("note", ""))
         return f"{AlertView(row).name} on {row.gpu.node.name} is acknowledged; the next one is told anew."
 
-    return run_and_redirect(request, act, reverse("alarms"))
+    return run_and_redirect(request, act, reverse("alerts"))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -54,4 +54,4 @@ def acknowledge_invalid_row(request: HttpRequest, public_id: str) -> HttpRespons
         do_acknowledge_invalid_row(user, public_id, request.POST.get("note", ""))
         return "Acknowledged. The alarm ends once the row is valid again."
 
-    return run_and_redirect(request, act, reverse("alarms"))
+    return run_and_redirect(request, act, reverse("alerts"))

@@ -16,7 +16,7 @@ from portal.models import AuditEntry
 from portal.web.words import cores, gpu_amount
 
 KINDS = {
-    "sign-ins": ("Sign-ins and sessions", Q(action__startswith="person.sign_") | Q(action="person.end_sessions")),
+    "sign-ins": ("Sign-ins and sessions", Q(action__startswith="user.sign_") | Q(action="user.end_sessions")),
     "refused": (
         "Refused",
         Q(action__in=("request.refused", "person.sign_in_failed", "person.sign_in_paused")),

@@ -189,7 +189,7 @@ def _environment(request: HttpRequest, public_id: str) -> Environment:
 
 def _driver_problem(node: Node, environment: Environment) -> str:
     """Why jobs with GPUs cannot run on a node; blank when its driver will do, or it has no GPUs."""
-    driver, cuda = node.agent_info.get("driver"), node.agent_info.get("cuda_driver")
+    driver, cuda = node.agent_info.get("driver"), node.agent_info.get("max_cuda_version")
     if not node.agent_info.get("gpus"):
         return ""
     if not is_driver_sufficient(driver, environment.min_driver):

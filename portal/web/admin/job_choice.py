@@ -31,4 +31,4 @@ def render_choice(request: HttpRequest, needed: ChoiceRequired, *, change: str, 
         if name not in ("csrfmiddlewaretoken", QUEUED_CHOICES, RUNNING_CHOICES)
     ]
     context = {"needed": needed, "change": change, "given": given, "back": back}
-    return render(request, "admin/job_choice.html", context, status=409)
+    return render(request, "admin/affected_jobs.html", context, status=409)

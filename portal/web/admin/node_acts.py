@@ -28,7 +28,7 @@ def start_operation(request: HttpRequest, public_id: str) -> HttpResponse:
     except FairwayError as refusal:
         messages.error(request, refusal.message)
         return HttpResponseRedirect(reverse("node", args=[public_id]))
-    return HttpResponseRedirect(reverse("node-check", args=[public_id, check.public_id]))
+    return HttpResponseRedirect(reverse("node-operation", args=[public_id, check.public_id]))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -50,6 +50,6 @@ def rollout_page(request: HttpRequest, public_id: str) -> HttpResponse:
     rollout = AgentRollout.objects.filter(public_id=public_id).first()
     if rollout is None:
         raise NotFound
-    checks = rollout.checks.select_related("node").order_by("node__name")
-    template = "admin/rollout_live.html" if request.headers.get("HX-Request") else "admin/rollout.html"
+    checks = rollout.operations.select_related("node").order_by("node__name")
+    template = "admin/agent_rollout_live.html" if request.headers.get("HX-Request") else "admin/agent_rollout.html"
     return render(request, template, {"rollout": rollout, "checks": checks})

@@ -21,7 +21,7 @@ def set_pool_network(request: HttpRequest, public_id: str) -> HttpResponse:
     pool = NodePool.objects.filter(public_id=public_id).first()
     if pool is None:
         raise NotFound("There is no such pool.")
-    allowed = "allow_node_network" in request.POST
+    allowed = "allow_host_network" in request.POST
     fabric = GangFabric(
         interface=request.POST.get("fabric_interface", "").strip(),
         network=request.POST.get("fabric_network", "").strip(),

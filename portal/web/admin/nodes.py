@@ -60,7 +60,7 @@ def add_node(request: HttpRequest) -> HttpResponse:
             runtime=_runtime(values["runtime"]),
         )
     except InvalidRequest as refusal:
-        return _form(request, values, problems=refusal.fields, sentence=refusal.message, status=400)
+        return _form(request, values, problems=refusal.fields, message=refusal.message, status=400)
     return _enroll(request, node, engine=values["engine"])
 
 
@@ -94,7 +94,7 @@ def node_check(request: HttpRequest, public_id: str, check_id: str) -> HttpRespo
     )
     if check is None:
         raise NotFound
-    template = "admin/node_check_steps.html" if request.headers.get("HX-Request") else "admin/node_check.html"
+    template = "admin/node_operation_steps.html" if request.headers.get("HX-Request") else "admin/node_operation.html"
     return render(request, template, {"check": check, "node": check.node})
 
 
@@ -173,7 +173,7 @@ def _start_return_check(request: HttpRequest, node: Node, reason: str) -> HttpRe
         messages.error(request, refusal.message)
     else:
         if check is not None:
-            there = reverse("node-check", args=[node.public_id, check.public_id])
+            there = reverse("node-operation", args=[node.public_id, check.public_id])
     return HttpResponseRedirect(there)
 
 
@@ -186,7 +186,7 @@ def _enroll(request: HttpRequest, node: Node, engine: str = DEFAULTS["engine"]) 
         check = enrolment.do_enrol_by_sudo(user, node, login)
     else:
         check = node_acts.do_start_connection_test(user, node)
-    return HttpResponseRedirect(reverse("node-check", args=[node.public_id, check.public_id]))
+    return HttpResponseRedirect(reverse("node-operation", args=[node.public_id, check.public_id]))
 
 
 def _node(public_id: str) -> Node:
@@ -227,7 +227,7 @@ def _form(
     fingerprint: str = "",
     script: str = "",
     problems: dict[str, str] | None = None,
-    sentence: str = "",
+    message: str = "",
     status: int = 200,
 ) -> HttpResponse:
     context = {
@@ -239,6 +239,6 @@ def _form(
         "fingerprint": fingerprint,
         "script": script,
         "problems": problems or {},
-        "sentence": sentence if not problems else "",
+        "message": message if not problems else "",
     }
     return render(request, "admin/node_add.html", context, status=status)

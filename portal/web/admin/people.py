@@ -42,7 +42,7 @@ def invite(request: HttpRequest) -> HttpResponse:
             email=values["email"],
             project=project,
             role=parse_role(values["role"]) if project else None,
-            makes_admin="makes_admin" in request.POST,
+            grants_admin="grants_admin" in request.POST,
         )
     except InvalidRequest as refusal:
         return _page(request, status=400, problems=refusal.fields, values=values)
@@ -61,7 +61,7 @@ def revoke_invitation(request: HttpRequest, public_id: str) -> HttpResponse:
     messages.success(request, "The invitation does not work any more.")
     if invitation.project is not None and not require_user(request.user).is_admin:
         return HttpResponseRedirect(reverse("project", args=[invitation.project.public_id]))
-    return HttpResponseRedirect(reverse("people"))
+    return HttpResponseRedirect(reverse("users"))
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -88,10 +88,10 @@ def change_user(request: HttpRequest, public_id: str) -> HttpResponse:
         return f"Saved for {person.username}."
 
     try:
-        return run_and_redirect(request, change, reverse("people"))
+        return run_and_redirect(request, change, reverse("users"))
     except ChoiceRequired as needed:
-        name = "Close the account of" if act == "close" else "Take the rights of an administrator from"
-        return render_choice(request, needed, change=f"{name} {person.username}", back=reverse("people"))
+        name = "Deactivate account of" if act == "close" else "Take the rights of an administrator from"
+        return render_choice(request, needed, change=f"{name} {person.username}", back=reverse("users"))
 
 
 def code_link(view: str, code: str) -> str:
@@ -127,9 +127,9 @@ def _page(
     )
     return render(
         request,
-        "admin/people.html",
+        "admin/users.html",
         {
-            "people": Paginator(everybody, 50).get_page(request.GET.get("page")),
+            "users": Paginator(everybody, 50).get_page(request.GET.get("page")),
             "search": search,
             "invitations": waiting.select_related("created_by", "project").order_by("-id"),
             "projects": Project.objects.filter(archived_at__isnull=True).order_by("name"),

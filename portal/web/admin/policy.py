@@ -171,7 +171,7 @@ def apply_posted(lines: Iterable[SettingRow], posted: Mapping[str, str]) -> None
     """Puts what was typed into the lines, and beside it what somebody else put there meanwhile."""
     for line in lines:
         seen = posted.get(f"seen-{line.setting.name}", line.loaded)
-        line.entered = posted.get(f"knob-{line.setting.name}", seen).strip()
+        line.entered = posted.get(f"setting-{line.setting.name}", seen).strip()
         if posted.get("blank") == line.setting.name:
             line.entered = ""
         if seen != line.loaded:
@@ -225,7 +225,7 @@ def _render(request: HttpRequest, page: SettingsPage, *, status: int = 200, reas
         "pools": NodePool.objects.order_by("name"),
         "may_edit": may_edit,
         "refused": status == 400,
-        "stale": status == 409,
+        "precondition_failed": status == 409,
         "reason": reason,
         "to": _address(page.pool),
         "history": [(row, _change_texts(row, named)) for row in newest],

@@ -30,7 +30,7 @@ from portal.web.admin.tree_pages import MAX_SEARCH_LENGTH, MIN_ROWS_FOR_SEARCH, 
 
 SEPARATOR = ";"
 FIELDS = ("guaranteed", "limit", "user_limit", "weight", "priority")
-TITLES = {"user_limit": "Per person"}
+TITLES = {"user_limit": "Per user"}
 
 
 @dataclass
@@ -209,16 +209,16 @@ def _change(user: User, pool: NodePool, line: QuotaLine, reason: str, numbers: Q
 
 
 def _save(line: QuotaLine, save: Callable[[QuotaValues], Quota]) -> bool:
-    """Saves one line; where it is refused, leaves the sentence at the cell or the line and gives False."""
+    """Saves one line; where it is refused, leaves the message at the cell or the line and gives False."""
     try:
         save(_parse_numbers(line))
     except InvalidRequest as refusal:
-        for name, sentence in refusal.fields.items():
+        for name, message in refusal.fields.items():
             cell = line.cells.get(name.removesuffix("_milli"))
             if cell is not None:
-                cell.problem = sentence
+                cell.problem = message
             else:
-                line.problem = sentence
+                line.problem = message
         return False
     except PreconditionFailed as refusal:
         line.problem = (

@@ -156,7 +156,7 @@ def _values(row: Reservation, here: dt.tzinfo) -> dict[str, str]:
     return {
         "name": row.name,
         "pool": row.pool.public_id,
-        "nodes": " ".join(one.node.name for one in row.reserved.all()),
+        "nodes": " ".join(one.node.name for one in row.reservation_nodes.all()),
         "projects": " ".join(project.name for project in row.projects.all()),
         "begin": f"{row.starts_at.astimezone(here):{LOCAL_FORMAT}}",
         "end": f"{row.ends_at.astimezone(here):{LOCAL_FORMAT}}",

@@ -21,8 +21,8 @@ from portal.services.restored import do_adopt_orphan, do_stop_orphan
 @require_safe
 def recovery_page(request: HttpRequest) -> HttpResponse:
     """What is missing before jobs start again, node by node; or its live part for htmx."""
-    template = "admin/restored_live.html" if request.headers.get("HX-Request") else "admin/restored.html"
-    return render(request, template, {"restored": recovery_status()})
+    template = "admin/recovery_live.html" if request.headers.get("HX-Request") else "admin/recovery.html"
+    return render(request, template, {"recovery": recovery_status()})
 
 
 @access_policy(AccessPolicy.ADMIN)
@@ -54,7 +54,7 @@ def fence(request: HttpRequest, public_id: str) -> HttpResponse:
             refusal = refused
         else:
             messages.success(request, f"{node.name} is fenced; {ended} tasks ended and their GPUs are free.")
-            return redirect("restored")
+            return redirect("recovery")
     rows = OrphanContainer.objects.filter(node=node, removed_at__isnull=True).exclude(decision="keep")
     context = {
         "left": UnreconciledNode(node, orphan_views(list(rows.select_related("node").order_by("id")))),
@@ -62,7 +62,7 @@ def fence(request: HttpRequest, public_id: str) -> HttpResponse:
         "refusal": refusal,
         "tasks": node.task_rows.filter(container_removed=False).count(),
     }
-    return render(request, "admin/restored_fence.html", context, status=refusal.status if refusal else 200)
+    return render(request, "admin/recovery_fence.html", context, status=refusal.status if refusal else 200)
 
 
 # -- inside ----------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def fence(request: HttpRequest, public_id: str) -> HttpResponse:
 
 def _adopt_message(person: User, row: OrphanContainer) -> str:
     job = do_adopt_orphan(person, row)
-    return f"{row.name} is kept: it is the job {job.name} of {job.owner.username} now."
+    return f"{row.name} is adopted: it is the job {job.name} of {job.owner.username} now."
 
 
 def _stop_message(person: User, row: OrphanContainer) -> str:
@@ -81,7 +81,7 @@ def _stop_message(person: User, row: OrphanContainer) -> str:
 def _confirm_and_run(
     request: HttpRequest, public_id: str, act: str, do: Callable[[User, OrphanContainer], str]
 ) -> HttpResponse:
-    """The question, or what came of the act: the sentence of ``do`` on the page, or the refusal."""
+    """The question, or what came of the act: the message of ``do`` on the page, or the refusal."""
     row = OrphanContainer.objects.select_related("node").filter(public_id=public_id).first()
     if row is None:
         raise NotFound
@@ -91,7 +91,7 @@ def _confirm_and_run(
         messages.success(request, do(require_user(request.user), row))
     except FairwayError as refusal:
         return _render_confirmation(request, row, act, refusal)
-    return redirect("restored")
+    return redirect("recovery")
 
 
 def _render_confirmation(
@@ -100,4 +100,4 @@ def _render_confirmation(
     ranks = OrphanContainer.objects.filter(job=row.job, attempt=row.attempt, removed_at__isnull=True)
     others = orphan_views(list(ranks.exclude(pk=row.pk).select_related("node").order_by("rank")))
     context = {"held": orphan_views([row])[0], "others": others, "act": act, "refusal": refusal}
-    return render(request, "admin/restored_act.html", context, status=refusal.status if refusal else 200)
+    return render(request, "admin/recovery_decision.html", context, status=refusal.status if refusal else 200)

@@ -249,7 +249,7 @@ class CaseCluster:
             topology_constraint=_near((job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")),
             submitted_s=self._submitted_s[job["name"]],
             stale_since_s=NOW_S - job.get("stale_seconds", 0) if stale else None,
-            stale_grace_s=job.get("staleness_grace_seconds", self._stale_grace_s),
+            stale_gang_grace_s=job.get("staleness_grace_seconds", self._stale_grace_s),
         )  # fmt: skip
 
     def _pending(self, job: Mapping[str, Any], states: Mapping[str, TaskState]) -> PendingRow | None:

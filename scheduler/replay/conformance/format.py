@@ -60,7 +60,7 @@ def read_cases(path: str | Path) -> Cases:
     """The cases of a file, plain or gzip.
 
     Raises:
-        MalformedFile: the file cannot be read, a field is unknown, missing or of the wrong type, an id stands
+        MalformedFileError: the file cannot be read, a field is unknown, missing or of the wrong type, an id stands
             twice, or a case names a node, queue or job that it does not have. The JSON path is named.
     """
     content = read_json(path)

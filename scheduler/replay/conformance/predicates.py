@@ -76,7 +76,7 @@ def _strategy(data: Data, policy: Policy) -> bool:
     giver, giver_held, _ = _queue_state(data["reclaimeeQueue"])
     if "reclaimerResources" not in data:
         return is_over_share(giver, giver_held)
-    unbounded = giver._replace(claimable=UNBOUNDED)  # so that the first reason never holds
+    unbounded = giver._replace(entitled=UNBOUNDED)  # so that the first reason never holds
     return may_reclaim_from(unbounded, giver_held, taker, taker_held, _amounts(data["reclaimerResources"]))
 
 

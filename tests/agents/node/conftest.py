@@ -52,7 +52,7 @@ class LoneNode:
             "home_root": str(self.folder / "homes"),
             "gpus": f"file:{self.gpus_path}",
             "boot_id_path": str(self.boot_id_path),
-            "disk_floor_mib": 16,
+            "min_free_disk_mib": 16,
         }
         self.settings_path.write_text(json.dumps({**settings, **more}))
 
@@ -96,7 +96,7 @@ class LoneNode:
         """The name of the network that stands ready; a control session must be open."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
-            for name, spare in self.ledger().get("spares", {}).items():
+            for name, spare in self.ledger().get("network_pool", {}).items():
                 if spare["ready"]:
                     return str(name)
             time.sleep(0.05)

@@ -17,7 +17,7 @@ from agents.node.spares import NetworkPool
 from agents.node.tasks import TaskManager
 
 PYZ, AT, VERB = os.environ["CRASH_PYZ"], int(os.environ["CRASH_AT"]), os.environ["CRASH_VERB"]
-FULL = os.environ.get("CRASH_KIND") == "full_disk"
+FULL = os.environ.get("CRASH_KIND") == "disk_full_message"
 steps = 0
 armed = False
 
@@ -62,6 +62,6 @@ def arm(owner: type, name: str) -> None:
 
 for place, name in ((os, "replace"), (os, "fsync"), (os, "mkdir"), (subprocess, "run")):
     wrap(place, name)
-arm(NetworkPool if VERB == "keep" else TaskManager, VERB)
+arm(NetworkPool if VERB == "refill" else TaskManager, VERB)
 sys.argv[0] = PYZ
 sys.exit(program.main())

@@ -113,11 +113,11 @@ def sweep_stop(node: LoneNode, runtime: str, stride: int) -> int:
 
 def crash_while_making_a_spare(node: LoneNode, at: int) -> bool:
     """Opens an agent that dies at a step of making a network ahead; False when it had no such step."""
-    environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": "keep"}
+    environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": "refill"}
     with node.open(pyz=CRASHING, environment=environment) as link:
         deadline_s = time.monotonic() + 10
         while link.is_open and time.monotonic() < deadline_s:
-            if any(spare["ready"] for spare in node.ledger().get("spares", {}).values()):
+            if any(spare["ready"] for spare in node.ledger().get("network_pool", {}).values()):
                 time.sleep(0.3)  # it may yet die on its way back
                 return not link.is_open
             time.sleep(0.02)
@@ -131,17 +131,17 @@ def sweep_spare(node: LoneNode, stride: int) -> int:
         crashed = crash_while_making_a_spare(node, at)
         with node.open() as link:
             spare = node.wait_for_spare()
-            assert set(node.ledger()["spares"]) == {spare} == node.networks()
+            assert set(node.ledger()["network_pool"]) == {spare} == node.networks()
             job = f"jq{at}"
             assert link.request("start", timeout_s=30, epoch=1, spec=marking(node, job, "podman"))
-            assert spare not in node.ledger()["spares"]
+            assert spare not in node.ledger()["network_pool"]
             end(link, job)
-            assert node.networks() <= set(node.ledger()["spares"])
+            assert node.networks() <= set(node.ledger()["network_pool"])
         if not crashed:
             return points
         for name in node.networks():  # so that the next one has a spare to make
             node.podman("network", "rm", name)  # type: ignore[attr-defined]
-        (node.folder / "state/ledger.json").write_text(json.dumps({**node.ledger(), "spares": {}}))
+        (node.folder / "state/ledger.json").write_text(json.dumps({**node.ledger(), "network_pool": {}}))
     raise AssertionError("the sweep did not reach the end")
 
 
@@ -151,7 +151,7 @@ def sweep_full_disk(node: LoneNode, runtime: str, stride: int) -> int:
         job = f"jf{at}"
         spec = marking(node, job, runtime)
         environment = {"CRASH_PYZ": str(node.pyz), "CRASH_AT": str(at), "CRASH_VERB": "start"}
-        with node.open(pyz=CRASHING, environment=environment | {"CRASH_KIND": "full_disk"}) as link:
+        with node.open(pyz=CRASHING, environment=environment | {"CRASH_KIND": "disk_full_message"}) as link:
             outcome = link.try_request("start", timeout_s=30, epoch=1, spec=spec)
         with node.open() as link:
             rows = link.request("list", timeout_s=30)["containers"]

@@ -47,7 +47,7 @@ SPEC = {
     "ports": [8888],
     "mounts": [
         {"kind": "home", "source": "ada", "target": "/home/ada"},
-        {"kind": "path", "source": "/data/sets", "target": "/data", "read_only": True},
+        {"kind": "host_path", "source": "/data/sets", "target": "/data", "read_only": True},
     ],
 }
 
@@ -67,10 +67,10 @@ def order(spec: dict[str, Any] = SPEC, real_gpus: tuple[str, ...] = ()) -> Conta
             "/volumes/fast": "/s/scratch/t/fast",
         },
         real_gpus=list(real_gpus),
-        network="host" if parsed.node_network else parsed.network or "fw-lab-jobabc2345",
-        subnet=None if parsed.node_network or parsed.network else "10.197.0.0/26",
+        network="host" if parsed.host_network else parsed.network or "fw-lab-jobabc2345",
+        subnet=None if parsed.host_network or parsed.network else "10.197.0.0/26",
         network_exists=False,
-        own_uid=None,
+        task_uid=None,
         lock_fd=None,
         devices=parsed.devices,
     )
@@ -112,7 +112,7 @@ ENGINES = {
     "podman": PODMAN,
     "podman-rootless": PODMAN._replace(rootless=True),
     "docker": DOCKER,
-    "docker-by-hook": DOCKER._replace(gpus_by=arguments.HOOK),
+    "docker-by-hook": DOCKER._replace(gpu_mode=arguments.HOOK),
 }
 TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "workspace": (SPEC, ("GPU-1",)),
@@ -120,7 +120,7 @@ TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "pretend-gpu": (SPEC, ()),
     "rank-on-the-nodes-network": (
         {key: SPEC[key] for key in SPEC if key not in ("env", "mounts", "ports")}
-        | {"node_network": True, "devices": ["/dev/infiniband/uverbs0"], "meet_port": 32001},
+        | {"host_network": True, "devices": ["/dev/infiniband/uverbs0"], "rendezvous_port": 32001},
         ("GPU-1",),
     ),
     "rank-on-a-network-of-the-pool": (
@@ -130,7 +130,7 @@ TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "rank-beside-others": (
         {key: SPEC[key] for key in SPEC if key not in ("gpus", "mounts", "ports")}
-        | {"env": {"MASTER_ADDR": "{first_rank}", "RANK": "1"}, "meets_here": True},
+        | {"env": {"MASTER_ADDR": "{rank0_address}", "RANK": "1"}, "local_rendezvous": True},
         (),
     ),
     "volumes": (SPEC | {"gpus": [], "mounts": [*SPEC["mounts"], *VOLUMES]}, ()),
@@ -172,7 +172,7 @@ def test_the_way_gpus_come_in(kind, version, asked, daemon_has_cdi, by):
 
 
 def test_dockers_reader_of_commas_sees_one_field() -> None:
-    hook = DOCKER._replace(gpus_by=arguments.HOOK)
+    hook = DOCKER._replace(gpu_mode=arguments.HOOK)
     words = arguments.gpus(hook, ["GPU-1", "MIG-2"])
     assert words[0] == "--gpus"
     assert next(csv.reader([words[1]])) == ["device=GPU-1,MIG-2"]
@@ -374,7 +374,7 @@ def test_a_jobs_own_network_has_no_ipv6_and_a_closed_one_no_name_server_of_docke
         ({"image": "--privileged"}, "image is not of the form"),
         ({"gpus": [{"uuid": "G", "milli": 1001}]}, "milli is not"),
         ({"gpus": [{"uuid": "G", "milli": 1}, {"uuid": "G", "milli": 1}]}, "same GPU twice"),
-        ({"mounts": [{"kind": "path", "source": "/a:b", "target": "/x"}]}, "source is not of the form"),
+        ({"mounts": [{"kind": "host_path", "source": "/a:b", "target": "/x"}]}, "source is not of the form"),
         ({"mounts": [{"kind": "home", "source": "../root", "target": "/x"}]}, "source is not of the form"),
         ({"mounts": [{"kind": "home", "source": "a", "target": "/proc/x"}]}, "Nothing can be mounted"),
         ({"mounts": [{"kind": "home", "source": "a", "target": "/x/../etc"}]}, "plain absolute path"),
@@ -390,7 +390,7 @@ def test_a_jobs_own_network_has_no_ipv6_and_a_closed_one_no_name_server_of_docke
 def test_specs_are_closed(change: dict[str, Any], says: str) -> None:
     with pytest.raises(AgentError, match=says) as caught:
         parse_spec(SPEC | change)
-    assert caught.value.code == "bad_spec"
+    assert caught.value.code == "invalid_spec"
 
 
 def test_containers_without_our_labels_are_not_ours() -> None:

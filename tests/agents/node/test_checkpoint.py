@@ -26,7 +26,7 @@ def made(folder: Path) -> Path:
 
 
 def age(folder: Path, started_s: float | None = NOW_S - 3600) -> float | None:
-    return checkpoint.saved_ago_s(str(folder), started_s, NOW_S)
+    return checkpoint.checkpoint_age_s(str(folder), started_s, NOW_S)
 
 
 def test_a_file_that_nobody_touched_says_nothing(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_only_a_plain_file_counts(tmp_path: Path, odd: str) -> None:
 def told(link: Link, job: str) -> float | None:
     """What the node says of a job's last save."""
     (row,) = [row for row in link.request("list", timeout_s=20)["containers"] if row["job"] == job]
-    ago_s: float | None = row["saved_ago_s"]
+    ago_s: float | None = row["checkpoint_age_s"]
     return ago_s
 
 

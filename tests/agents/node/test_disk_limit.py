@@ -93,11 +93,11 @@ def test_a_path_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path
 @pytest.mark.parametrize("engine", [PODMAN, DOCKER])
 def test_an_engine_is_told_the_limit_where_its_file_system_can_hold_it(engine: arguments.EngineOptions) -> None:
     task = order(SPEC | {"disk_mib": 2048, "runtime": engine.kind})
-    able = arguments.create(engine._replace(bounds_layers=True), task, "I", ())
+    able = arguments.create(engine._replace(limits_layers=True), task, "I", ())
     assert able[able.index("--storage-opt") + 1] == "size=2048m"
     assert "--storage-opt" not in arguments.create(engine, task, "I", ())
     without = order(SPEC | {"runtime": engine.kind})
-    assert "--storage-opt" not in arguments.create(engine._replace(bounds_layers=True), without, "I", ())
+    assert "--storage-opt" not in arguments.create(engine._replace(limits_layers=True), without, "I", ())
 
 
 # -- plain processes ---------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_readings_have_a_health_and_a_sentence(readings, health, fatal, says) ->
         rows_failed=drawn.none() | drawn.booleans(),
         pages_pending=drawn.none() | drawn.booleans(),
         throttle=drawn.integers(0, 511),
-        slow_s=drawn.floats(0, 100),
+        throttled_s=drawn.floats(0, 100),
     ),
     drawn.sampled_from(sorted(XID_HEALTH)),
 )
@@ -113,8 +113,8 @@ def test_memory_errors_that_grow_are_a_fault_and_old_ones_a_warning(tmp_path: Pa
     driver.take(monkeypatch)
     gpus = by_nvml.open_nvml()
     first, second = gpus.gpus()
-    assert (first.health, first.fatal, first.ecc_uncorrected, second.health_sentence) == (OK, False, 3, None)
-    assert "since the driver was loaded" in str(first.health_sentence)
+    assert (first.health, first.fatal, first.ecc_uncorrected, second.health_message) == (OK, False, 3, None)
+    assert "since the driver was loaded" in str(first.health_message)
     driver.write([nvml.h200(0, "ecc 4"), nvml.h200(1)])
     first, second = gpus.gpus()
     assert (first.health, first.fatal, second.health) == (QUARANTINED, True, OK)
@@ -125,8 +125,8 @@ def test_rows_pages_and_clocks_are_read(tmp_path: Path, monkeypatch) -> None:
     rows = [nvml.h200(0, "rows 0 1 1 0"), nvml.h200(1, "rows 0 1 0 1"), nvml.h200(2, "retired 1")]
     driver = nvml.FakeDriver(tmp_path, [*rows, nvml.h200(3, "throttle 0x20")])
     driver.take(monkeypatch)
-    monkeypatch.setattr("agents.node.gpus.health.SLOW_AFTER_S", 0.0)
-    told = [(gpu.health, str(gpu.health_sentence).split()[-1]) for gpu in by_nvml.open_nvml().gpus()]
+    monkeypatch.setattr("agents.node.gpus.health.THROTTLE_WARNING_S", 0.0)
+    told = [(gpu.health, str(gpu.health_message).split()[-1]) for gpu in by_nvml.open_nvml().gpus()]
     assert told == [(OK, "GPU."), (QUARANTINED, "maker."), (QUARANTINED, "GPU."), (OK, "hot.")]
 
 
@@ -140,14 +140,14 @@ def test_a_gpu_in_quarantine_is_told_of_again_and_one_that_changed_at_once(
 
     write(QUARANTINED, OK, LOST)
     told: list[tuple[str, str]] = []
-    monkeypatch.setattr(watch, "_ILL_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(watch, "_REPEAT_HEALTH_INTERVAL_S", 0.0)
     tasks: Any = SimpleNamespace(gpus=SimulatedGpus(str(tmp_path / "gpus.json")))
     look = watch.TaskMonitor(
         tasks, lambda event: told.append((event["uuid"], event["health"])), DiskLimitEnforcer(tasks, [])
     )
     look._check_gpus()
     assert told == [("GPU-0", QUARANTINED)]
-    monkeypatch.setattr(watch, "_ILL_AGAIN_AFTER_S", 60.0)
+    monkeypatch.setattr(watch, "_REPEAT_HEALTH_INTERVAL_S", 60.0)
     look._check_gpus()
     told.clear()
     look._check_gpus()

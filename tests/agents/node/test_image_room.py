@@ -36,7 +36,7 @@ def small_store(podman_node: LoneNode) -> Iterator[LoneNode]:
 
 
 def wish(**more: Any) -> dict[str, Any]:
-    return {"high_percent": 1, "low_percent": 0, "keep_s": 0, **more}
+    return {"high_threshold_percent": 1, "low_threshold_percent": 0, "min_age_s": 0, **more}
 
 
 @pytest.mark.rig
@@ -60,7 +60,7 @@ def test_unused_images_go_oldest_first_until_there_is_room(small_store: LoneNode
         assert link.request("stop", timeout_s=30, epoch=1, job="ended1", attempt=1, grace_s=0)["gone"]
 
         def tidied(**more: Any) -> list[str]:
-            answer = link.request("gc", timeout_s=60, images=wish(keep=[names["ahead"]], **more))
+            answer = link.request("gc", timeout_s=60, images=wish(protected=[names["ahead"]], **more))
             assert all(row["size_mib"] >= 3 for row in answer["images"])
             return [name for row in answer["images"] for name in row["names"]]
 
@@ -72,16 +72,16 @@ def test_unused_images_go_oldest_first_until_there_is_room(small_store: LoneNode
         assert everything >= {*names, "by-hand"}
         used = link.request("images", timeout_s=20)["store_used_percent"]
         assert used > 30
-        assert tidied(high_percent=99) == tidied(high_percent=used + 10) == [], "there is room"
-        assert tidied(keep_s=3600) == [], "all of them were used of late"
+        assert tidied(high_threshold_percent=99) == tidied(high_threshold_percent=used + 10) == [], "there is room"
+        assert tidied(min_age_s=3600) == [], "all of them were used of late"
         assert link.request("gc", timeout_s=60)["images"] == [], "an earlier portal says nothing of images"
         lock = NodeDirectories(read_settings(str(node.settings_path)))
         with lock.hold_image("needed:1"):  # as a start or a pull does, by another name of it
-            assert tidied(high_percent=used, low_percent=used - 2) == [names["idle"]], "one is enough"
+            assert tidied(high_threshold_percent=used, low_threshold_percent=used - 2) == [names["idle"]], "one is enough"
             assert tidied() == [names["ended"]], "then what was used last, and nothing that somebody needs"
         assert everything - here() == {"idle", "ended"}
         assert tidied() == [names["needed"]]
-        assert tidied(others=True) == ["localhost/by-hand:1"]
+        assert tidied(include_unmanaged=True) == ["localhost/by-hand:1"]
         assert {"runs", "ahead"} <= here()
         link.request("stop", timeout_s=30, epoch=1, job="runs1", attempt=1, grace_s=0)
         assert tidied() == [names["runs"]]

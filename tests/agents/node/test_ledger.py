@@ -185,7 +185,7 @@ def ledger(tmp_path: Path) -> Ledger:
     ("change", "code"),
     [
         ({"digest": "other"}, "name_conflict"),
-        ({"shares": {"G0": 1}, "job": "jb"}, "over_milli"),
+        ({"shares": {"G0": 1}, "job": "jb"}, "gpu_overcommitted"),
         ({"attempt": 1, "epoch": 4}, "stale_epoch"),
         ({"attempt": 0 + 1, "job": "jold"}, "tombstoned"),
     ],
@@ -251,8 +251,8 @@ def test_a_full_disk_refuses_and_changes_nothing(ledger: Ledger, monkeypatch: py
 
 
 def test_tasks_get_numbers_of_their_own_and_a_shared_home_one_owner(ledger: Ledger) -> None:
-    first = ledger.admit(1, spec("ja", 1, {}), needs_uid=True).record["own_uid"]
-    second = ledger.admit(1, spec("jb", 1, {}), needs_uid=True).record["own_uid"]
+    first = ledger.admit(1, spec("ja", 1, {}), needs_uid=True).record["task_uid"]
+    second = ledger.admit(1, spec("jb", 1, {}), needs_uid=True).record["task_uid"]
     assert first != second
     assert {first, second} <= set(range(3000, 3010))
 
@@ -267,7 +267,7 @@ def test_a_spare_is_taken_once_by_a_job_of_its_runtime_when_it_is_ready(ledger: 
     ledger.mark_pooled_network_ready("spare-1")
     assert admit(ledger, "jb", runtime="docker")["network"] == "fw-t1-jb"
     taken = admit(ledger, "jc")
-    assert (taken["network"], taken["subnet"], taken["made_ahead"]) == ("spare-1", subnet, True)
+    assert (taken["network"], taken["subnet"], taken["from_pool"]) == ("spare-1", subnet, True)
     assert admit(ledger, "jc", task=1)["network"] == "spare-1"  # of the same job
     assert admit(ledger, "jd")["network"] == "fw-t1-jd"
     assert ledger.pooled_networks() == {}
@@ -281,7 +281,7 @@ def test_a_spare_never_comes_back_with_the_next_attempt(ledger: Ledger) -> None:
     assert admit(ledger, "ja")["network"] == "spare-1"
     ledger.update_task(name, phase=EXITED)
     second = ledger.admit(1, spec("ja", 2, {}, runtime="podman"), needs_network=True).record
-    assert (second["network"], second["made_ahead"]) == ("fw-t1-ja", False)
+    assert (second["network"], second["from_pool"]) == ("fw-t1-ja", False)
 
 
 def test_spares_never_take_the_last_pieces_from_below(tmp_path: Path) -> None:
@@ -299,9 +299,9 @@ def test_a_record_of_the_version_before_has_the_network_of_its_job(ledger: Ledge
     name = spec("ja", 1, {}, runtime="podman").name
     admit(ledger, "ja")
     with ledger.transaction() as state:
-        for key in ("network", "made_ahead"):
+        for key in ("network", "from_pool"):
             del state["tasks"][name][key]
-        del state["spares"]
+        del state["network_pool"]
     assert task_network(ledger.tasks()[name]) == "fw-t1-ja"
     assert ledger.networks() == {"fw-t1-ja"}
     assert admit(ledger, "ja", task=1)["network"] == "fw-t1-ja"

@@ -56,7 +56,7 @@ class SharingNode:
         self.driver = nvml.FakeDriver(node.folder, [nvml.h200(0), nvml.h200(1)])
         self.control = node.folder / STANDIN.name
         shutil.copy(STANDIN, self.control)
-        node.configure(gpus="nvml", mps_control=str(self.control))
+        node.configure(gpus="nvml", mps_control_program=str(self.control))
 
     def open(self, **how: Any) -> Link:
         more = how.pop("environment", {})
@@ -116,7 +116,7 @@ def said_by(link: Link, job: str) -> str:
 def test_a_daemon_begins_with_the_first_share_and_ends_with_the_last(sharing: SharingNode) -> None:
     link = sharing.open()
     assert link.hello.gpu_sharing is not None and link.hello.gpu_sharing.enforced, link.hello.gpu_sharing
-    room_mib = link.hello.gpus[0].memory_mib - link.hello.gpus[0].reserved_mib
+    room_mib = link.hello.gpus[0].memory_mib - link.hello.gpus[0].driver_reserved_mib
     assert room_mib < link.hello.gpus[0].memory_mib
     begin(link, sharing.node.spec("jwhole", gpus=[{"uuid": "GPU-h200-1", "milli": 1000}]))
     assert sharing.daemons() == []  # a whole GPU needs none
@@ -155,7 +155,7 @@ def test_a_daemon_begins_with_the_first_share_and_ends_with_the_last(sharing: Sh
     stop(link, "jlarge")
     stop(link, "jthird")
     wait_for("no daemon left", lambda: not sharing.processes())
-    wait_for("its order dropped", lambda: not (sharing.folder() / "order.json").exists())
+    wait_for("its order dropped", lambda: not (sharing.folder() / "launch.json").exists())
     assert list((sharing.folder() / "pipe").iterdir()) == []
 
 
@@ -256,7 +256,7 @@ def test_where_shares_are_enforced(tmp_path, monkeypatch, runtimes, root, says) 
     assert why_not is None if says is None else why_not is not None and says in why_not
     assert "pretend" in str(mps.unavailable_reason(settings, [real[0]._replace(simulated=True)], str(STANDIN)))
     assert "is not on it" in str(mps.unavailable_reason(settings, real, None))
-    assert mps.find_control_program(parse_settings({**own, "mps_control": None})) is None
+    assert mps.find_control_program(parse_settings({**own, "mps_control_program": None})) is None
     older = tmp_path / "older"
     older.write_text("get_server_list")
     one_account = mps.unavailable_reason(settings, real, str(older))

@@ -121,7 +121,7 @@ def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
     link.request("remove", timeout_s=30, epoch=1, job="joom", attempt=1)
     assert node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
     spare = node.wait_for_spare()
-    assert node.networks() == {spare} == set(node.ledger()["spares"])
+    assert node.networks() == {spare} == set(node.ledger()["network_pool"])
 
 
 def test_what_a_variable_holds_reaches_the_task_and_no_argument_list(podman_node: LoneNode) -> None:
@@ -182,7 +182,7 @@ def test_a_network_that_was_pruned_is_made_again(podman_node: LoneNode) -> None:
     assert node.podman("network", "rm", spare).returncode == 0  # type: ignore[attr-defined]
     assert network_of(node, start(link, node, "jpruned")) == spare
     end(link, "jpruned")
-    assert node.networks() <= set(node.ledger()["spares"])
+    assert node.networks() <= set(node.ledger()["network_pool"])
 
 
 def test_networks_that_nobody_knows_are_removed_and_strangers_stay(podman_node: LoneNode) -> None:
@@ -222,7 +222,7 @@ def test_a_name_that_means_another_image_is_noticed(podman_node: LoneNode) -> No
 
 def test_a_log_takes_no_more_than_twice_its_size(podman_node: LoneNode) -> None:
     node = podman_node
-    node.configure(log_mib=1)
+    node.configure(max_log_mib=1)
     link = node.open()
     # a pause after the first 1.4 MiB: who writes twice the limit between two looks loses its beginning
     noise = """import time
@@ -318,7 +318,7 @@ def test_images_are_loaded_in_pieces_and_checked(podman_node: LoneNode, tiny_ima
     image = link.request("load", timeout_s=60, upload="up1", last=True)["image"]
     assert image["image_id"].startswith("sha256:") and "localhost/evil:1" in image["refs"]
     control = node.open()
-    for wanted, code in (("localhost/evil:1", "bad_spec"), ("localhost/none:1", "image_missing")):
+    for wanted, code in (("localhost/evil:1", "invalid_spec"), ("localhost/none:1", "image_missing")):
         spec = node.spec("jimage", runtime="podman", image=wanted)
         with pytest.raises(AgentError) as caught:
             control.request("start", timeout_s=20, epoch=1, spec=spec)

@@ -36,8 +36,8 @@ def free_port() -> int:
 
 def test_it_waits_for_its_start_and_holds_its_gpu_and_port(node: LoneNode) -> None:
     link, port = node.open(), free_port()
-    assert "prepare" in link.hello.capabilities and link.hello.gang_ports == (32_000, 32_700)
-    spec = node.spec("jone", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}], meet_port=port)
+    assert "prepare" in link.hello.capabilities and link.hello.rendezvous_ports == (32_000, 32_700)
+    spec = node.spec("jone", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1000}], rendezvous_port=port)
     assert prepare(link, spec)["state"] == "created"
     assert prepare(link, spec)["already"] is True
     other = node.open()  # also for another agent process, after its control session has healed
@@ -45,8 +45,8 @@ def test_it_waits_for_its_start_and_holds_its_gpu_and_port(node: LoneNode) -> No
     with pytest.raises(AgentError, match="thousandths"):
         prepare(other, node.spec("jtwo", *SAYS, gpus=[{"uuid": GPUS[0], "milli": 1}]))
     with pytest.raises(AgentError, match="meet") as taken:
-        prepare(other, node.spec("jtwo", *SAYS, meet_port=port))
-    assert taken.value.code == "meet_port_in_use"
+        prepare(other, node.spec("jtwo", *SAYS, rendezvous_port=port))
+    assert taken.value.code == "rendezvous_port_in_use"
     assert prepare(other, spec, "start")["state"] == "running"
     wait_for(other, "exited", job="jone", exit_code=0)
     assert log_of(other, "jone") == "begun\n"
@@ -72,9 +72,9 @@ def test_a_port_on_which_somebody_listens_is_refused_at_both_steps_and_nothing_i
     with socket.create_server(("", 0)) as stranger:
         port = stranger.getsockname()[1]
         with pytest.raises(AgentError, match=str(port)):
-            prepare(link, node.spec("jone", *SAYS, meet_port=port))
+            prepare(link, node.spec("jone", *SAYS, rendezvous_port=port))
         assert state_of(link, "jone") is None
-    spec = node.spec("jone", *SAYS, meet_port=port, gpus=[{"uuid": GPUS[0], "milli": 1000}])
+    spec = node.spec("jone", *SAYS, rendezvous_port=port, gpus=[{"uuid": GPUS[0], "milli": 1000}])
     assert prepare(link, spec)["state"] == "created"
     with socket.create_server(("", port)), pytest.raises(AgentError, match=str(port)):
         prepare(link, spec, "start")
@@ -111,9 +111,9 @@ def test_until_rank_zero_begins_its_agent_answers_at_its_port_and_whoever_is_rep
     link, other, port = node.open(), node.open(), free_port()
 
     def why(job: str = "jone") -> object:
-        return other.request("reach", timeout_s=5, **place(port, job))["why"]
+        return other.request("check_rendezvous", timeout_s=5, **place(port, job))["reason"]
 
-    spec = node.spec("jone", "sleep", "600", meet_port=port, listens=True)
+    spec = node.spec("jone", "sleep", "600", rendezvous_port=port, hold_rendezvous_port=True)
     assert why() == "connection refused"
     assert prepare(link, spec)["state"] == "created"
     assert why() is None and why("jtwo") == "something else answers there"
@@ -121,7 +121,7 @@ def test_until_rank_zero_begins_its_agent_answers_at_its_port_and_whoever_is_rep
     assert prepare(other, spec)["already"] is True and why() is None  # the link to the first was lost, say
     assert prepare(link, spec, "start")["state"] == "running"
     assert why() == "connection refused"  # it is the task's now
-    again = node.spec("jtwo", *SAYS, meet_port=port, listens=True)
+    again = node.spec("jtwo", *SAYS, rendezvous_port=port, hold_rendezvous_port=True)
     link.request("stop", timeout_s=20, epoch=1, job="jone", attempt=1, grace_s=0)
     assert prepare(link, again)["state"] == "created" and why("jtwo") is None
     link.request("stop", timeout_s=20, epoch=1, job="jtwo", attempt=1, grace_s=0)
@@ -132,10 +132,10 @@ def test_what_answers_nothing_and_what_hangs_up_is_told_apart(node: LoneNode) ->
     link = node.open()
     with socket.create_server(("127.0.0.1", 0), backlog=8) as silent:  # it takes connections and says nothing
         port = silent.getsockname()[1]
-        told = link.request("reach", timeout_s=5, **place(port))
-        assert told["why"] == "no answer in 0.3 s" and 0.25 < told["seconds"] < 3
+        told = link.request("check_rendezvous", timeout_s=5, **place(port))
+        assert told["reason"] == "no answer in 0.3 s" and 0.25 < told["seconds"] < 3
     with pytest.raises(AgentError, match="address"):
-        link.request("reach", timeout_s=5, **place(port) | {"address": "node-a"})
+        link.request("check_rendezvous", timeout_s=5, **place(port) | {"address": "node-a"})
 
 
 def test_a_check_says_what_a_node_lacks_of_what_its_pool_names(node: LoneNode) -> None:
@@ -153,8 +153,8 @@ def test_a_check_says_what_a_node_lacks_of_what_its_pool_names(node: LoneNode) -
         and check(interface=here.addresses[0].rpartition("/")[0] + "/32")["ok"]
     )
     wrong = check(interface="192.0.2.128/32", network="fabric0", devices=["/dev/null", "/dev/fabric7"])
-    assert not wrong["ok"] and "no interface 192.0.2.128/32" in wrong["sentence"]
-    assert "Plain processes" in wrong["sentence"] and "/dev/fabric7" in wrong["sentence"]
+    assert not wrong["ok"] and "no interface 192.0.2.128/32" in wrong["message"]
+    assert "Plain processes" in wrong["message"] and "/dev/fabric7" in wrong["message"]
 
 
 @pytest.mark.rig
@@ -167,13 +167,13 @@ def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
     address = (
         next((each.address for each in link.hello.interfaces if each.chosen), "")
         if on_node
-        else "{first_rank}"
+        else "{rank0_address}"
     )
     specs = []
     for rank in (0, 1):
         env = {"RANK": str(rank), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        told: dict[str, Any] = {"node_network": True} if on_node else {"meets_here": True}
-        told |= {"meet_port": port} if on_node and rank == 0 else {}
+        told: dict[str, Any] = {"host_network": True} if on_node else {"local_rendezvous": True}
+        told |= {"rendezvous_port": port} if on_node and rank == 0 else {}
         more = {"runtime": "podman", "image": node.image, "env": env, "task": rank, **told}  # type: ignore[attr-defined]
         specs.append(node.spec("jgang", "python3", "-c", MEETS, **more))
     for spec in specs:
@@ -183,7 +183,7 @@ def test_ranks_of_containers_meet(podman_node: LoneNode, where: str) -> None:
     eventually("both have ended", lambda: codes_of(link, "jgang") == [0, 0])
     assert "heard one" in log_of(link, "jgang")
     if on_node:  # it is only created: not everywhere may we raise the bound that it asks for
-        fabric = {"job": "jfabric", "task": 0, "devices": ["/dev/nul?"], "meet_port": None, "env": {}}
+        fabric = {"job": "jfabric", "task": 0, "devices": ["/dev/nul?"], "rendezvous_port": None, "env": {}}
         made = prepare(link, specs[0] | fabric)["container"]
         told = node.podman("inspect", "--format", "{{.HostConfig.Devices}} {{.HostConfig.Ulimits}}", made)  # type: ignore[attr-defined]
         assert "/dev/null" in told.stdout and "MEMLOCK -1 -1" in told.stdout, told

@@ -111,15 +111,15 @@ def test_start_is_repeatable_and_guards_the_gpu(node: LoneNode) -> None:
     again = start(link, node.spec("ja", gpus=whole))
     assert (first["already"], again["already"]) == (False, True)
     assert again["started_s"] == first["started_s"]
-    assert refused(link, "start", epoch=1, spec=node.spec("jb", gpus=whole)).code == "over_milli"
+    assert refused(link, "start", epoch=1, spec=node.spec("jb", gpus=whole)).code == "gpu_overcommitted"
     other = node.spec("ja", gpus=whole, digest="d2")
     assert refused(link, "start", epoch=1, spec=other).code == "name_conflict"
     unknown = node.spec("jc", gpus=[{"uuid": "GPU-none", "milli": 1}])
     assert refused(link, "start", epoch=1, spec=unknown).code == "unknown_gpu"
     assert refused(link, "start", epoch=0, spec=node.spec("ja", gpus=whole)).code == "stale_epoch"
-    assert refused(link, "start", epoch=1, spec=node.spec("jd", cluster="t2")).code == "bad_spec"
+    assert refused(link, "start", epoch=1, spec=node.spec("jd", cluster="t2")).code == "invalid_spec"
     assert (
-        refused(link, "start", epoch=1, spec=node.spec("jd", runtime="podman", image="x")).code == "bad_spec"
+        refused(link, "start", epoch=1, spec=node.spec("jd", runtime="podman", image="x")).code == "invalid_spec"
     )
     assert len(link.request("list", timeout_s=10)["containers"]) == 1
 
@@ -129,7 +129,7 @@ def test_fractions_fill_a_gpu_and_no_more(node: LoneNode) -> None:
     for number, milli in enumerate((400, 600)):
         start(link, node.spec(f"j{number}", gpus=[{"uuid": GPUS[0], "milli": milli}]))
     one_more = node.spec("j9", gpus=[{"uuid": GPUS[0], "milli": 1}])
-    assert refused(link, "start", epoch=1, spec=one_more).code == "over_milli"
+    assert refused(link, "start", epoch=1, spec=one_more).code == "gpu_overcommitted"
     link.request("stop", timeout_s=10, epoch=1, job="j0", attempt=1, grace_s=0)
     start(link, one_more)
 
@@ -172,7 +172,7 @@ def test_a_stop_of_one_task_leaves_the_others_alone(node: LoneNode) -> None:
     start(link, node.spec("jgrows", "sleep", "600", task=2, gpus=[]))
     for wrong in ([], "1", [True], [-1]):
         fields = {"epoch": 1, "job": "jgrows", "attempt": 1, "tasks": wrong}
-        assert refused(link, "stop", **fields).code == "bad_spec"
+        assert refused(link, "stop", **fields).code == "invalid_spec"
 
 
 def test_a_stop_before_the_start_wins(node: LoneNode) -> None:
@@ -200,7 +200,7 @@ def test_what_cannot_be_killed_is_told_and_keeps_the_agent_from_nothing(node: Lo
             assert answer["stopping"] is True and answer["stuck_s"] > 0.0
         assert stop("jother")["gone"] is True
         more = node.spec("jmore", "true", gpus=[{"uuid": GPUS[0], "milli": 1000}])
-        assert refused(link, "start", epoch=1, spec=more).code == "over_milli"
+        assert refused(link, "start", epoch=1, spec=more).code == "gpu_overcommitted"
     wait_for(link, "exited", job="jstuck")
     assert stop("jstuck")["gone"] is True
 
@@ -295,7 +295,7 @@ def test_logs_come_by_offset(node: LoneNode) -> None:
 
 
 def test_a_log_is_cut_at_its_size_and_the_task_goes_on(node: LoneNode) -> None:
-    node.configure(log_mib=1)
+    node.configure(max_log_mib=1)
     link = node.open()
     noise = "import sys; [sys.stdout.write('x' * 1023 + chr(10)) for _ in range(3000)]; open('done', 'w')"
     start(link, node.spec("jloud", "python3", "-c", noise))
@@ -387,7 +387,7 @@ def test_samples_come_every_second(node: LoneNode) -> None:
 def test_samples_are_taken_when_they_are_wanted(node: LoneNode) -> None:
     watch = node.open("watch")
     for nonsense in (1, -0.1, "0.5", True):
-        assert refused(watch, "stats", phase_s=nonsense).code == "bad_spec"
+        assert refused(watch, "stats", phase_s=nonsense).code == "invalid_spec"
     phase_s = (time.time() + 0.5) % 1.0
     watch.request("stats", timeout_s=10, phase_s=phase_s)
     wait_for(watch, "sample")  # the first comes at once
@@ -403,29 +403,29 @@ def test_the_wait_ends_at_the_moment_wanted(phase_s: float, now_s: float) -> Non
 
 
 def test_a_disk_below_its_floor_takes_no_work(node: LoneNode) -> None:
-    node.write_settings(disk_floor_mib=10**9)
+    node.write_settings(min_free_disk_mib=10**9)
     refusal = refused(node.open(), "start", epoch=1, spec=node.spec("jfull"))
     assert refusal.code == "disk_full"
     assert "MiB left" in refusal.message
 
 
 def test_mounts_only_from_lent_folders(node: LoneNode) -> None:
-    mount = {"kind": "path", "source": "/etc", "target": "/mnt"}
+    mount = {"kind": "host_path", "source": "/etc", "target": "/mnt"}
     assert "lends" in refused(node.open(), "start", epoch=1, spec=node.spec("jm", mounts=[mount])).message
 
 
 def test_roles_are_bounded_by_the_key(node: LoneNode) -> None:
     watch = node.open("watch")
-    assert refused(watch, "start", epoch=1, spec=node.spec("ja")).code == "not_allowed"
-    assert refused(watch, "stop", epoch=1, job="ja", attempt=1).code == "not_allowed"
-    assert refused(node.open("bulk"), "start", epoch=1, spec=node.spec("ja")).code == "not_allowed"
+    assert refused(watch, "start", epoch=1, spec=node.spec("ja")).code == "forbidden"
+    assert refused(watch, "stop", epoch=1, job="ja", attempt=1).code == "forbidden"
+    assert refused(node.open("bulk"), "start", epoch=1, spec=node.spec("ja")).code == "forbidden"
     assert refused(node.open(), "dance").code == "unknown_verb"
 
 
 def test_another_cluster_is_turned_away(node: LoneNode) -> None:
     with pytest.raises(AgentError) as caught:
         node.open(cluster="t2")
-    assert caught.value.code == "not_allowed"
+    assert caught.value.code == "forbidden"
 
 
 def test_the_agent_stays_small(node: LoneNode) -> None:

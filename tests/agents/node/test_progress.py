@@ -136,7 +136,7 @@ def test_a_device_and_a_pipe_that_somebody_fills_say_nothing_and_hold_nobody_up(
 def said_by(link: Link, job: str) -> tuple[float | None, float | None]:
     """What the node says of a job's progress."""
     (row,) = [row for row in link.request("list", timeout_s=20)["containers"] if row["job"] == job]
-    return row["progress"], row["progress_ago_s"]
+    return row["progress"], row["progress_age_s"]
 
 
 def counts(job: str, node: LoneNode, **more: Any) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def test_a_shell_stands_beside_its_task_and_sees_nothing_of_ours(task, monkeypat
     assert "/dev/pts/" in told
     uid = next(line for line in told.splitlines() if line.strip().isdigit() and int(line) > 1_000_000)
     record = next(iter(node.ledger()["tasks"].values()))
-    assert int(uid) == record["own_uid"]
+    assert int(uid) == record["task_uid"]
     assert os.readlink(f"/proc/{record['pid']}/ns/mnt") in browser.ask(
         "readlink /proc/self/ns/mnt; echo x=1", "x=1"
     )

@@ -59,7 +59,7 @@ def test_the_agent_tells_of_the_sshd_that_runs_and_how_it_is_set(tmp_path: Path,
             cluster="t",
             environment={"PATH": f"{tmp_path}:/usr/bin:/bin"},
         ) as link:
-            told, below = link.hello.versions, link.hello.below_floor
+            told, below = link.hello.versions, link.hello.version_warnings
     assert (told["sshd"], told["maxsessions"], told["maxstartups"]) == ("8.4", "7", "3:30:100")
     assert (told["conmon"], told["driver"]) == ("2.0.25", None)
     assert any("The sshd that runs 8.4 is below 9.6" in each for each in below)

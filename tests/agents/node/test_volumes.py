@@ -25,7 +25,7 @@ def lent(podman_node: LoneNode) -> Path:
     (lent / "sets").mkdir(parents=True)
     (lent / "sets/rows").write_text("a,b\n")
     (lent / "teams").mkdir()
-    podman_node.configure(path_roots=[str(lent)])
+    podman_node.configure(allowed_mount_roots=[str(lent)])
     return lent
 
 
@@ -49,7 +49,7 @@ def test_members_share_a_project_and_nobody_changes_a_data_set(podman_node: Lone
     link = podman_node.open()
     team = {"kind": "project", "source": str(lent / "teams"), "folder": "vision22", "gid": GID}
     team |= {"target": "/volumes/team", "quota_mib": 64}
-    sets = {"kind": "path", "source": str(lent / "sets"), "target": "/volumes/sets", "read_only": True}
+    sets = {"kind": "host_path", "source": str(lent / "sets"), "target": "/volumes/sets", "read_only": True}
     scratch = {"kind": "scratch", "source": "fast", "target": "/volumes/fast"}
     first = (
         "umask 077; mkdir /volumes/team/d && echo mine > /volumes/team/d/notes; cat /volumes/sets/rows; "
@@ -66,7 +66,7 @@ def test_members_share_a_project_and_nobody_changes_a_data_set(podman_node: Lone
     start(link, podman_node, "jsecond", second, team, uid=2002)
     assert "mine\nours" in log_with(link, "jsecond", "ours")
     stranger = "ls /volumes/team 2>&1; echo looked"
-    outside = {"kind": "path", "source": str(lent / "teams/vision22"), "target": "/volumes/team"}
+    outside = {"kind": "host_path", "source": str(lent / "teams/vision22"), "target": "/volumes/team"}
     start(link, podman_node, "jthird", stranger, outside, uid=2003)
     assert "ermission denied" in log_with(link, "jthird", "looked")
     link.request("stop", timeout_s=30, epoch=1, job="jfirst", attempt=1, grace_s=0)
@@ -85,7 +85,7 @@ def test_what_a_node_does_not_lend_is_never_shown(podman_node: LoneNode, lent: P
     (lent / "out").symlink_to("/etc")
     (lent / "teams/vision22").symlink_to("/etc")
     (lent / "a:b").mkdir()
-    mount = {"kind": "path", "target": "/volumes/x"}
+    mount = {"kind": "host_path", "target": "/volumes/x"}
     team = {"kind": "project", "folder": "vision22", "gid": GID, "source": str(lent / "teams")}
     for wrong, said in (
         (mount | {"source": "/etc"}, "not under a folder that this node lends"),
@@ -116,7 +116,7 @@ def memory_disk(lent: Path) -> Iterator[Path]:
 @pytest.mark.rig
 def test_a_share_is_shown_only_while_it_is_mounted(podman_node: LoneNode, memory_disk: Path) -> None:
     (memory_disk / "seen").write_text("shared\n")
-    mount = {"kind": "path", "source": str(memory_disk), "target": "/volumes/x", "filesystem": "tmpfs"}
+    mount = {"kind": "host_path", "source": str(memory_disk), "target": "/volumes/x", "filesystem": "tmpfs"}
     link = podman_node.open()
     start(link, podman_node, "jshare", "cat /volumes/x/seen", mount)
     assert "shared" in log_with(link, "jshare", "shared")

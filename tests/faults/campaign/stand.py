@@ -35,13 +35,13 @@ STATE_MIB = 24
 
 
 @contextlib.contextmanager
-def over_ssh(node: Node, room: EngineHarness) -> Iterator[FaultyLinkProxy]:
+def over_ssh(node: Node, harness: EngineHarness) -> Iterator[FaultyLinkProxy]:
     """Lets a node of this machine be reached by a real sshd, through a wire that can be bad."""
     from portal.models import Node as Row
 
-    folder = room.folder
+    folder = harness.folder
     pairs = make_keys(folder / "keys", node.settings["cluster"])
-    room.environment["FAIRWAY_CONTROL_KEY"] = str(pairs["control"])
+    harness.environment["FAIRWAY_CONTROL_KEY"] = str(pairs["control"])
     publics = {purpose: read_public_key(pairs[purpose]) for purpose in PURPOSES}
     here = folder / node.public_id
     here.mkdir()
@@ -111,8 +111,8 @@ def servers(root: Path) -> Iterator[tuple[Server, Server]]:
 class Worker:
     """A worker of all queues that is started again whenever it is gone."""
 
-    def __init__(self, room: EngineHarness) -> None:
-        self._room = room
+    def __init__(self, harness: EngineHarness) -> None:
+        self._room = harness
         self._process: subprocess.Popen[bytes] | None = None
         self.stopped = False
 
