@@ -19,7 +19,7 @@ def main() -> None:
     except BootstrapError as trouble:
         sys.exit(str(trouble))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
-    from portal.config.places import apply_data_dir_option
+    from portal.config.data_paths import apply_data_dir_option
 
     apply_data_dir_option(argv)
     from django.core.management import execute_from_command_line

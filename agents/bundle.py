@@ -14,7 +14,7 @@ import zipfile
 from itertools import takewhile
 from pathlib import Path
 
-from agents.nvml_part import extract_subset
+from agents.nvml_subset import extract_subset
 
 _SOURCE = Path(__file__).parent / "node"
 _EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agents.samples import Hello
-from agents.wire import InvalidMessageError, clean_text
+from agents.wire.fields import InvalidMessageError, clean_text
+from agents.wire.messages import Hello
 
 PROTOCOL = 1
 MAX_LINE_BYTES = 1024 * 1024
@@ -132,7 +132,8 @@ class Link:
         self._closed_reason: str | None = None
         self._closed = threading.Event()
         self._unsolicited_limit = TokenBucket(
-            UNSOLICITED_RATE_PER_S.get(role, DEFAULT_UNSOLICITED_RATE_PER_S), UNSOLICITED_BURST.get(role, DEFAULT_UNSOLICITED_BURST)
+            UNSOLICITED_RATE_PER_S.get(role, DEFAULT_UNSOLICITED_RATE_PER_S),
+            UNSOLICITED_BURST.get(role, DEFAULT_UNSOLICITED_BURST),
         )
         self._hello_queue: queue.SimpleQueue[JsonObject | OutcomeUnknownError] = queue.SimpleQueue()
         self._hello_received = False
@@ -305,4 +306,6 @@ def _parse_error(answer: JsonObject, default_code: str) -> AgentError:
     """The node's refusal; ``otherwise`` is its code where it has none that we could know."""
     code, message = answer.get("code"), answer.get("message")
     known = isinstance(code, str) and _CODE.fullmatch(code)
-    return AgentError(str(code) if known else default_code, clean_text(message) if isinstance(message, str) else "")
+    return AgentError(
+        str(code) if known else default_code, clean_text(message) if isinstance(message, str) else ""
+    )

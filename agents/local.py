@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from agents.link import HELLO_TIMEOUT_S, Link
-from agents.wire import clean_text
+from agents.wire.fields import clean_text
 
 _EXIT_TIMEOUT_S = 5.0
 _INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "XDG_RUNTIME_DIR")

@@ -22,7 +22,7 @@ from paramiko.packet import Packetizer
 from agents.keys import fingerprint
 from agents.link import HELLO_TIMEOUT_S, Link, OutcomeUnknownError
 from agents.watchdog import WATCHDOG
-from agents.wire import clean_text
+from agents.wire.fields import clean_text
 
 Role = Literal["control", "watch", "bulk"]
 
@@ -406,9 +406,7 @@ class PasswordLogin:
 def login_with_password(target: SshTarget, password: str) -> Iterator[PasswordLogin]:
     """Opens a login with a password for as long as the block lasts. Raises a typed SshError."""
     connection = _connect(target)
-    _authenticate(
-        connection, lambda: connection.transport.auth_password(target.user, password), "password"
-    )
+    _authenticate(connection, lambda: connection.transport.auth_password(target.user, password), "password")
     try:
         yield PasswordLogin(connection)
     finally:
@@ -439,7 +437,9 @@ def _run_with_input(channel: paramiko.Channel, script: bytes) -> RootCommandResu
     for helper in helpers:
         helper.join(STEP_TIMEOUT_S)
     status = channel.exit_status if channel.status_event.wait(STEP_TIMEOUT_S) else -1
-    return RootCommandResult(int(status), output.decode(errors="replace"), b"".join(errors).decode(errors="replace"))
+    return RootCommandResult(
+        int(status), output.decode(errors="replace"), b"".join(errors).decode(errors="replace")
+    )
 
 
 # ---- connecting, step by step ------------------------------------------------------------------------------
@@ -524,7 +524,9 @@ def _authenticate(connection: SshConnection, authenticate: Callable[[], object],
         ) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         connection.close()
-        raise NodeUnreachableError(f"{target.address} hung up during the login: {error}.", SshStep.LOGIN) from error
+        raise NodeUnreachableError(
+            f"{target.address} hung up during the login: {error}.", SshStep.LOGIN
+        ) from error
     if missing:
         connection.close()
         message = f"{target.address} wants more than one proof for the account {target.user}."
@@ -532,7 +534,9 @@ def _authenticate(connection: SshConnection, authenticate: Callable[[], object],
     connection.start_keepalive()
 
 
-def host_key_mismatch(target: SshTarget, fingerprint_shown: str, presented: str | None = None) -> HostKeyMismatchError:
+def host_key_mismatch(
+    target: SshTarget, fingerprint_shown: str, presented: str | None = None
+) -> HostKeyMismatchError:
     """The refusal of a machine that shows another key than the confirmed one; ``shown`` is its fingerprint."""
     return HostKeyMismatchError(
         f"{target.address} shows the host key {fingerprint_shown}, but {fingerprint(target.host_key)} was confirmed for it: "

@@ -8,7 +8,15 @@ import signal
 import sys
 from pathlib import Path
 
-SUPPORT_MODULES = {"__main__", "calibration", "report", "runner", "scratch_database", "simulated_nodes", "slurm"}
+SUPPORT_MODULES = {
+    "__main__",
+    "calibration",
+    "report",
+    "runner",
+    "scratch_database",
+    "simulated_nodes",
+    "slurm",
+}
 
 
 def names() -> list[str]:

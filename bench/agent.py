@@ -26,8 +26,8 @@ from typing import Any
 from agents.bundle import build_archive
 from agents.link import Link
 from agents.local import open_local
-from bench.line import print_figure
-from tests.standins import nvml
+from bench.report import print_figure
+from tests.fakes import nvml
 
 CLUSTER = "bench-agent"
 GPUS = 8
@@ -61,7 +61,9 @@ def main(arguments: list[str]) -> int:
                 resident_mb=round(sum(_memory_mb(pid)[1] for pid in shims), 1),
             )
             for number in range(GPUS):
-                links["control"].request("stop", timeout_s=30, epoch=1, job=f"job{number}", attempt=1, grace_s=0)
+                links["control"].request(
+                    "stop", timeout_s=30, epoch=1, job=f"job{number}", attempt=1, grace_s=0
+                )
     return 0
 
 

@@ -22,11 +22,11 @@ import time
 from typing import Any
 
 from bench import decide as mix
-from bench.line import print_figure
-from bench.own_database import scratch_database
-from scheduler.core.model import snapshot as c
+from bench.report import print_figure
+from bench.scratch_database import scratch_database
 from scheduler.core.decide import decide
-from scheduler.core.policy import Policy
+from scheduler.core.model import snapshot as c
+from scheduler.core.model.policy import Policy
 
 PENDING = 10_000
 EXTRA_RUNNING = 8_000
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=8, help="cycles of each of the three kinds")
     options = parser.parse_args(arguments)
     with scratch_database():
-        from scheduler.remembered import CycleState
+        from scheduler.cycle_state import CycleState
 
         record, state = BenchCluster(), CycleState()
         if options.fill:
@@ -248,30 +248,32 @@ class BenchCluster:
 
     def settle(self, state: Any) -> None:
         """Runs what got places, lets go whoever was asked to leave, and runs cycles until nothing moves."""
+        from portal.domain.reasons import EndReason
         from portal.models import Attempt, Task
-        from portal.services import lifecycle
-        from portal.words.reasons import EndReason
+        from portal.services.lifecycle import job_control
 
         for _ in range(MOST_CYCLES):
             begun = Attempt.objects.filter(state="CONFIGURING", start_sent_at__isnull=True)
             Task.objects.filter(attempt__in=begun).update(state="RUNNING", running_at=self.now)
             begun.update(state="RUNNING", start_sent_at=self.now, running_at=self.now)
-            for task in Task.objects.filter(attempt__stop_requested_at__isnull=False, container_removed=False):
-                lifecycle.record_task_ended(task.pk, exit_code=143, reason=EndReason.COMPLETED)
+            for task in Task.objects.filter(
+                attempt__stop_requested_at__isnull=False, container_removed=False
+            ):
+                job_control.record_task_ended(task.pk, exit_code=143, reason=EndReason.COMPLETED)
             row = _cycle(state)[1]
             if not row.started_jobs and not row.evicted_jobs:
                 return
 
     def end_one(self, n: int) -> None:
         """A job of one GPU ends, as its node tells it."""
+        from portal.domain.reasons import EndReason
         from portal.models import Task
-        from portal.services import lifecycle
-        from portal.words.reasons import EndReason
+        from portal.services.lifecycle import job_control
 
-        task = Task.objects.filter(container_removed=False, attempt__job__tasks=1, attempt__job__gpus_per_task=1).order_by(
-            "pk"
-        )[n]
-        lifecycle.record_task_ended(task.pk, exit_code=0, reason=EndReason.COMPLETED)
+        task = Task.objects.filter(
+            container_removed=False, attempt__job__tasks=1, attempt__job__gpus_per_task=1
+        ).order_by("pk")[n]
+        job_control.record_task_ended(task.pk, exit_code=0, reason=EndReason.COMPLETED)
 
     def submit_one(self, n: int) -> None:
         """Another job joins the queue."""

@@ -8,11 +8,11 @@ import resource
 import time
 
 from bench.calibration import calibration_ms
-from scheduler.core.model import snapshot as c
-from scheduler.core.carry import apply_plan
 from scheduler.core.decide import decide
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
+from scheduler.core.model import snapshot as c
+from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
 
 NODES, GPUS_PER_NODE, PROJECTS, USER_COUNT, PENDING = 1_000, 8, 60, 300, 10_000
 NOW_S = 1_000_000.0

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.gateway import _free, _process, _rss_mib, _until_open
-from bench.line import percentile, print_figure
-from bench.own_database import scratch_database
+from bench.report import percentile, print_figure
+from bench.scratch_database import scratch_database
 
 SOCKETS_A_PERSON = 25
 LAST_TARGET_MS, CORE_TARGET_PERCENT = 100.0, 25
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     port, web_port = _free("127.0.0.1"), _free("127.0.0.1")
     os.environ["FAIRWAY_PORTAL_URL"] = f"http://localhost:{port}"
     with scratch_database() as url:
-        from portal.standalone.processes import _uvicorn
+        from portal.standalone.process_table import _uvicorn
 
         people = -(-wanted.browsers // SOCKETS_A_PERSON)
         keys = _sign_in(people, wanted.nodes)
@@ -131,20 +131,20 @@ def _cpu_s(pid: int) -> float:
 
 
 def _sign_in(people: int, nodes: int) -> list[str]:
-    from tests import record
-    from tests.gateway.stand import sign_in
+    from tests import factories
+    from tests.gateway.gateway_harness import sign_in
 
-    pool = record.pool()
+    pool = factories.pool()
     for _ in range(nodes):
-        record.node(pool, gpus=8)
-    return [sign_in(record.user()) for _ in range(people)]
+        factories.node(pool, gpus=8)
+    return [sign_in(factories.user()) for _ in range(people)]
 
 
 async def _tick(seconds: int, nodes: int) -> int:
     """Sends what the collector sends, once a second."""
     from channels.layers import get_channel_layer
 
-    from portal.events import channel_group
+    from portal.live_events import channel_group
 
     layer = get_channel_layer()
     rows = {

@@ -29,8 +29,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.line import print_figure
-from bench.own_database import scratch_database
+from bench.report import print_figure
+from bench.scratch_database import scratch_database
 
 JOBS = "127.77.0.1"
 SMALL_BYTES = 1024
@@ -156,7 +156,7 @@ def _ssh_node(folder: Path) -> Iterator[tuple[Any, Path]]:
 @contextlib.contextmanager
 def _lab(folder: Path, port: int, secret: str) -> Iterator[None]:
     """A JupyterLab as a node starts it."""
-    from portal.services.environments import ensure_process_jupyterlab
+    from portal.services.images.process_environment import ensure_process_jupyterlab
 
     cache = Path(os.environ.get("FAIRWAY_TEST_CACHE", "/var/tmp/fairway-tests"))
     places = {"{address}": JOBS, "{port}": str(port)}
@@ -445,7 +445,8 @@ async def _tabs(port: int, host: str, cookie: str, seconds: float, pids: tuple[i
     most = 0.0
     async with contextlib.AsyncExitStack() as stack:
         sockets = [
-            await stack.enter_async_context(_websocket(port, host, cookie)) for _ in range(TABS * SOCKETS_A_TAB)
+            await stack.enter_async_context(_websocket(port, host, cookie))
+            for _ in range(TABS * SOCKETS_A_TAB)
         ]
         for number, joined in enumerate(sockets):
             await joined.send_str("z" * 1_000_000 if number % SOCKETS_A_TAB == 0 else KERNEL_MESSAGE)
@@ -537,16 +538,16 @@ def _gateway(
 def _workspace(port: int, sshd: Any = None) -> tuple[str, str, str]:
     """A running workspace, here or behind an sshd, the cookie of somebody who has entered it, its tool's secret."""
     from portal.models import Node
-    from portal.services.workspaces import decrypt_attempt_secret, do_open_workspace, do_redeem_ticket
-    from tests import record
-    from tests.gateway.stand import attempt_of, running_workspace, sign_in
+    from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace, do_redeem_ticket
+    from tests import factories
+    from tests.gateway.gateway_harness import attempt_of, running_workspace, sign_in
 
-    owner = record.user()
+    owner = factories.user()
     node = None
     if sshd is not None:
         place = {"host": sshd.host, "port": sshd.port, "account": sshd.account, "host_key": sshd.host_key}
-        node = Node.objects.filter(transport="ssh").first() or record.node(
-            record.pool(), link="ssh", runtime="process", **place
+        node = Node.objects.filter(transport="ssh").first() or factories.node(
+            factories.pool(), link="ssh", runtime="process", **place
         )
     job = running_workspace(owner, port=port, node=node)
     _, ticket = do_open_workspace(owner, job, sign_in(owner))

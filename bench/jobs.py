@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.line import print_figure
-from bench.slurm import TUNED, slurm, missing_slurm
+from bench.report import print_figure
+from bench.slurm import TUNED, missing_slurm, slurm
 from bench.start import client_of, enter_portal, prepare_node
 
 COMMAND = ("true",)
@@ -116,8 +116,8 @@ def _with_podman(jobs: int) -> None:
 
 
 def _ours(client: Any, jobs: int) -> float:
+    from portal.domain.states import TERMINAL_JOB_STATES
     from portal.models import Job
-    from portal.words.states import TERMINAL_JOB_STATES
 
     request = {
         "name": "bench",
@@ -149,6 +149,6 @@ def _throughput(submit: Callable[[], None], unfinished: Callable[[], int], jobs:
 
 
 def _token(admin: Any) -> str:
-    from portal.services.tokens import Scope, do_create_token
+    from portal.services.accounts.tokens import Scope, do_create_token
 
     return str(do_create_token(admin, name="bench", scopes=list(Scope))[1])

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.crowd import GPUS, PROGRAM
 from bench.fanout import _cpu_s
-from bench.line import percentile, print_figure
+from bench.report import percentile, print_figure
+from bench.simulated_nodes import GPUS, PROGRAM
 from bench.start import enter_portal
 
 CORE_TARGET_PERCENT, MEMORY_TARGET_MIB, AGE_TARGET_MS = 100.0, 1024.0, 1000.0
@@ -164,8 +164,8 @@ def _sshd(data: Path, crowd: str) -> Iterator[tuple[int, str]]:
 def _add_nodes(admin: Any, near: int, crowd: str, far: list[str], port: int, host_key: str) -> None:
     import getpass
 
-    from portal.services.nodes import do_create_node, do_create_pool
-    from portal.words.states import NodeTransport, RuntimeKind
+    from portal.domain.states import NodeTransport, RuntimeKind
+    from portal.services.nodes.nodes import do_create_node, do_create_pool
 
     pool = do_create_pool(admin, "crowd")
     for number in range(near):
@@ -196,7 +196,7 @@ def _submit(admin: Any, count: int) -> None:
     from django.db import transaction
 
     from portal.models import Environment, Job, Project
-    from portal.services import lifecycle
+    from portal.services.lifecycle import job_control
 
     environment = Environment.objects.create(name="crowd", title="Crowd", runtime="process")
     project = Project.objects.get(name="default")
@@ -211,7 +211,7 @@ def _submit(admin: Any, count: int) -> None:
                 command=["sleep", "86400"],
                 gpus_per_task=GPUS,
             )
-            lifecycle.record_submitted(job, actor=admin.username)
+            job_control.record_submitted(job, actor=admin.username)
 
 
 def _until(portal: Any, count: Callable[[], int], wanted: int, began: float) -> float:
@@ -238,7 +238,7 @@ def _browse(portal: Any, admin: Any, seconds: int) -> tuple[list[float], int]:
     """Ages in ms of the nodes' samples in all frames of some seconds, and how many frames that were."""
     from websockets.sync.client import connect
 
-    from tests.gateway.stand import sign_in
+    from tests.gateway.gateway_harness import sign_in
 
     headers = {"Cookie": f"fairway_session={sign_in(admin)}"}
     ages: list[float] = []

@@ -14,7 +14,7 @@ import statistics
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from bench.line import print_figure
+from bench.report import print_figure
 from scheduler.replay import openb
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "openb"

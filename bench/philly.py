@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
-from bench.line import print_figure
-from scheduler.replay.jobs import replay, feasible_jobs
+from bench.report import print_figure
+from scheduler.replay.jobs import feasible_jobs, replay
 from scheduler.replay.trace import ClusterSize, TraceJob, parse_time, read_projects, read_quotas, read_trace
 
 FROM, TO = "2017-10-01", "2017-11-30T23:59:00"

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.line import percentile, print_figure
+from bench.report import percentile, print_figure
 
 POLL_INTERVAL_S = 0.01
 MEDIAN_TARGET_MS, P95_TARGET_MS = 200.0, 500.0
@@ -201,14 +201,14 @@ def _start_manually(shell: _Shell, machine: Any, job: str) -> tuple[float, float
 
 def enter_portal(portal: Any) -> Any:
     """Sets Django up on the record of a Fairway that runs; gives its first admin."""
-    from portal.config import places
+    from portal.config import data_paths
 
     data = portal.folder / "data"
     os.environ |= {
         "DJANGO_SETTINGS_MODULE": "portal.config.settings",
         "FAIRWAY_DATA_DIR": str(data),
-        "DATABASE_URL": places.database_url(data),
-        "REDIS_URL": places.redis_url(data),
+        "DATABASE_URL": data_paths.database_url(data),
+        "REDIS_URL": data_paths.redis_url(data),
     }
     import logging
 
@@ -225,9 +225,9 @@ def prepare_node(portal: Any, machine: Any, image: str) -> str:
     """Makes the machine a node of this Fairway; gives an API token of its first admin."""
     admin = enter_portal(portal)
     from portal.models import Environment, Node
-    from portal.services.enrolment import get_script
-    from portal.services.nodes import do_create_node, do_create_pool
-    from portal.services.tokens import Scope, do_create_token
+    from portal.services.accounts.tokens import Scope, do_create_token
+    from portal.services.nodes.enrolment import get_script
+    from portal.services.nodes.nodes import do_create_node, do_create_pool
 
     machine.execute("sh", "-s", text_in=get_script(machine.address), timeout_s=120)
     do_create_node(

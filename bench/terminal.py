@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.line import percentile, print_figure
+from bench.report import percentile, print_figure
 from bench.start import client_of, prepare_node
 
 TARGET_MS = 50.0
@@ -85,8 +85,8 @@ def _web(portal: Any, client: Any) -> Iterator[tuple[Send, Receive]]:
     from websockets.sync.client import connect
 
     from portal.models import Job, Task, User
-    from portal.services.session_store import SessionStore
-    from portal.services.terminals import do_open_terminal
+    from portal.services.accounts.session_store import SessionStore
+    from portal.services.workspaces.terminals import do_open_terminal
 
     request = {"name": "echo", "project": "default", "environment": "bench", "command": ["sleep", "600"]}
     answer = client.post("/jobs/", json=request | {"gpus_per_task": 1, "memory_mib": 256})

@@ -22,8 +22,8 @@ from typing import Any
 import httpx
 
 from bench.gateway import _process
-from bench.line import percentile, print_figure
-from bench.own_database import scratch_database
+from bench.report import percentile, print_figure
+from bench.scratch_database import scratch_database
 
 PAGES = {"/api/v1/me/": "token", "/api/v1/jobs/?limit=50": "token", "/jobs/": "session", "/": "session"}
 WARM = 20
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--at-once", type=int, default=16)
     wanted = parser.parse_args(arguments)
     with scratch_database() as url:
-        from portal.standalone.processes import _uvicorn
+        from portal.standalone.process_table import _uvicorn
 
         headers = _credentials()
         with tempfile.TemporaryDirectory(prefix="fairway-bench-") as folder, contextlib.ExitStack() as stack:
@@ -55,13 +55,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _credentials() -> dict[str, dict[str, str]]:
-    from portal.services.tokens import Scope, do_create_token
-    from tests import record
-    from tests.gateway.stand import sign_in
+    from portal.services.accounts.tokens import Scope, do_create_token
+    from tests import factories
+    from tests.gateway.gateway_harness import sign_in
 
-    made = record.basic_cluster()
+    made = factories.basic_cluster()
     for _ in range(20):
-        record.job(made["owner"], made["project"], made["environment"])
+        factories.job(made["owner"], made["project"], made["environment"])
     token = do_create_token(made["owner"], name="bench", scopes=[Scope.READ])[1]
     return {
         "token": {"Authorization": f"Bearer {token}"},
@@ -107,7 +107,9 @@ def _at_once(
         for name, client in clients.items():
             with ThreadPoolExecutor(clients_count) as pool:
                 began_s = time.perf_counter()
-                took[name] += pool.map(lambda _, c=client: _request_duration(c, path, headers), range(rounds // ROUNDS))
+                took[name] += pool.map(
+                    lambda _, c=client: _request_duration(c, path, headers), range(rounds // ROUNDS)
+                )
                 spent_s[name] += time.perf_counter() - began_s
     rates = {f"{name}_per_s": round(len(took[name]) / spent_s[name]) for name in clients}
     _print_rows(f"{path}, {clients_count} at once", took, **rates)

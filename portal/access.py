@@ -13,34 +13,34 @@ from typing import Any, TypeVar
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import Q, QuerySet
 
+from portal.domain.states import ROLE_RANK, JobKind, NodeState, Role
+from portal.domain.tree import path_to_root
 from portal.errors import Forbidden, NotFound, Unauthenticated
-from portal.lineage import path_to_root
 from portal.models import (
     ApiToken,
     AuditEntry,
     Environment,
-    IdleExemption,
-    TimeLimitExtension,
     Gpu,
     GpuAlert,
+    IdleExemption,
     InvalidRow,
     Job,
     Membership,
     Node,
     NodePool,
+    OrphanContainer,
     Project,
     Quota,
     Reservation,
     Secret,
     Template,
+    TimeLimitExtension,
     Topology,
-    OrphanContainer,
     UsageInterval,
     User,
     Volume,
 )
-from portal.one_look import cached
-from portal.words.states import ROLE_RANK, JobKind, NodeState, Role
+from portal.request_cache import cached
 
 Requester = User | AnonymousUser | None
 
@@ -162,7 +162,11 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
         case Project():
             return _can_access_project(requester, verb, obj)
         case Quota():
-            return requester.is_admin if verb is Permission.CHANGE else can(requester, Permission.VIEW, obj.project)
+            return (
+                requester.is_admin
+                if verb is Permission.CHANGE
+                else can(requester, Permission.VIEW, obj.project)
+            )
         case TimeLimitExtension():
             return _can_access_extension(requester, verb, obj)
         case OrphanContainer() | GpuAlert() | InvalidRow():
@@ -170,7 +174,9 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
         case Node() | NodePool() | Gpu() | Topology() | Reservation() | Environment() | Template():
             return requester.is_admin or verb is Permission.VIEW
         case User():
-            return requester.is_admin or (obj.pk == requester.pk and verb in {Permission.VIEW, Permission.CHANGE})
+            return requester.is_admin or (
+                obj.pk == requester.pk and verb in {Permission.VIEW, Permission.CHANGE}
+            )
         case ApiToken():
             return obj.owner_id == requester.pk
         case AuditEntry():
@@ -204,10 +210,16 @@ def _role_permits_job(user: User, role: Role | None, verb: Permission, job: Job)
     if verb is Permission.VIEW:
         return True
     if role is Role.MANAGER:
-        return verb is Permission.CONTROL or (verb is Permission.READ_LOGS and job.kind != JobKind.WORKSPACE.value)
+        return verb is Permission.CONTROL or (
+            verb is Permission.READ_LOGS and job.kind != JobKind.WORKSPACE.value
+        )
     if verb is Permission.READ_LOGS and job.kind != JobKind.WORKSPACE.value:
         return True
-    return job.owner_id == user.pk and role is not Role.VIEWER and verb in {Permission.CONTROL, Permission.READ_LOGS}
+    return (
+        job.owner_id == user.pk
+        and role is not Role.VIEWER
+        and verb in {Permission.CONTROL, Permission.READ_LOGS}
+    )
 
 
 def has_role_or_admin(user: User, project: Project, min_role: Role) -> bool:
@@ -232,7 +244,9 @@ def _can_access_extension(user: User, verb: Permission, extension: TimeLimitExte
     if verb is Permission.VIEW:
         return _can_access_job(user, Permission.VIEW, extension.job)
     if verb is Permission.CHANGE:
-        return user.is_admin or (not extension.affects_other_projects and has_role(user, extension.job.project, Role.MANAGER))
+        return user.is_admin or (
+            not extension.affects_other_projects and has_role(user, extension.job.project, Role.MANAGER)
+        )
     return False
 
 
@@ -241,7 +255,11 @@ def approvable_extensions(user: User, rows: Iterable[TimeLimitExtension]) -> set
     if user.is_admin:
         return {row.pk for row in rows}
     roles = roles_by_project(user)
-    return {row.pk for row in rows if not row.affects_other_projects and roles.get(row.job.project_id) is Role.MANAGER}
+    return {
+        row.pk
+        for row in rows
+        if not row.affects_other_projects and roles.get(row.job.project_id) is Role.MANAGER
+    }
 
 
 def require_permission(requester: Requester, verb: Permission, obj: Any) -> None:
@@ -266,7 +284,11 @@ def visible_projects(requester: Requester) -> QuerySet[Project]:
 def nameable_projects(requester: Requester) -> QuerySet[Project]:
     """The projects whose names a person may read: the visible ones and those above, whose limits bind them."""
     user = require_user(requester)
-    return Project.objects.all() if user.is_admin else Project.objects.filter(pk__in=_projects_and_ancestors(user))
+    return (
+        Project.objects.all()
+        if user.is_admin
+        else Project.objects.filter(pk__in=_projects_and_ancestors(user))
+    )
 
 
 def visible_jobs(requester: Requester) -> QuerySet[Job]:

@@ -12,10 +12,10 @@ from django.urls import get_resolver
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
 _django_app = get_asgi_application()
 
-from portal.api.health import HEALTHZ_PATH, send_healthz  # noqa: E402
-from portal.database.turns import enable_pooling  # noqa: E402
-from portal.deadline import RequestTimeoutApp  # noqa: E402
-from portal.live.routes import websocket_app  # noqa: E402
+from portal.api.monitoring.health import HEALTHZ_PATH, send_healthz  # noqa: E402
+from portal.database.pool_middleware import enable_pooling  # noqa: E402
+from portal.live.websocket.routes import websocket_app  # noqa: E402
+from portal.request_timeout import RequestTimeoutApp  # noqa: E402
 
 enable_pooling()
 _http_app = RequestTimeoutApp(_django_app)

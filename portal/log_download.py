@@ -10,15 +10,17 @@ from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
 from portal.errors import NotFound
-from portal.selectors import log_text
-from portal.selectors.log_files import iterate_in_thread
-from portal.selectors.logs import LogFile
+from portal.selectors.logs import text
+from portal.selectors.logs.files import iterate_in_thread
+from portal.selectors.logs.lines import LogFile
 
 _RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 PLAIN_TEXT = "text/plain; charset=utf-8"
 
 
-def log_download_response(request: HttpRequest, log: LogFile, *, job: str, timestamps: bool = False) -> HttpResponseBase:
+def log_download_response(
+    request: HttpRequest, log: LogFile, *, job: str, timestamps: bool = False
+) -> HttpResponseBase:
     """Everything mirrored when it is asked for, or one range of that; several ranges at once are answered with all.
 
     Once the log is complete it has a strong ETag, which If-Range may name; before, bytes that were once answered
@@ -34,16 +36,18 @@ def log_download_response(request: HttpRequest, log: LogFile, *, job: str, times
     same = request.headers.get("If-Range", tag) == tag
     pieces: Iterator[bytes]
     if asked is None or asked.groups() == ("", "") or not same or request.method != "GET":
-        pieces = log_text.read_all(log, timestamps=timestamps, max_bytes=upto)
+        pieces = text.read_all(log, timestamps=timestamps, max_bytes=upto)
         answer: HttpResponseBase = _streaming_response(request, pieces)
     else:
-        size = log_text.text_size(log, timestamps=timestamps, max_bytes=upto)
+        size = text.text_size(log, timestamps=timestamps, max_bytes=upto)
         span = _byte_range(asked[1], asked[2], size)
         if span is None:
             return HttpResponse(
                 status=416, headers={"Content-Range": f"bytes */{size}", "Cache-Control": "no-store"}
             )
-        pieces = log_text.slice_chunks(log_text.read_all(log, timestamps=timestamps, max_bytes=upto), span.start, span.stop)
+        pieces = text.slice_chunks(
+            text.read_all(log, timestamps=timestamps, max_bytes=upto), span.start, span.stop
+        )
         answer = _streaming_response(request, pieces, status=206)
         answer["Content-Range"] = f"bytes {span.start}-{span.stop - 1}/{size}"
         answer["Content-Length"] = str(len(span))
@@ -55,9 +59,13 @@ def log_download_response(request: HttpRequest, log: LogFile, *, job: str, times
     return answer
 
 
-def _streaming_response(request: HttpRequest, pieces: Iterator[bytes], status: int = 200) -> StreamingHttpResponse:
+def _streaming_response(
+    request: HttpRequest, pieces: Iterator[bytes], status: int = 200
+) -> StreamingHttpResponse:
     served = isinstance(request, ASGIRequest)
-    return StreamingHttpResponse(iterate_in_thread(pieces) if served else pieces, content_type=PLAIN_TEXT, status=status)
+    return StreamingHttpResponse(
+        iterate_in_thread(pieces) if served else pieces, content_type=PLAIN_TEXT, status=status
+    )
 
 
 def _byte_range(first: str, last: str, size: int) -> range | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from portal.access import Requester, Permission, can, project_ids, require_user
+from portal.access import Permission, Requester, can, project_ids, require_user
 from portal.models import Job, Project, User
 
 HIDDEN_PROJECT_NAME = "another project"

@@ -11,28 +11,28 @@ from django.db import DataError, InterfaceError, OperationalError, transaction
 from django.db import Error as DatabaseError
 from django.utils import timezone
 
-from portal.events import publish_on_commit
-from portal.killpoints import failpoint
+from portal.domain.reasons import VerdictCode
+from portal.failpoints import failpoint
+from portal.live_events import publish_on_commit
 from portal.models import ClusterSettings, Cycle
-from portal.words.reasons import VerdictCode
 from scheduler import leases
-from scheduler.album import INVALID_DATA
-from scheduler.collection import gc_paused
-from scheduler.commit import CommitRefusal, commit_evictions, commit_starts
-from scheduler.core.cluster import Snapshot
-from scheduler.core.plan import Plan, JobPlacement, Verdict
-from scheduler.core.policy import Policy
-from scheduler.expectations import DurationEstimator
-from scheduler.failed import save_failed_cycle
-from scheduler.forecasts import save_intervals
-from scheduler.isolation import report_faults, use_valid_rows
-from scheduler.keeps import save_nominations
+from scheduler.commit.plan_writer import CommitRefusal, commit_evictions, commit_starts
+from scheduler.commit.verdict_store import MAX_REFRESHED
+from scheduler.core.model.plan import JobPlacement, Plan, Verdict
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import Snapshot
+from scheduler.counters import count_cycle
+from scheduler.cycle_state import CycleState
+from scheduler.failed_cycles import save_failed_cycle
+from scheduler.forecast.duration_estimates import DurationEstimator
+from scheduler.forecast.forecast_store import save_intervals
+from scheduler.gc_pause import gc_paused
+from scheduler.incremental import EXPLAIN_INTERVAL_S
 from scheduler.leases import HeldLease
-from scheduler.recall import EXPLAIN_INTERVAL_S
-from scheduler.remembered import CycleState
-from scheduler.snapshot import DecisionInput, take_snapshot
-from scheduler.standings import MAX_REFRESHED
-from scheduler.totals import count_cycle
+from scheduler.nominations import save_nominations
+from scheduler.snapshot.decision_input import DecisionInput, take_snapshot
+from scheduler.snapshot.invalid_rows import report_faults, use_valid_rows
+from scheduler.snapshot.row_cache import INVALID_DATA
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,11 @@ def run_cycle(
 
 
 def _run(
-    leader: HeldLease, trigger: str, state: CycleState, decide: Decide | None, next_cycle_requested: Callable[[], bool]
+    leader: HeldLease,
+    trigger: str,
+    state: CycleState,
+    decide: Decide | None,
+    next_cycle_requested: Callable[[], bool],
 ) -> CycleResult:
     started_at, begin_s = timezone.now(), time.monotonic()
     settings = ClusterSettings.objects.get_or_create(id=1)[0]
@@ -149,14 +153,18 @@ def _with_duration_estimates(inputs: DecisionInput, state: CycleState) -> Snapsh
         return inputs.snapshot
 
 
-def _write_deferred_verdicts(leader: HeldLease, inputs: DecisionInput, state: CycleState, next_cycle_requested: Callable[[], bool]) -> bool:
+def _write_deferred_verdicts(
+    leader: HeldLease, inputs: DecisionInput, state: CycleState, next_cycle_requested: Callable[[], bool]
+) -> bool:
     """Says why jobs wait, piece by piece; False when it stopped before all were told."""
     if next_cycle_requested() and time.monotonic() - state.verdicts_written_s < EXPLAIN_INTERVAL_S:
         return False
     continued = False
     while verdicts := state.decider.explain_next():
         max_refreshed = MAX_REFRESHED * len(verdicts) // max(1, len(inputs.pending_row_ids))
-        state.verdict_store.write(leader, inputs.pending_row_ids, verdicts, max_refreshed, continued=continued)
+        state.verdict_store.write(
+            leader, inputs.pending_row_ids, verdicts, max_refreshed, continued=continued
+        )
         continued, state.verdicts_written_s = True, time.monotonic()
         if state.decider.has_unexplained and next_cycle_requested():
             return False

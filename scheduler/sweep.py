@@ -9,19 +9,22 @@ from django.db import transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from portal.models import Attempt, BrowserSession, Cycle, Forecast, Node, OutboxMessage, EngineQuery, Task
-from portal.selectors.time_limits import attempts_with_limit
-from portal.services import lifecycle, node_acts, nodes, reservations, restored, time_limits, trust
-from portal.services.dependencies import cancel_dependents
+from portal.domain.formatting import format_duration
+from portal.domain.reasons import EndReason, end_message
+from portal.domain.states import AttemptState, JobKind, NodeState
+from portal.models import Attempt, BrowserSession, Cycle, EngineQuery, Forecast, Node, OutboxMessage, Task
+from portal.outbox import send_outbox_rows
+from portal.selectors.jobs.time_limits import attempts_with_limit
+from portal.services.cluster import recovery, reservations
 from portal.services.idempotency import delete_expired_keys
-from portal.services.logs import delete_expired_logs
-from portal.services.terminals import delete_old_terminals
-from portal.wake import send_outbox_rows
-from portal.words.amounts import format_duration
-from portal.words.reasons import EndReason, end_message
-from portal.words.states import AttemptState, JobKind, NodeState
-from scheduler.failed import delete_old_failed_cycles
-from scheduler.forecasts import RETENTION, score_started
+from portal.services.jobs import time_limits
+from portal.services.jobs.dependencies import cancel_dependents
+from portal.services.jobs.logs import delete_expired_logs
+from portal.services.lifecycle import job_control
+from portal.services.nodes import breaker, nodes, operations
+from portal.services.workspaces.terminals import delete_old_terminals
+from scheduler.failed_cycles import delete_old_failed_cycles
+from scheduler.forecast.forecast_store import RETENTION, score_started
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +49,11 @@ def sweep() -> None:
     stop_unsent_on_unreachable_nodes()
     stop_gangs_on_unreachable_nodes()
     mark_unreachable_nodes()
-    node_acts.fail_overdue_operations()
-    node_acts.request_due_gc()
-    trust.evaluate_breakers()
+    operations.fail_overdue_operations()
+    operations.request_due_gc()
+    breaker.evaluate_breakers()
     reservations.drain_started_reservations()
-    restored.end_recovery_if_complete()
+    recovery.end_recovery_if_complete()
     cancel_dependents()
     score_started()
 
@@ -60,7 +63,7 @@ def stop_overdue_attempts() -> None:
     rows = attempts_with_limit().filter(ends_at__lt=Now())
     for attempt, seconds in rows.values_list("pk", "job__time_limit_s"):
         message = end_message(EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
-        lifecycle.request_stop(attempt, EndReason.TIME_LIMIT, message=message)
+        job_control.request_stop(attempt, EndReason.TIME_LIMIT, message=message)
 
 
 def stop_unready_workspaces() -> None:
@@ -75,7 +78,7 @@ def stop_unready_workspaces() -> None:
     # a node that cannot be asked says nothing about the server on it
     for attempt in rows.exclude(task_rows__node__reachable=False).values_list("pk", flat=True):
         message = end_message(EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
-        lifecycle.request_stop(attempt, EndReason.READINESS_TIMEOUT, message=message)
+        job_control.request_stop(attempt, EndReason.READINESS_TIMEOUT, message=message)
 
 
 def stop_unsent_on_unreachable_nodes() -> None:
@@ -91,7 +94,7 @@ def stop_unsent_on_unreachable_nodes() -> None:
         away = Node.objects.filter(task_rows__attempt=attempt, reachable=False).first()
         if away is not None:
             message = end_message(EndReason.START_REFUSED, node=away.name, detail="it does not answer.")
-            lifecycle.request_stop(attempt.pk, EndReason.START_REFUSED, message=message)
+            job_control.request_stop(attempt.pk, EndReason.START_REFUSED, message=message)
 
 
 def stop_gangs_on_unreachable_nodes() -> None:
@@ -110,7 +113,7 @@ def stop_gangs_on_unreachable_nodes() -> None:
     )
     for attempt, node in rows.values_list("attempt_id", "node__name"):
         message = end_message(EndReason.START_REFUSED, node=node, detail="it does not answer.")
-        lifecycle.request_stop(attempt, EndReason.START_REFUSED, message=message)
+        job_control.request_stop(attempt, EndReason.START_REFUSED, message=message)
 
 
 def mark_unreachable_nodes() -> None:
@@ -146,8 +149,8 @@ def delete_old_rows() -> None:
         rows.model._default_manager.filter(pk__in=ids).delete()
     BrowserSession.objects.filter(expire_date__lt=now).delete()
     delete_old_failed_cycles()
-    trust.delete_old_incidents()
-    node_acts.delete_old_operations()
+    breaker.delete_old_incidents()
+    operations.delete_old_operations()
     delete_expired_keys()
     delete_old_terminals()
     delete_expired_logs()

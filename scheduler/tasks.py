@@ -14,17 +14,17 @@ from django.db import Error as DatabaseError
 from django.db import close_old_connections, connection
 
 from portal.config.celery import app
-from portal.services.demo import replenish_demo_jobs
-from portal.services.dependencies import cancel_dependents
-from portal.wake import has_queued_messages
+from portal.outbox import has_queued_messages
+from portal.services.cluster.demo import replenish_demo_jobs
+from portal.services.jobs.dependencies import cancel_dependents
 from scheduler import leases, sweep
-from scheduler.answers import answer_query
 from scheduler.cycle import run_cycle
-from scheduler.foresee import ForecastState, run_forecast_pass
-from scheduler.idleness import run_idle_pass
-from scheduler.node_checks import run_check, run_enrolment
-from scheduler.remembered import CycleState
-from scheduler.roster import ACTOR_SUPERVISOR
+from scheduler.cycle_state import CycleState
+from scheduler.forecast.forecast_pass import ForecastState, run_forecast_pass
+from scheduler.idle_pass import run_idle_pass
+from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR
+from scheduler.nodes.node_checks import run_check, run_enrolment
+from scheduler.what_if import answer_query
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,11 @@ class CycleRunner:
     def run(self, trigger: str, sent_s: float | None) -> None:
         """Runs a cycle unless one has begun after ``sent_s``; another at once when its plan was refused."""
         with self._lock:
-            if sent_s is not None and sent_s < self._started_s and (self._all_explained or _next_cycle_requested()):
+            if (
+                sent_s is not None
+                and sent_s < self._started_s
+                and (self._all_explained or _next_cycle_requested())
+            ):
                 return
             for _ in range(MAX_CONSECUTIVE_CYCLES):
                 self._started_s = time.time()
@@ -79,7 +83,9 @@ class CycleRunner:
         deadline_s = time.monotonic() + LEADER_WAIT_S
         try:
             while True:
-                outcome = run_cycle(trigger, self._holder, self._state, next_cycle_requested=_next_cycle_requested)
+                outcome = run_cycle(
+                    trigger, self._holder, self._state, next_cycle_requested=_next_cycle_requested
+                )
                 if outcome is not None or time.monotonic() > deadline_s:
                     break
                 time.sleep(0.1)

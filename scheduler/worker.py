@@ -17,11 +17,11 @@ from portal.config.celery import app
 
 django.setup()
 
-from agents.openings import SWITCH_INTERVAL_S  # noqa: E402
-from portal.database.turns import enable_pooling  # noqa: E402
+from agents.connect_limiter import SWITCH_INTERVAL_S  # noqa: E402
+from portal.database.pool_middleware import enable_pooling  # noqa: E402
 from scheduler import tasks  # noqa: E402 - models need Django to be ready
-from scheduler.answers import send_heartbeats  # noqa: E402
-from scheduler.roster import ACTOR_SUPERVISOR  # noqa: E402
+from scheduler.nodes.actor_supervisor import ACTOR_SUPERVISOR  # noqa: E402
+from scheduler.what_if import send_heartbeats  # noqa: E402
 
 __all__ = ["app", "tasks"]
 
@@ -81,7 +81,9 @@ class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Any) -> None:
         if "ask" in parent.app.amqp.queues.consume_from:
-            threading.Thread(target=send_heartbeats, args=(self._stopping,), name="alive", daemon=True).start()
+            threading.Thread(
+                target=send_heartbeats, args=(self._stopping,), name="alive", daemon=True
+            ).start()
 
     def stop(self, parent: Any) -> None:
         self._stopping.set()

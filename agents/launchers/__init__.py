@@ -5,8 +5,8 @@ A launcher is chosen by name with a job. To add one: write the function in a fil
 
 from __future__ import annotations
 
-from agents.launchers.launch import GangShape, LaunchSpec, Launcher, RendezvousPoint, RankNetwork
-from agents.launchers.none import launch_plain
+from agents.launchers.launcher import GangShape, Launcher, LaunchSpec, RankNetwork, RendezvousPoint
+from agents.launchers.plain import launch_plain
 from agents.launchers.torchrun import launch_torchrun
 
 LAUNCHERS: dict[str, Launcher] = {"none": launch_plain, "torchrun": launch_torchrun}
@@ -15,4 +15,12 @@ LAUNCHERS: dict[str, Launcher] = {"none": launch_plain, "torchrun": launch_torch
 REQUIRES_RENDEZVOUS = frozenset({"torchrun"})
 """Launchers whose ranks cannot work without reaching each other."""
 
-__all__ = ["LAUNCHERS", "REQUIRES_RENDEZVOUS", "GangShape", "LaunchSpec", "Launcher", "RendezvousPoint", "RankNetwork"]
+__all__ = [
+    "LAUNCHERS",
+    "REQUIRES_RENDEZVOUS",
+    "GangShape",
+    "LaunchSpec",
+    "Launcher",
+    "RankNetwork",
+    "RendezvousPoint",
+]

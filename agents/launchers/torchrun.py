@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.launchers.launch import GangShape, LaunchSpec, RankNetwork, interface_variables, rendezvous_variables
+from agents.launchers.launcher import (
+    GangShape,
+    LaunchSpec,
+    RankNetwork,
+    interface_variables,
+    rendezvous_variables,
+)
 
 
 def launch_torchrun(gang: GangShape, rank: RankNetwork, command: Sequence[str]) -> LaunchSpec:

@@ -18,15 +18,15 @@ def main() -> int:
 
         return shim.main(sys.argv[2])
     if len(sys.argv) == 3 and sys.argv[1] == "mps":
-        from agents.node import mps_daemons
+        from agents.node.gpus import mps_daemons
 
         return mps_daemons.main(sys.argv[2])
     if len(sys.argv) == 3 and sys.argv[1] == "disk-usage":
-        from agents.node import disk_usage
+        from agents.node.storage import disk_usage
 
         return disk_usage.main(sys.argv[2])
     if sys.argv[1:] == ["terminal"]:
-        from agents.node import terminal
+        from agents.node.terminals import terminal
 
         return terminal.main()
     parser = argparse.ArgumentParser(prog="fairway-node", description="Fairway's program on a node.")
@@ -42,11 +42,11 @@ def main() -> int:
         sys.stdout.write(json.dumps(refusal) + "\n")
         return 2
     if arguments.role == "preflight":
-        from agents.node.preflight import run_preflight_command
+        from agents.node.maintenance.preflight import run_preflight_command
 
         sys.stdout.write(json.dumps(run_preflight_command(settings, _own_command()), indent=2) + "\n")
         return 0
-    from agents.node.serve import serve
+    from agents.node.server import serve
 
     own = _own_command()
     if own[1] == "-I" and os.path.isdir(settings.state_dir):

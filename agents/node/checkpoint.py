@@ -9,7 +9,7 @@ import os
 import stat
 from typing import Optional
 
-from agents.node.word_files import CHECKPOINT_FILE, report_age_s
+from agents.node.spec.report_files import CHECKPOINT_FILE, report_age_s
 
 
 def checkpoint_age_s(folder: str, started_s: Optional[float], now_s: float) -> Optional[float]:

@@ -11,7 +11,7 @@ import re
 import stat
 from typing import NamedTuple, Optional
 
-from agents.node.word_files import PROGRESS_FILE, report_age_s
+from agents.node.spec.report_files import PROGRESS_FILE, report_age_s
 
 MAX_BYTES = 64
 _NUMBER = re.compile(rb"\s*([0-9]{1,14}(?:\.[0-9]*)?)\s*\Z")

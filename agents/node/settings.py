@@ -47,7 +47,9 @@ class Settings(NamedTuple):
     job_ports: Tuple[int, int]
     rendezvous_ports: Tuple[int, int]  # where ranks of gangs meet; the last one counts
     fabric_devices: Tuple[str, ...]  # devices, or folders of devices, that gangs may be given
-    mps_control_program: Optional[str]  # the program by which shares of a GPU are enforced; None: they are not
+    mps_control_program: Optional[
+        str
+    ]  # the program by which shares of a GPU are enforced; None: they are not
     allowed_signers_path: Optional[str]
     agent_path: Optional[str]
 

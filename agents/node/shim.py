@@ -16,8 +16,8 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from agents.node import cgroup, machine, mounts
-from agents.node.durable import disk_full_as_error, read_json, write_json
+from agents.node.host import cgroup, mount_namespace, procfs
+from agents.node.host.atomic_files import disk_full_as_error, read_json, write_json
 from agents.node.task_log import TaskLogWriter
 
 EXIT_ALREADY_CLAIMED = 17
@@ -92,7 +92,7 @@ def _run(folder: str, report_fd: int) -> None:
     for ours_no_more in (go_read, out_write, err_write):
         os.close(ours_no_more)
     log = TaskLogWriter(order["log_path"], order["max_log_mib"], out_read, err_read)
-    facts = machine.read_process(child)
+    facts = procfs.read_process(child)
     write_json(
         os.path.join(folder, "pid.json"),
         {
@@ -133,8 +133,8 @@ class _ProcessTree:
                 if pid == self.child:
                     self.status = status
 
-    def running(self) -> List[machine.ProcessInfo]:
-        everyone = machine.descendants(os.getpid(), machine.list_processes())[1:]
+    def running(self) -> List[procfs.ProcessInfo]:
+        everyone = procfs.descendants(os.getpid(), procfs.list_processes())[1:]
         return [each for each in everyone if each.state not in "ZX"]
 
     def kill_all(self) -> None:
@@ -186,7 +186,9 @@ def _supervise(folder: str, tree: _ProcessTree, limit_mib: Optional[int], log: T
         group.remove()
 
 
-def _exec_task(order: Dict[str, Any], group: Optional[cgroup.TaskCgroup], go_fd: int, stdout_fd: int, stderr_fd: int) -> None:
+def _exec_task(
+    order: Dict[str, Any], group: Optional[cgroup.TaskCgroup], go_fd: int, stdout_fd: int, stderr_fd: int
+) -> None:
     """Turns the forked child into the task; never returns. What fails is said in the task's log."""
     try:
         if order["task_uid"] is not None:
@@ -243,27 +245,37 @@ def drop_privileges(task_uid: Optional[int]) -> None:
 def _enter_namespaces(order: Dict[str, Any]) -> None:
     """A mount namespace of its own: private /tmp and /dev/shm, declared mounts, others' processes unseen."""
     try:
-        mounts.unshare(mounts.CLONE_NEWIPC)
+        mount_namespace.unshare(mount_namespace.CLONE_NEWIPC)
     except OSError:
         if order["binds"] or order.get("shm"):
             raise
         return
-    mounts.make_mounts_private()
+    mount_namespace.make_mounts_private()
     for source, target, read_only in order["binds"]:
-        mounts.mount(source, target, None, mounts.BIND)
-        flags = mounts.BIND | mounts.REMOUNT | mounts.NOSUID | mounts.NODEV
-        mounts.mount("none", target, None, flags | (mounts.RDONLY if read_only else 0))
+        mount_namespace.mount(source, target, None, mount_namespace.BIND)
+        flags = (
+            mount_namespace.BIND | mount_namespace.REMOUNT | mount_namespace.NOSUID | mount_namespace.NODEV
+        )
+        mount_namespace.mount("none", target, None, flags | (mount_namespace.RDONLY if read_only else 0))
     for key, folder in (("private_tmp", "/tmp"), ("private_var_tmp", "/var/tmp")):  # noqa: S108
         if order.get(key):
-            mounts.mount(order["tmp"], folder, None, mounts.BIND)
+            mount_namespace.mount(order["tmp"], folder, None, mount_namespace.BIND)
     if order.get("shm"):  # it shares a GPU by a daemon, which it meets there
-        mounts.mount(order["shm"], "/dev/shm", None, mounts.BIND)  # noqa: S108
+        mount_namespace.mount(order["shm"], "/dev/shm", None, mount_namespace.BIND)  # noqa: S108
     else:
         with contextlib.suppress(OSError):
             size = f"size={order['limits']['shm_mib'] or 64}m,mode=1777"
-            mounts.mount("tmpfs", "/dev/shm", "tmpfs", mounts.NOSUID | mounts.NODEV, size)  # noqa: S108
+            mount_namespace.mount(
+                "tmpfs",
+                "/dev/shm",  # noqa: S108
+                "tmpfs",
+                mount_namespace.NOSUID | mount_namespace.NODEV,
+                size,
+            )
     with contextlib.suppress(OSError):
-        mounts.mount("proc", "/proc", "proc", mounts.NOSUID | mounts.NODEV, "hidepid=2")
+        mount_namespace.mount(
+            "proc", "/proc", "proc", mount_namespace.NOSUID | mount_namespace.NODEV, "hidepid=2"
+        )
 
 
 def _prctl(option: int, value: int) -> None:

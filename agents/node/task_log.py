@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Dict
 
-from agents.node import machine
+from agents.node.host import procfs
 
 STDOUT, STDERR = b"stdout", b"stderr"
 _READ_BYTES = 65_536
@@ -23,7 +23,7 @@ class TaskLogWriter:
 
     def __init__(self, path: str, limit_mib: int, stdout: int, stderr: int) -> None:
         self._log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._bytes_left = limit_mib * machine.MIB - os.fstat(self._log).st_size
+        self._bytes_left = limit_mib * procfs.MIB - os.fstat(self._log).st_size
         self._limit_mib = limit_mib
         self._dropped_bytes = 0
         self._streams: Dict[int, bytes] = {stdout: STDOUT, stderr: STDERR}

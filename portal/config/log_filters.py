@@ -9,7 +9,7 @@ from http import HTTPStatus
 class CompactRequestErrors(logging.Filter):
     """Removes the traceback from Django's lines about refused requests, and the lines that repeat another.
 
-    An unknown host is logged by ``django.security``, a forbidden page by ``portal.door``; ``django.request`` would
+    An unknown host is logged by ``django.security``, a forbidden page by ``portal.policy_middleware``; ``django.request`` would
     log both a second time.
     """
 

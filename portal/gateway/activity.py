@@ -18,12 +18,12 @@ from typing import Any
 
 from django.db import Error as DatabaseError
 
-from portal.gateway.client import IncompleteResponseError, NoResponseError
-from portal.gateway.guard import AuthorizationMonitor
-from portal.gateway.rights import Authorizer, Target, running_targets
-from portal.gateway.upstream import Upstreams
-from portal.gateway.wire import Headers, Scope
-from portal.services.idle import record_tool_activity
+from portal.gateway.access.authorization import Authorizer, Target, running_targets
+from portal.gateway.access.authorization_monitor import AuthorizationMonitor
+from portal.gateway.asgi_types import Headers, Scope
+from portal.gateway.proxy.http_client import IncompleteResponseError, NoResponseError
+from portal.gateway.proxy.upstreams import Upstreams
+from portal.services.workspaces.idle import record_tool_activity
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,13 @@ def inactive_for_s(
 class ActivityTracker:
     """Asks each running workspace once a minute, and remembers what passed in between."""
 
-    def __init__(self, authorizer: Authorizer, monitor: AuthorizationMonitor, upstreams: Upstreams, interval_s: float = POLL_INTERVAL_S) -> None:
+    def __init__(
+        self,
+        authorizer: Authorizer,
+        monitor: AuthorizationMonitor,
+        upstreams: Upstreams,
+        interval_s: float = POLL_INTERVAL_S,
+    ) -> None:
         self._authorizer, self._monitor, self._upstreams = authorizer, monitor, upstreams
         self._interval_s = interval_s
         self._last_request_at: dict[int, float] = {}
@@ -99,7 +105,9 @@ class ActivityTracker:
                 return await self._last_activity(target)
 
         found = await asyncio.gather(*(one(target) for target in targets))
-        told = {target.attempt_pk: ago_s for target, (known, ago_s) in zip(targets, found, strict=True) if known}
+        told = {
+            target.attempt_pk: ago_s for target, (known, ago_s) in zip(targets, found, strict=True) if known
+        }
         await self._authorizer.run_in_thread(record_tool_activity, told)
         live = {target.attempt_pk for target in targets}
         self._last_request_at = {row: at for row, at in self._last_request_at.items() if row in live}
@@ -128,7 +136,15 @@ class ActivityTracker:
                 at, kernels = await self._fetch_list(target, "/api/kernels")
                 _, terminals = await self._fetch_list(target, "/api/terminals", missing_ok=True)
             own_s = inactive_for_s(at, kernels, terminals)
-        except (NoResponseError, IncompleteResponseError, TimeoutError, OSError, ValueError, KeyError, TypeError) as problem:
+        except (
+            NoResponseError,
+            IncompleteResponseError,
+            TimeoutError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ) as problem:
             log.info("%s does not say whether it is used: %s", target.job, problem or type(problem).__name__)
             return False, None
         if own_s is not None:

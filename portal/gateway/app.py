@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from portal.gateway.access.authorization import Authorizer
+from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
-from portal.gateway.door import WorkspaceApp
-from portal.gateway.framing import METHODS, WEBDAV, framing_error
-from portal.gateway.guard import AuthorizationMonitor
-from portal.gateway.hosts import match_workspace_host
-from portal.gateway.pages import send_error
-from portal.gateway.rights import Authorizer
-from portal.gateway.terminals import TerminalApp
-from portal.gateway.upstream import Upstreams
-from portal.gateway.web import PortalApp
-from portal.gateway.wire import Receive, Scope, Send
+from portal.gateway.addresses import match_workspace_host
+from portal.gateway.apps.portal_app import PortalApp
+from portal.gateway.apps.terminal_app import TerminalApp
+from portal.gateway.apps.workspace_app import WorkspaceApp
+from portal.gateway.asgi_types import Receive, Scope, Send
+from portal.gateway.protocol.error_responses import send_error
+from portal.gateway.protocol.framing import METHODS, WEBDAV, framing_error
+from portal.gateway.proxy.upstreams import Upstreams
 
 TERMINALS_PREFIX = b"/terminals/"
 

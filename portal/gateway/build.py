@@ -8,14 +8,14 @@ from pathlib import Path
 
 from django.conf import settings
 
+from portal.gateway.access.authorization import Authorizer
+from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import POLL_INTERVAL_S, ActivityTracker
 from portal.gateway.app import Gateway
-from portal.gateway.door import GatewayAddresses, WorkspaceApp
-from portal.gateway.guard import AuthorizationMonitor
-from portal.gateway.rights import Authorizer
-from portal.gateway.terminals import TerminalApp, decide_terminal_access
-from portal.gateway.upstream import Upstreams
-from portal.gateway.web import PortalApp
+from portal.gateway.apps.portal_app import PortalApp
+from portal.gateway.apps.terminal_app import TerminalApp, decide_terminal_access
+from portal.gateway.apps.workspace_app import GatewayAddresses, WorkspaceApp
+from portal.gateway.proxy.upstreams import Upstreams
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,14 @@ def build_gateway(web_socket: str | None = None, activity_poll_s: float = POLL_I
     upstreams = Upstreams(socket, Path(key) if key else None, settings.DATA_DIR / "run" / "tunnels")
     activity = ActivityTracker(authorizer, monitor, upstreams, activity_poll_s)
     upload_mib = int(os.environ.get("FAIRWAY_WORKSPACE_UPLOAD_MIB") or 0)
-    terminal_authorizer = Authorizer(decide_terminal_access, on_use=None, threads=2)  # who types is told of by the door
+    terminal_authorizer = Authorizer(
+        decide_terminal_access, on_use=None, threads=2
+    )  # who types is told of by the door
     addresses = GatewayAddresses(
-        settings.PORTAL_URL.rstrip("/"), settings.APPS_DOMAIN, settings.HTTPS_ENABLED, upload_mib * 1024**2 or None
+        settings.PORTAL_URL.rstrip("/"),
+        settings.APPS_DOMAIN,
+        settings.HTTPS_ENABLED,
+        upload_mib * 1024**2 or None,
     )
     return Gateway(
         settings.APPS_DOMAIN,

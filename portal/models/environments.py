@@ -6,9 +6,9 @@ from typing import Any
 
 from django.db import models
 
+from portal.domain.driver_versions import required_cuda
+from portal.domain.states import RuntimeKind
 from portal.models.public_id import PublicIdField, slug_validator
-from portal.words.driver import required_cuda
-from portal.words.states import RuntimeKind
 
 
 class Environment(models.Model):
@@ -137,14 +137,14 @@ class ImagePresence(models.Model):
             models.Index(
                 fields=["node"],
                 condition=models.Q(pull_requested_at__isnull=False),
-                name="environment_on_node_wanted",
+                name="image_presence_pull_requested",
             ),
         ]
         constraints = [
-            models.UniqueConstraint(fields=["environment", "node"], name="environment_on_node_once"),
+            models.UniqueConstraint(fields=["environment", "node"], name="image_presence_once"),
             models.CheckConstraint(
                 condition=models.Q(state__in=["present", "missing", "loading", "failed"]),
-                name="environment_on_node_state",
+                name="image_presence_state",
             ),
         ]
 

@@ -35,10 +35,10 @@ class Forecast(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["job"], condition=Q(is_first=True), name="forecast_one_at_submit"
+                fields=["job"], condition=Q(is_first=True), name="forecast_one_first"
             ),
             models.CheckConstraint(
-                condition=Q(p10_at__lte=F("p50_at"), p50_at__lte=F("p90_at")), name="forecast_in_order"
+                condition=Q(p10_at__lte=F("p50_at"), p50_at__lte=F("p90_at")), name="forecast_quantile_order"
             ),
         ]
         indexes = [

@@ -1,6 +1,6 @@
 """Jobs and how they ran: job, attempts, tasks (ranks), allocations and events.
 
-States and their moves are tables in ``portal.words.states``; only ``portal.services.lifecycle`` writes them.
+States and their moves are tables in ``portal.domain.states``; only ``portal.services.lifecycle.job_control`` writes them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
+from portal.domain.states import AttemptState, DesiredState, JobKind, JobState
 from portal.models.public_id import PublicIdField
-from portal.words.states import AttemptState, DesiredState, JobKind, JobState
 
 
 def _states(words: type[JobState] | type[AttemptState] | type[DesiredState] | type[JobKind]) -> list[str]:
@@ -130,7 +130,9 @@ class Job(models.Model):
         constraints = [
             models.CheckConstraint(condition=models.Q(state__in=_states(JobState)), name="job_state"),
             models.CheckConstraint(condition=models.Q(kind__in=_states(JobKind)), name="job_kind"),
-            models.CheckConstraint(condition=models.Q(desired_state__in=_states(DesiredState)), name="job_desired"),
+            models.CheckConstraint(
+                condition=models.Q(desired_state__in=_states(DesiredState)), name="job_desired_state"
+            ),
             models.CheckConstraint(condition=models.Q(tasks__gte=1), name="job_tasks"),
             models.CheckConstraint(
                 condition=models.Q(min_tasks__isnull=True)
@@ -156,7 +158,9 @@ class Job(models.Model):
                 name="job_ended",
                 condition=models.Q(started_at__isnull=False, ended_at__isnull=False),
             ),
-            models.Index(fields=["id"], name="job_kept", condition=models.Q(nominated_placement__isnull=False)),
+            models.Index(
+                fields=["id"], name="job_nominated", condition=models.Q(nominated_placement__isnull=False)
+            ),
         ]
 
     def __str__(self) -> str:
@@ -199,7 +203,7 @@ class Dependency(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["job", "depends_on"], name="dependency_once"),
             models.CheckConstraint(
-                condition=models.Q(depends_on__lt=models.F("job")), name="dependency_on_an_older_job"
+                condition=models.Q(depends_on__lt=models.F("job")), name="dependency_on_older_job"
             ),
         ]
 
@@ -218,7 +222,9 @@ class Attempt(models.Model):
         max_length=200, blank=True, help_text="Encrypted; the gateway adds it upstream."
     )
     created_at = models.DateTimeField(auto_now_add=True)
-    start_sent_at = models.DateTimeField(null=True, blank=True, help_text="First start command that went out.")
+    start_sent_at = models.DateTimeField(
+        null=True, blank=True, help_text="First start command that went out."
+    )
     gang_start = models.BooleanField(
         default=False, db_default=False, help_text="None of its tasks begins before all are prepared."
     )
@@ -295,7 +301,9 @@ class Task(models.Model):
     exit_code = models.IntegerField(null=True, blank=True)
     oom = models.BooleanField(default=False)
     peak_memory_mib = models.PositiveIntegerField(null=True, blank=True)
-    status_message = models.CharField(max_length=1000, blank=True, help_text="What holds it up, as a message.")
+    status_message = models.CharField(
+        max_length=1000, blank=True, help_text="What holds it up, as a message."
+    )
     world_size_at_start = models.PositiveIntegerField(
         null=True, blank=True, help_text="How many tasks an elastic job had once this one was placed."
     )
@@ -303,7 +311,9 @@ class Task(models.Model):
         null=True, blank=True, help_text="Asked to leave alone, while the others go on."
     )
     eviction_reason = models.CharField(max_length=40, blank=True, default="", db_default="")
-    container_removed = models.BooleanField(default=False, help_text="Proof that no container of it lives on the node.")
+    container_removed = models.BooleanField(
+        default=False, help_text="Proof that no container of it lives on the node."
+    )
     log_bytes = models.BigIntegerField(default=0, help_text="Bytes of its log mirrored so far.")
     log_complete = models.BooleanField(default=False)
 
@@ -314,7 +324,9 @@ class Task(models.Model):
             models.CheckConstraint(condition=models.Q(state__in=_states(AttemptState)), name="task_state"),
         ]
         indexes = [
-            models.Index(fields=["node"], name="task_held_on_node", condition=models.Q(container_removed=False)),
+            models.Index(
+                fields=["node"], name="task_held_on_node", condition=models.Q(container_removed=False)
+            ),
         ]
 
 

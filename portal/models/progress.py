@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import F, Q
 
-from portal.words.throughput import MAX_MODEL_LENGTH, Layout, rate_per_s
+from portal.domain.throughput import MAX_MODEL_LENGTH, Layout, rate_per_s
 
 
 class AttemptProgress(models.Model):
@@ -23,7 +23,9 @@ class AttemptProgress(models.Model):
     start_at = models.DateTimeField()
     completed_units = models.FloatField()
     reported_at = models.DateTimeField()
-    workload_fingerprint = models.CharField(max_length=32, help_text="Equal for jobs whose rates may be compared.")
+    workload_fingerprint = models.CharField(
+        max_length=32, help_text="Equal for jobs whose rates may be compared."
+    )
     gpus = models.PositiveIntegerField(help_text="GPUs in all.")
     gpu_model = models.CharField(max_length=MAX_MODEL_LENGTH, help_text="Of several models all of them.")
     nodes = models.PositiveIntegerField()
@@ -33,7 +35,9 @@ class AttemptProgress(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(start_units__gte=0, completed_units__gte=F("start_units"), reported_at__gte=F("start_at")),
+                condition=Q(
+                    start_units__gte=0, completed_units__gte=F("start_units"), reported_at__gte=F("start_at")
+                ),
                 name="progress_forward",
             ),
         ]
@@ -47,4 +51,6 @@ class AttemptProgress(models.Model):
     @property
     def per_s(self) -> float | None:
         """Units a second, up to the latest word; None until they span a minute."""
-        return rate_per_s(self.start_units, self.completed_units, (self.reported_at - self.start_at).total_seconds())
+        return rate_per_s(
+            self.start_units, self.completed_units, (self.reported_at - self.start_at).total_seconds()
+        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
+from portal.domain.states import Role
 from portal.models.public_id import PublicIdField, slug_validator
-from portal.words.states import Role
 
 
 class Project(models.Model):

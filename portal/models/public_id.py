@@ -22,7 +22,9 @@ MAX_NAME_LENGTH = 63
 
 def new_public_id() -> str:
     """Ten characters, the first a letter: 49 bits, so that a guess finds nothing."""
-    return secrets.choice(ID_FIRST_CHARACTERS) + "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH - 1))
+    return secrets.choice(ID_FIRST_CHARACTERS) + "".join(
+        secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH - 1)
+    )
 
 
 if TYPE_CHECKING:
@@ -46,7 +48,9 @@ class _NameValidator(RegexValidator):
     def __call__(self, value: object) -> None:
         length = len(str(value))
         if length > MAX_NAME_LENGTH:
-            raise ValidationError(f"At most {MAX_NAME_LENGTH} characters; this has {length}.", code="too_long")
+            raise ValidationError(
+                f"At most {MAX_NAME_LENGTH} characters; this has {length}.", code="too_long"
+            )
         super().__call__(value)
         # the expression alone lets a line break stand at the end
         if not re.fullmatch(self.regex, str(value)):

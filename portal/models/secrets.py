@@ -27,10 +27,10 @@ class Secret(models.Model):
             models.CheckConstraint(
                 condition=models.Q(owner__isnull=False, project__isnull=True)
                 | models.Q(owner__isnull=True, project__isnull=False),
-                name="secret_of_one",
+                name="secret_one_owner",
             ),
-            models.UniqueConstraint(fields=["owner", "name"], name="secret_of_a_person_once"),
-            models.UniqueConstraint(fields=["project", "name"], name="secret_of_a_project_once"),
+            models.UniqueConstraint(fields=["owner", "name"], name="secret_user_once"),
+            models.UniqueConstraint(fields=["project", "name"], name="secret_project_once"),
         ]
 
     def __str__(self) -> str:

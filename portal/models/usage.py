@@ -12,7 +12,9 @@ class UsageInterval(models.Model):
 
     allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage_intervals")
     project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="usage_intervals")
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="usage_intervals")
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="usage_intervals"
+    )
     pool = models.ForeignKey("NodePool", on_delete=models.PROTECT, related_name="usage_intervals")
     job = models.ForeignKey("Job", on_delete=models.PROTECT, related_name="usage_intervals")
     milli = models.PositiveIntegerField()
@@ -57,5 +59,5 @@ class NodeMetricsMinute(models.Model):
     tasks = models.JSONField(default=list, help_text="Per task: job, rank, mean cpu percent, memory MiB.")
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["node", "minute"], name="usage_minute_once")]
-        indexes = [models.Index(fields=["minute"], name="usage_minute_by_time")]
+        constraints = [models.UniqueConstraint(fields=["node", "minute"], name="node_metrics_minute_once")]
+        indexes = [models.Index(fields=["minute"], name="node_metrics_minute_by_time")]

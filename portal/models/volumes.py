@@ -7,8 +7,8 @@ from typing import Any
 from django.conf import settings
 from django.db import models
 
+from portal.domain.volumes import VolumeKind, VolumeScope
 from portal.models.public_id import PublicIdField
-from portal.words.volumes import VolumeScope, VolumeKind
 
 
 class Volume(models.Model):
@@ -20,7 +20,7 @@ class Volume(models.Model):
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63)
-    kind = models.CharField(max_length=8)
+    kind = models.CharField(max_length=12)
     scope = models.CharField(max_length=8, default=VolumeScope.NODE.value)
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE, related_name="volumes"
@@ -54,11 +54,11 @@ class Volume(models.Model):
                 condition=models.Q(kind__in=[kind.value for kind in VolumeKind]), name="volume_kind"
             ),
             models.CheckConstraint(
-                condition=models.Q(scope__in=[reach.value for reach in VolumeScope]), name="volume_reach"
+                condition=models.Q(scope__in=[reach.value for reach in VolumeScope]), name="volume_scope"
             ),
             models.CheckConstraint(
                 condition=models.Q(owner__isnull=True) | models.Q(kind=VolumeKind.HOME.value),
-                name="volume_of_a_person_is_home",
+                name="volume_of_a_user_is_home",
             ),
             models.UniqueConstraint(
                 fields=["owner"], name="volume_one_home", condition=models.Q(kind=VolumeKind.HOME.value)

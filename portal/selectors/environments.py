@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from django.db.models import QuerySet
 
 from portal.access import Requester, visible_environments
+from portal.domain.driver_versions import is_cuda_sufficient, newest_cuda
+from portal.domain.states import NodeState, compatible_runtimes
 from portal.models import Environment, ImagePresence, Node
-from portal.words.driver import is_cuda_sufficient, newest_cuda
-from portal.words.states import NodeState, compatible_runtimes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ def launchable_environments(requester: Requester) -> list[LaunchableEnvironment]
                 present_node_count=present[row.pk],
                 node_count=sum(nodes for _, nodes in fitting),
                 projects=frozenset(project.pk for project in row.projects.all()),
-                old_driver_node_count=sum(nodes for cuda, nodes in fitting if not is_cuda_sufficient(cuda, row.cuda)),
+                old_driver_node_count=sum(
+                    nodes for cuda, nodes in fitting if not is_cuda_sufficient(cuda, row.cuda)
+                ),
                 newest_cuda=newest_cuda(cuda for cuda, _ in fitting if cuda),
             )
         )

@@ -9,10 +9,10 @@ from typing import Any
 from django.db.models import Prefetch, Q, QuerySet
 
 from portal.access import Requester, nameable_projects, visible_volumes
+from portal.domain.states import NodeState
+from portal.domain.volumes import VolumeKind
 from portal.errors import NotFound
 from portal.models import Node, Volume
-from portal.words.states import NodeState
-from portal.words.volumes import VolumeKind
 
 
 def list_volumes(requester: Requester) -> QuerySet[Volume]:
@@ -51,7 +51,9 @@ class NodeDisk:
 
 def node_disks() -> list[NodeDisk]:
     """The disks behind homes, scratch folders and folders of projects, by node; one query."""
-    rows = Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name").values_list("name", "agent_info")
+    rows = (
+        Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name").values_list("name", "agent_info")
+    )
     return [
         NodeDisk(node=name, **{key: each.get(key) for key in NodeDisk.__dataclass_fields__ if key != "node"})
         for name, hello in rows
@@ -64,7 +66,11 @@ def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str 
     if row.quota_mib is None:
         return None
     use = {VolumeKind.HOME.value: "homes", VolumeKind.SCRATCH.value: "scratch"}.get(row.kind, "volumes")
-    on = [disk for disk in reported if disk.purpose == use and (use != "volumes" or _is_below(row.path, disk.path))]
+    on = [
+        disk
+        for disk in reported
+        if disk.purpose == use and (use != "volumes" or _is_below(row.path, disk.path))
+    ]
     holding = sorted({disk.node for disk in on if disk.quotas})
     without = sorted({disk.node for disk in on if not disk.quotas})
     if not holding:

@@ -18,7 +18,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from portal.errors import Conflict, FairwayError, Unsatisfiable, MalformedRequest
+from portal.errors import Conflict, FairwayError, MalformedRequest, Unsatisfiable
 from portal.models import IdempotencyKey, User
 
 RETENTION_DAYS = 7
@@ -85,13 +85,19 @@ def fingerprint_of(route: str, body: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _run_locked(user: User, key: str, fingerprint: str, perform: Callable[[], tuple[int, Any]]) -> StoredResponse:
+def _run_locked(
+    user: User, key: str, fingerprint: str, perform: Callable[[], tuple[int, Any]]
+) -> StoredResponse:
     with transaction.atomic():
         row = IdempotencyKey.objects.select_for_update(skip_locked=True).filter(user=user, key=key).first()
         if row is None:
-            raise _InProgressError("A request with this Idempotency-Key is being served.", code="idempotency_in_flight")
+            raise _InProgressError(
+                "A request with this Idempotency-Key is being served.", code="idempotency_in_flight"
+            )
         if row.body_sha256 != fingerprint:
-            raise _KeyReusedError("This Idempotency-Key was used for another request.", code="idempotency_key_reused")
+            raise _KeyReusedError(
+                "This Idempotency-Key was used for another request.", code="idempotency_key_reused"
+            )
         if row.status is not None and row.body is not None:
             return StoredResponse(row.status, json.loads(row.body), is_replay=True)
         status, answered = perform()

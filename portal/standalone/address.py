@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from portal.standalone.errors import StartError
-from portal.standalone.processes import ListenOptions
+from portal.standalone.process_table import ListenOptions
 
 
 def check_bind_options(listening: ListenOptions) -> None:

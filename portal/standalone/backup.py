@@ -24,12 +24,12 @@ from django.db import DatabaseError, connection, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 
 from agents.keys import PURPOSES, key_path
-from portal.database.owner import as_owner
+from portal.database.roles import as_owner
 from portal.models import ClusterSettings
-from portal.services.restored import begin_recovery
-from portal.standalone.binaries import POSTGRES_VERSIONS, find_postgres
+from portal.services.cluster.recovery import begin_recovery
+from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataDir
+from portal.standalone.servers.binaries import POSTGRES_VERSIONS, find_postgres
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -124,7 +124,10 @@ def restore_backup(source: Path, manifest: Manifest, folder: DataDir) -> None:
     with as_owner():
         if "django_migrations" in connection.introspection.table_names():
             raise StartError("The database is not empty: restore into an empty one.")
-    with _open_archive(source) as tar, tempfile.TemporaryDirectory(prefix=".restore-", dir=folder.root) as space:
+    with (
+        _open_archive(source) as tar,
+        tempfile.TemporaryDirectory(prefix=".restore-", dir=folder.root) as space,
+    ):
         contents = {name: _read_small_file(tar, name) for name in manifest.files if name != DUMP}
         dump = Path(space) / DUMP
         with os.fdopen(os.open(dump, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:

@@ -21,14 +21,22 @@ from django.views.decorators.http import require_POST, require_safe
 from portal.access import AccessPolicy, access_policy, require_user, visible_secrets
 from portal.errors import FairwayError, InvalidRequest
 from portal.models import BrowserSession, User
-from portal.services import people, tokens
+from portal.services.accounts import tokens, users
+from portal.services.accounts.session_store import session_id
+from portal.services.accounts.sessions import live_sessions
+from portal.services.accounts.tokens import SCOPE_DESCRIPTIONS, Scope
 from portal.services.audit import record_action
-from portal.services.session_store import session_id
-from portal.services.sessions import live_sessions
-from portal.services.tokens import SCOPE_DESCRIPTIONS, Scope
-from portal.throttle import SIGN_IN, SIGN_IN_ADDRESS, SIGN_IN_NAME, RateLimit, refund, rate_limit_address, consume
-from portal.web.signin import add_service_errors
-from portal.web.words import duration
+from portal.valkey.rate_limits import (
+    SIGN_IN,
+    SIGN_IN_ADDRESS,
+    SIGN_IN_NAME,
+    RateLimit,
+    consume,
+    rate_limit_address,
+    refund,
+)
+from portal.web.display.formatting import duration
+from portal.web.sign_in import add_service_errors
 
 TIME_ZONES = [(name, name.replace("_", " ")) for name in sorted(zoneinfo.available_timezones())]
 TOKEN_LIFETIMES = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a year")]
@@ -130,7 +138,7 @@ def change_name(request: HttpRequest) -> HttpResponse:
     form = NameForm(request.POST, label_suffix="")
     if form.is_valid():
         try:
-            people.do_change_account(user, **form.cleaned_data)
+            users.do_change_account(user, **form.cleaned_data)
         except InvalidRequest as wrong:
             add_service_errors(form, wrong)
         else:
@@ -156,7 +164,7 @@ def change_password(request: HttpRequest) -> HttpResponse:
         answer["Retry-After"] = str(math.ceil(wait_s))
         return answer
     try:
-        people.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
+        users.do_set_password(user, form.cleaned_data["password"], old=form.cleaned_data["old"])
     except InvalidRequest as wrong:
         add_service_errors(form, wrong)
     if "old" not in form.errors:
@@ -237,7 +245,9 @@ def session_rows(user: User, current_key: str) -> list[SessionRow]:
                 browser_name(str(facts.get("agent", ""))),
             )
         )
-    return sorted(found, key=lambda place: (not place.is_current, -(place.since.timestamp() if place.since else 0)))
+    return sorted(
+        found, key=lambda place: (not place.is_current, -(place.since.timestamp() if place.since else 0))
+    )
 
 
 def browser_name(agent: str) -> str:

@@ -11,18 +11,18 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from portal.access import AccessPolicy, access_policy, require_user, visible_nodes
+from portal.domain.node_operations import IMAGE_STORE_STEP, IMAGES_STEP, OperationKind
+from portal.domain.states import GpuHealth
 from portal.errors import NotFound
-from portal.last_samples import latest_frames
-from portal.models import ClusterSettings, Node, AgentRollout
-from portal.selectors.agent_program import has_newer_agent_for, has_outdated_loader
-from portal.selectors.alarms import claimed_gpu_alerts
-from portal.selectors.cluster_map import clock_skew_message, cluster_map, node_tasks
-from portal.selectors.interfaces import node_gang_address
-from portal.selectors.links import gpu_link_matrix
-from portal.selectors.machines import latest_finished_operation
-from portal.selectors.reservations import node_reservations
-from portal.words.node_acts import IMAGES_STEP, IMAGE_STORE_STEP, OperationKind
-from portal.words.states import GpuHealth
+from portal.models import AgentRollout, ClusterSettings, Node
+from portal.selectors.nodes.agent_version import has_newer_agent_for, has_outdated_loader
+from portal.selectors.nodes.alerts import claimed_gpu_alerts
+from portal.selectors.nodes.cluster_map import clock_skew_message, cluster_map, node_tasks
+from portal.selectors.nodes.gang_address import node_gang_address
+from portal.selectors.nodes.gpu_topology import gpu_link_matrix
+from portal.selectors.nodes.nodes import latest_finished_operation
+from portal.selectors.scheduling.reservations import node_reservations
+from portal.valkey.sample_cache import latest_frames
 
 INCIDENTS_SHOWN = 8
 LOADER_RENEWAL_COMMAND = "python3 manage.py node-setup --renew-loader | ssh -p {port} {host} sudo sh"
@@ -137,7 +137,9 @@ def _agent_fact(row: Node) -> str:
     if not row.agent_version:
         return "not seen yet"
     program = str(row.agent_info.get("program") or "")[:12]
-    return f"{row.agent_version} {program}".strip() + (", newer available" if has_newer_agent_for(row) else "")
+    return f"{row.agent_version} {program}".strip() + (
+        ", newer available" if has_newer_agent_for(row) else ""
+    )
 
 
 def _driver_fact(hello: dict[str, Any]) -> str:
@@ -159,7 +161,9 @@ def _machine_facts(row: Node) -> list[tuple[str, str]]:
         ),
         (
             "Link",
-            f"SSH to {row.host}:{row.port}, key pinned" if row.transport == "ssh" else "this machine, by a pipe",
+            f"SSH to {row.host}:{row.port}, key pinned"
+            if row.transport == "ssh"
+            else "this machine, by a pipe",
         ),
         ("Runtime", runtimes or row.runtime),
         ("Driver", _driver_fact(hello)),

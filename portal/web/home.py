@@ -9,13 +9,13 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from portal.access import AccessPolicy, access_policy, require_user
+from portal.domain.states import JobKind
 from portal.models import Environment, User
-from portal.selectors import cluster
-from portal.selectors.jobs import JobFilter, list_jobs
-from portal.selectors.shares import user_quota_usage
-from portal.web.job_row import JobRow, job_rows
-from portal.web.quota_bars import QuotaBar
-from portal.words.states import JobKind
+from portal.selectors.jobs.jobs import JobFilter, list_jobs
+from portal.selectors.nodes import cluster_overview
+from portal.selectors.projects.quota_usage import user_quota_usage
+from portal.web.display.job_rows import JobRow, job_rows
+from portal.web.display.quota_bars import QuotaBar
 
 RECENT_JOBS = 8
 
@@ -37,7 +37,7 @@ def _context(user: User) -> dict[str, Any]:
     workspaces = [row for row in live if row.is_workspace]
     live_jobs = [row for row in live if not row.is_workspace]
     jobs = (live_jobs + ended)[: max(RECENT_JOBS, len(live_jobs))]
-    strips = cluster.free_capacity(user)
+    strips = cluster_overview.free_capacity(user)
     shares = user_quota_usage(user)
     return {
         "workspaces": workspaces,

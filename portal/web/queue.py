@@ -15,25 +15,31 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from portal.access import AccessPolicy, access_policy, require_user, visible_nodes
-from portal.models import Cycle, Gpu, Job, NodePool, JobVerdict, User
-from portal.selectors.forecasts import forecast_accuracy, no_forecast_reason
-from portal.selectors.policy import settings_sheet
-from portal.selectors.queue import (
+from portal.domain.reasons import VerdictCode
+from portal.models import Cycle, Gpu, Job, JobVerdict, NodePool, User
+from portal.selectors.scheduling.forecasts import forecast_accuracy, no_forecast_reason
+from portal.selectors.scheduling.queue import (
     NO_POSITION,
-    QueueFilter,
     ProjectPoolShare,
+    QueueFilter,
+    pending_jobs,
+    shares_by_project,
     total_requested_milli,
     usage_fractions,
-    shares_by_project,
-    pending_jobs,
     with_job_rows,
 )
-from portal.selectors.timeline import ReservationBand, TimelineBar, TimelineLane, next_lanes, node_lanes
+from portal.selectors.scheduling.settings import settings_sheet
+from portal.selectors.scheduling.timeline import (
+    ReservationBand,
+    TimelineBar,
+    TimelineLane,
+    next_lanes,
+    node_lanes,
+)
 from portal.visibility import NameVisibility, visibility_of
-from portal.web.job_row import VERDICT_LABELS, current_verdict
-from portal.web.words import gpus as gpus_word
-from portal.web.words import time_zone
-from portal.words.reasons import VerdictCode
+from portal.web.display.formatting import gpus as gpus_word
+from portal.web.display.formatting import time_zone
+from portal.web.display.job_rows import VERDICT_LABELS, current_verdict
 
 JOBS_PER_PAGE = 50
 NODES_PER_PAGE = 30
@@ -186,7 +192,9 @@ def queue_tree(visibility: NameVisibility, jobs: list[Job], pools: dict[str, str
     """The jobs of a page below their people and projects, which stand where their first job stands."""
     known = {job.project_id: job.project.public_id for job in jobs if visibility.can_name_job(job)}
     shares = shares_by_project(pools, set(known.values()))
-    usage_half_life_s = next(knob.value for knob in settings_sheet(None).settings if knob.name == "usage_half_life_s")
+    usage_half_life_s = next(
+        knob.value for knob in settings_sheet(None).settings if knob.name == "usage_half_life_s"
+    )
     past = usage_fractions(float(usage_half_life_s), set(known))
     rows: list[QueueRow] = []
     project: int | None = None

@@ -7,8 +7,15 @@ from django.http import HttpRequest, JsonResponse
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from portal.access import AccessPolicy, access_policy, require_user, visible_nodes, visible_users, visible_projects
-from portal.selectors.jobs import JobFilter, list_jobs
+from portal.access import (
+    AccessPolicy,
+    access_policy,
+    require_user,
+    visible_nodes,
+    visible_projects,
+    visible_users,
+)
+from portal.selectors.jobs.jobs import JobFilter, list_jobs
 
 RESULTS_PER_KIND = 6
 

@@ -11,9 +11,9 @@ from django.views.decorators.http import require_POST
 
 from portal.access import AccessPolicy, access_policy, require_user
 from portal.models import Project, User
-from portal.selectors.projects import get_project
-from portal.services.secrets import do_delete_secret, do_save_secret
-from portal.web.acts import run_and_redirect
+from portal.selectors.projects.projects import get_project
+from portal.services.projects.secrets import do_delete_secret, do_save_secret
+from portal.web.actions import run_and_redirect
 
 
 @access_policy(AccessPolicy.SIGNED_IN)

@@ -13,24 +13,26 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import attrgetter
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.cluster import JobId, PendingRow, PoolId, Snapshot
-from scheduler.core.explain import Explainer
-from scheduler.core.gang import GangTaskState
-from scheduler.core.handing_out import AllocateAction
-from scheduler.core.making_room import EVICTION_REASONS, EvictAction
-from scheduler.core.memory import DecisionCache
-from scheduler.core.plan import RequestPreview, Eviction, Plan, JobPlacement
-from scheduler.core.policy import Policy
-from scheduler.core.scene import PoolState
-from scheduler.core.table import OrderedEviction, SchedulingSession
-from scheduler.core.telling import VerdictReport
+from portal.domain.reasons import VerdictCode
+from scheduler.core.actions.allocate import AllocateAction
+from scheduler.core.actions.evict import EVICTION_REASONS, EvictAction
+from scheduler.core.actions.session import OrderedEviction, SchedulingSession
+from scheduler.core.model.plan import Eviction, JobPlacement, Plan, RequestPreview
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, Snapshot
+from scheduler.core.session.cache import DecisionCache
+from scheduler.core.session.gang import GangTaskState
+from scheduler.core.session.pool import PoolState
+from scheduler.core.verdicts.explain import Explainer
+from scheduler.core.verdicts.report import VerdictReport
 
 MAX_ROUNDS = 100
 """A round seats somebody by asking others to leave; more than a few are rare, and none is lost by waiting."""
 
 
-def decide(snapshot: Snapshot, policy: Policy, cache: DecisionCache | None = None, *, explain: bool = True) -> Plan:
+def decide(
+    snapshot: Snapshot, policy: Policy, cache: DecisionCache | None = None, *, explain: bool = True
+) -> Plan:
     """The plan for ``snapshot``: each pending job stands in its starts or in its verdicts, once.
 
     ``memory``, the same from decision to decision, spares work where rows are the same objects as before; the plan
@@ -40,7 +42,9 @@ def decide(snapshot: Snapshot, policy: Policy, cache: DecisionCache | None = Non
     return _Decision(snapshot, policy, cache).plan(explain=explain)
 
 
-def decide_deferring_verdicts(snapshot: Snapshot, policy: Policy, cache: DecisionCache) -> tuple[Plan, VerdictReport]:
+def decide_deferring_verdicts(
+    snapshot: Snapshot, policy: Policy, cache: DecisionCache
+) -> tuple[Plan, VerdictReport]:
     """The plan without verdicts, and who can say why jobs wait until ``memory`` serves another decision."""
     decision = _Decision(snapshot, policy, cache)
     plan = decision.plan(explain=False)
@@ -90,7 +94,11 @@ class _Decision:
         """Go through the steps; the last, telling, only if asked for."""
         self._session.classify_jobs()
         self._session.compute_shares()
-        receipts = tuple(receipt for pool_state in self._session.pool_states.values() for receipt in pool_state.share_breakdowns())
+        receipts = tuple(
+            receipt
+            for pool_state in self._session.pool_states.values()
+            for receipt in pool_state.share_breakdowns()
+        )
         self._allocate_action.restore_nominations()
         self._run_actions()
         if "stale_gangs" in self._session.policy.actions:
@@ -146,7 +154,9 @@ class _Decision:
                 if tasks:
                     version = gang.pending_row.version if gang.pending_row else 0
                     places = ((t.rank, t.nominated or t.held[0]) for t in tasks)
-                    placed = tuple(pool_state.available.to_task_placement(rank, place) for rank, place in places)
+                    placed = tuple(
+                        pool_state.available.to_task_placement(rank, place) for rank, place in places
+                    )
                     found.append(JobPlacement(job, pool, version, placed))
         return tuple(sorted(found, key=lambda start: start.job))
 
@@ -159,7 +169,10 @@ class _Decision:
         found = []
         for job in sorted(by_job):
             mine = sorted(by_job[job], key=lambda each: each.task.rank)
-            stays = any(task.state in (GangTaskState.RUNNING, GangTaskState.ALLOCATED) for task in mine[0].task.gang.tasks)
+            stays = any(
+                task.state in (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
+                for task in mine[0].task.gang.tasks
+            )
             ranks = tuple(each.task.rank for each in mine) if stays else ()
             worst = next((e for e in mine if e.task.state is GangTaskState.RELEASING), mine[0])
             found.append(Eviction(job, worst.reason, worst.for_job, ranks))

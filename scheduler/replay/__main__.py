@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 
-from scheduler.replay.reading import MalformedFileError
+from scheduler.replay.input_files import MalformedFileError
 
 REPLAYS = {
     "conformance": "cases of other schedulers as facts: which of them our decisions agree with",

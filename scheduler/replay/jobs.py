@@ -16,14 +16,18 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from portal.words.knobs import NUMBER_SETTINGS
+from portal.domain.policy_settings import NUMBER_SETTINGS
 from scheduler.core.decide import decide
-from scheduler.core.memory import DecisionCache
-from scheduler.core.policy import Policy, PolicyError
-from scheduler.replay.clock import Simulator, SimulationConfig, SimulationHook
-from scheduler.replay.forecasting import ForecastHook
-from scheduler.replay.peers import PREEMPTIVE_POLICIES, NON_PREEMPTIVE_POLICIES, simulate_reference_policy
-from scheduler.replay.predicting import PredictionHook
+from scheduler.core.model.policy import Policy, PolicyError
+from scheduler.core.session.cache import DecisionCache
+from scheduler.replay.forecast_hook import ForecastHook
+from scheduler.replay.prediction_hook import PredictionHook
+from scheduler.replay.reference_policies import (
+    NON_PREEMPTIVE_POLICIES,
+    PREEMPTIVE_POLICIES,
+    simulate_reference_policy,
+)
+from scheduler.replay.simulator import SimulationConfig, SimulationHook, Simulator
 from scheduler.replay.trace import ClusterSize, TraceJob, parse_time, read_projects, read_quotas, read_trace
 
 OWN_POLICIES = ("fairway", "fairway-predict")
@@ -102,7 +106,9 @@ def replay(
         memory = DecisionCache()
         # nobody reads why a job waits
         decide_without_verdicts = partial(decide, cache=memory, explain=False)
-        simulator = Simulator(SimulationConfig(jobs, size, quotas, rules, decide_without_verdicts), forecasting or hook)
+        simulator = Simulator(
+            SimulationConfig(jobs, size, quotas, rules, decide_without_verdicts), forecasting or hook
+        )
         result = simulator.run()
         further = {"decisions": simulator.decisions, "decisions_cut_short": simulator.truncated_decisions}
         further |= forecasting.summary() if forecasting else {}

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from scheduler.core.cluster import JobId, Snapshot
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
-from scheduler.recall import EXPLAIN_INTERVAL_S, IncrementalDecider
-from scheduler.replay.kueue_clock import KueueSimulator, Cohorts, Workload
-from scheduler.replay.reading import MAX_INTEGER, MalformedFileError, read_json
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import JobId, Snapshot
+from scheduler.incremental import EXPLAIN_INTERVAL_S, IncrementalDecider
+from scheduler.replay.input_files import MAX_INTEGER, MalformedFileError, read_json
+from scheduler.replay.kueue_simulator import Cohorts, KueueSimulator, Workload
 
 MAX_COHORTS = 100
 MAX_QUEUES = 1_000
@@ -45,7 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
         f"{scenario.cohorts.cohorts} cohorts of {scenario.cohorts.cohort_gpus} GPUs, "
         f"{len(scenario.workloads)} workloads\n"
     )
-    simulator = KueueSimulator(scenario.cohorts, scenario.workloads, scenario.policy, _decide_with_explanations(IncrementalDecider()))
+    simulator = KueueSimulator(
+        scenario.cohorts, scenario.workloads, scenario.policy, _decide_with_explanations(IncrementalDecider())
+    )
     never = simulator.run()
     sys.stdout.write(json.dumps(summarize(scenario, simulator, never)) + "\n")
     return 0
@@ -83,7 +85,9 @@ def summarize(scenario: Scenario, simulator: KueueSimulator, never: set[JobId]) 
             **{kind: _mean(each) for kind, each in waits.items()},
             "all": _mean([wait for each in waits.values() for wait in each]),
         },
-        "usage_percent": round(100 * simulator.busy_gpu_s / (gpus * simulator.wall_s), 1) if simulator.wall_s else 0.0,
+        "usage_percent": round(100 * simulator.busy_gpu_s / (gpus * simulator.wall_s), 1)
+        if simulator.wall_s
+        else 0.0,
         "lost_gpu_s": round(simulator.lost_gpu_s, 1),
         "decisions": simulator.decisions,
         "decisions_cut_short": simulator.truncated_decisions,
@@ -127,7 +131,9 @@ class Scenario:
         for field, (word, action) in ACTION_SWITCHES.items():
             value = content.get(field, word)
             if value not in (word, "never"):
-                raise MalformedFileError(self._path, f"$.{field}", f"{value!r} is neither {word!r} nor 'never'")
+                raise MalformedFileError(
+                    self._path, f"$.{field}", f"{value!r} is neither {word!r} nor 'never'"
+                )
             if value == "never":
                 policy = replace(policy, actions=tuple(each for each in policy.actions if each != action))
         return policy

@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.core.cluster import WHOLE_MILLI, TaskRequest, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
-from scheduler.core.fragmentation import GROUP_WEIGHT
-from scheduler.core.placement import NodePlacer
-from scheduler.core.shape import HeldSlots, TaskShape
+from scheduler.core.capacity.fragmentation import GROUP_WEIGHT
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.model.snapshot import WHOLE_MILLI, GpuRow, GpuUuid, NodeId, NodeRow, PoolId, TaskRequest
+from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from scheduler.replay.input_files import MalformedFileError, read_rows
 from scheduler.replay.openb_baselines import BASELINES, BaselinePolicy
-from scheduler.replay.reading import MalformedFileError, read_rows
 
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
@@ -125,7 +125,9 @@ def replay(
     nodes: Sequence[NodeRow], pods: Sequence[TaskShape], order: Sequence[TaskShape], policy: str, seed: int
 ) -> OpenbResult:
     """Places each pod of ``order`` or lets it fail; knows of the future only how often ``pods`` ask for what."""
-    floor = NodePlacer(nodes, "fragmentation", demand=_demand_histogram(pods, policy), group_weight=_together(policy))
+    floor = NodePlacer(
+        nodes, "fragmentation", demand=_demand_histogram(pods, policy), group_weight=_together(policy)
+    )
     choice = BASELINES[policy](floor, seed) if policy in BASELINES else None
     capacity, arrived, allocated, placed = _capacity_milli(nodes), 0, 0, 0
     measured: dict[int, float] = {}
@@ -136,7 +138,10 @@ def replay(
         if _place(floor, pod, choice):
             placed += 1
             allocated += milli
-        while len(measured) < len(MEASURED_AT_PERCENT) and arrived * 100 >= capacity * MEASURED_AT_PERCENT[len(measured)]:
+        while (
+            len(measured) < len(MEASURED_AT_PERCENT)
+            and arrived * 100 >= capacity * MEASURED_AT_PERCENT[len(measured)]
+        ):
             measured[MEASURED_AT_PERCENT[len(measured)]] = 100 * allocated / capacity
     seconds = time.perf_counter() - began
     left = NodePlacer(nodes, "fragmentation", demand=_demand_histogram(pods, "fgd"), group_weight=0)
@@ -165,7 +170,8 @@ def _demand_histogram(pods: Sequence[TaskShape], policy: str) -> Counter[TaskReq
     """How often each request is asked. FGD as published does not look at memory."""
     memory = policy == "fairway"
     return Counter(
-        TaskRequest(pod.gpus, pod.milli, pod.cpu_milli, pod.memory_mib * memory, pod.gpu_model) for pod in pods
+        TaskRequest(pod.gpus, pod.milli, pod.cpu_milli, pod.memory_mib * memory, pod.gpu_model)
+        for pod in pods
     )
 
 

@@ -7,11 +7,11 @@ import json
 import sys
 from typing import Any
 
-from scheduler.core.check import SnapshotError
 from scheduler.core.decide import decide
-from scheduler.core.policy import Policy, PolicyError
-from scheduler.core.saved import plan_to_json, snapshot_from_json
-from scheduler.replay.reading import MalformedFileError, read_text
+from scheduler.core.model.policy import Policy, PolicyError
+from scheduler.core.model.serialization import plan_to_json, snapshot_from_json
+from scheduler.core.model.validation import SnapshotError
+from scheduler.replay.input_files import MalformedFileError, read_text
 
 REFUSED = 1
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from scheduler.replay.reading import MalformedFileError, TableRow, read_json, read_rows
+from scheduler.replay.input_files import MalformedFileError, TableRow, read_json, read_rows
 
 COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
 MAX_DURATION_S = 10**9

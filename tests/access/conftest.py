@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from portal.domain.states import Role
 from portal.models import Terminal
-from portal.selectors.project_policy import project_settings_sheet
-from portal.services.people import do_create_invitation
-from portal.words.states import Role
+from portal.selectors.scheduling.project_settings import project_settings_sheet
+from portal.services.accounts.users import do_create_invitation
 from tests.api import world as worlds
 from tests.api.conftest import logs_of_this_test, made, rates_of_this_test, world
 

@@ -75,7 +75,14 @@ PAGES = [
     Page("job-suspend", "post", "/jobs/{running}/suspend/", CONTROLLERS, None, 302),
     Page("job-resume", "post", "/jobs/{job}/resume/", CONTROLLERS, None, 409, writes=False),
     Page(
-        "job-extend", "post", "/jobs/{running}/extend/", CONTROLLERS, {"extra_s": "1h"}, 302, 302, writes=False
+        "job-extend",
+        "post",
+        "/jobs/{running}/extend/",
+        CONTROLLERS,
+        {"extra_s": "1h"},
+        302,
+        302,
+        writes=False,
     ),
     Page(
         "job-snooze", "post", "/jobs/{running_workspace}/snooze/", CONTROLLERS, None, 302, 302, writes=False

@@ -22,10 +22,10 @@ from django.utils import timezone
 
 from portal import models
 from portal.errors import FairwayError
-from portal.live.topics import check_topic_access, initial_frame, parse_topic
-from portal.services.logs import write_log_bytes
+from portal.live.websocket.topics import check_topic_access, initial_frame, parse_topic
+from portal.services.jobs.logs import write_log_bytes
 from scheduler.cycle import run_cycle
-from tests import record
+from tests import factories
 from tests.access.conftest import with_more
 from tests.access.pages import PAGES
 from tests.access.test_sockets import TOPICS
@@ -39,7 +39,9 @@ SELF: frozenset[str] = frozenset()
 AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.Project: dict.fromkeys(("name", "title"), INSIDE),
     models.User: {"username": INSIDE, "full_name": INSIDE, "email": ADMIN},
-    models.Job: dict.fromkeys(("name", "message", "command", "volumes", "topology_constraint", "image_digest"), INSIDE)
+    models.Job: dict.fromkeys(
+        ("name", "message", "command", "volumes", "topology_constraint", "image_digest"), INSIDE
+    )
     | dict.fromkeys(("env", "secrets"), CONTROLLERS),
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
     models.Attempt: {"message": INSIDE},
@@ -192,7 +194,7 @@ def world(transactional_db: None) -> World:
 def marked(world: World) -> Marked:
     """The world with a mark in every text of the project, and the verdicts of a cycle that has read them."""
     project, names = world.rows["project"], world.names
-    inner = record.environment("inner")
+    inner = factories.environment("inner")
     inner.projects.add(project)
     names["inner"] = inner.public_id
     template = models.Template.objects.create(
@@ -201,7 +203,7 @@ def marked(world: World) -> Marked:
     names["inner_template"] = template.public_id
     stranger = world.people["stranger"]
     own = models.Project.objects.get(name="elsewhere")
-    own_job = record.job(stranger, own, world.rows["batch"], name="own", gpus_per_task=4)
+    own_job = factories.job(stranger, own, world.rows["batch"], name="own", gpus_per_task=4)
     names["own_job"] = own_job.public_id
     models.Dependency.objects.create(job=own_job, depends_on=world.rows["job"])
     left = models.Attempt.objects.get(job=world.rows["running"])
@@ -315,7 +317,10 @@ def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
         "command": ["true"],
         "gpus_per_task": 4,
     }
-    yield "jobs_preview", text_of(client.post("/api/v1/jobs/preview/", json.dumps(body), content_type="application/json"))
+    yield (
+        "jobs_preview",
+        text_of(client.post("/api/v1/jobs/preview/", json.dumps(body), content_type="application/json")),
+    )
     body |= {"template": names["inner_template"]}
     yield "launch", text_of(client.post("/api/v1/jobs/", json.dumps(body), content_type="application/json"))
     yield from frames(marked, actor, names)

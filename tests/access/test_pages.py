@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import URLPattern, URLResolver, get_resolver, resolve
 
 from portal.access import AccessPolicy
-from portal.door import policy_of
+from portal.policy_middleware import policy_of
 from tests.access.pages import PAGES, PUBLIC, Page
 from tests.api.table import ADMIN, EVERYBODY, NOBODY
 from tests.api.world import ACTORS, World

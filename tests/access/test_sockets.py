@@ -7,23 +7,23 @@ from collections.abc import Callable
 import pytest
 
 from portal.access import Permission, can
+from portal.domain.states import Role
 from portal.errors import FairwayError, NotFound
-from portal.gateway.rights import AccessResult, decide_access
-from portal.gateway.terminals import decide_terminal_access
-from portal.live.routes import WEBSOCKET_ROUTES
-from portal.live.topics import check_topic_access, initial_frame, parse_topic
+from portal.gateway.access.authorization import AccessResult, decide_access
+from portal.gateway.apps.terminal_app import decide_terminal_access
+from portal.live.websocket.routes import WEBSOCKET_ROUTES
+from portal.live.websocket.topics import check_topic_access, initial_frame, parse_topic
 from portal.models import Job, Terminal, User
-from portal.services import lifecycle
-from portal.services.people import do_change_user
-from portal.services.projects import do_remove_member, do_set_member
-from portal.services.session_store import session_id
-from portal.services.sessions import session_user
-from portal.services.terminals import do_open_terminal
-from portal.services.workspaces import do_open_workspace, do_redeem_ticket
-from portal.words.states import Role
+from portal.services.accounts.session_store import session_id
+from portal.services.accounts.sessions import session_user
+from portal.services.accounts.users import do_change_user
+from portal.services.lifecycle import job_control
+from portal.services.projects.projects import do_remove_member, do_set_member
+from portal.services.workspaces.access import do_open_workspace, do_redeem_ticket
+from portal.services.workspaces.terminals import do_open_terminal
 from tests.api.table import ADMIN, EVERYBODY, INSIDE, NOBODY, OUTSIDE, OWNER
 from tests.api.world import ACTORS, World
-from tests.gateway.stand import sign_in
+from tests.gateway.gateway_harness import sign_in
 
 TOPICS = {
     "cluster": EVERYBODY,
@@ -67,9 +67,9 @@ def ready(world: World) -> Job:
     job: Job = world.rows["running_workspace"]
     attempt = job.attempts.get()
     task = attempt.task_rows.get()
-    lifecycle.mark_task_sent(task)
-    lifecycle.record_task_running(task.pk, container="c", ports={"8888": 1})
-    lifecycle.record_attempt_ready(attempt.pk)
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={"8888": 1})
+    job_control.record_attempt_ready(attempt.pk)
     return Job.objects.get(pk=job.pk)
 
 

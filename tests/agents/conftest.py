@@ -9,7 +9,7 @@ import pytest
 
 from agents.keys import PURPOSES, Purpose, make_keys, read_public_key
 from agents.ssh import SshTarget
-from tests.rig.echo_agent import echo_agent
+from tests.rig.fake_agent import echo_agent
 from tests.rig.loopback import LoopbackSshd, loopback_sshd
 from tests.rig.needs import missing_for_loopback
 from tests.rig.plugin import lab_image, make_rig, rig, rig_cluster, rig_nodes, tiny_image

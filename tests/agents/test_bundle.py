@@ -16,8 +16,8 @@ import pytest
 
 from agents.bundle import build_archive
 from agents.local import open_local
-from agents.nvml_part import used_names
-from tests.standins import nvml
+from agents.nvml_subset import used_names
+from tests.fakes import nvml
 
 NODE = Path(__file__).parents[2] / "agents/node"
 

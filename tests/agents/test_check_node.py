@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.check_node import StepOutcome, StepResult, test_connection
+from agents.connection_test import StepOutcome, StepResult, test_connection
 from agents.keys import read_public_key
 from tests.rig.cluster import RigCluster
 from tests.rig.node import RigNode
@@ -101,7 +101,9 @@ def test_a_clock_that_is_off_is_measured(node: RigNode, rig_cluster: RigCluster)
     target = rig_cluster.target(node)
     for ahead_s, word in ((90.0, "behind"), (-90.0, "ahead of")):
         steps = list(
-            test_connection(target, rig_cluster.keys, "rig", now=lambda ahead_s=ahead_s: time.time() + ahead_s)
+            test_connection(
+                target, rig_cluster.keys, "rig", now=lambda ahead_s=ahead_s: time.time() + ahead_s
+            )
         )
         assert steps[-1].outcome is StepOutcome.WARNING
         assert re.search(rf"(8[5-9]|9[0-5]) s {word} the portal's", steps[-1].message)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agents.enrol import EnrolmentOptions
+from agents.enrolment import EnrolmentOptions
 from agents.link import Link
 from tests.rig.cluster import RigCluster
 from tests.rig.docker import start_docker
@@ -98,7 +98,9 @@ def walls(request: pytest.FixtureRequest, rig_cluster: RigCluster, tiny_image: R
             start_docker(node, tiny_image)
         denied = (rig.portal_address,)
         if request.param == "rootless":
-            enrol_rootless(rig_cluster, node, tiny_image, EnrolmentOptions("rootless", denied_networks=denied))
+            enrol_rootless(
+                rig_cluster, node, tiny_image, EnrolmentOptions("rootless", denied_networks=denied)
+            )
         else:
             choices = EnrolmentOptions("rootful", runtime=request.param, denied_networks=denied)
             rig_cluster.enrol(node, choices)

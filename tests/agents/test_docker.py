@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from agents.enrol import EnrolmentOptions
-from agents.link import Link, AgentError
+from agents.enrolment import EnrolmentOptions
+from agents.link import AgentError, Link
 from agents.node.runtimes import arguments
-from portal.selectors.log_files import TIMESTAMP_PREFIX
+from portal.selectors.logs.files import TIMESTAMP_PREFIX
 from tests.agents.node.conftest import wait_for
 from tests.agents.node.loadable import load
 from tests.agents.ranks import MEETS
@@ -162,7 +162,9 @@ def test_names_and_labels(node: RigNode, start: Any, link: Link) -> None:
 def test_a_stop_leaves_time_and_a_kill_leaves_none(link: Link, start: Any) -> None:
     start("jpatient", "sh", "-c", PATIENT)
     wait_for_line(link, "jpatient", "ready")
-    assert link.request("stop", timeout_s=30, epoch=1, job="jpatient", attempt=1, grace_s=30)["stopping"] is True
+    assert (
+        link.request("stop", timeout_s=30, epoch=1, job="jpatient", attempt=1, grace_s=30)["stopping"] is True
+    )
     assert wait_for(link, "exited", timeout_s=30, job="jpatient")["exit_code"] == 3
     assert ("stdout", "leaving") in lines_of(link, "jpatient")
     start("jkilled", "sh", "-c", PATIENT)

@@ -15,25 +15,31 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agents.enrol import (
+from agents.enrolment import (
     INSTALL_DIR,
-    EnrolmentOptions,
     EnrolmentError,
+    EnrolmentOptions,
     EnrolmentScriptError,
     PublicKeys,
     SignedAgent,
     authorized_keys,
     enrol_with_sudo,
     enrolment_script,
-    render_script,
-    loader_version,
     loader_upgrade_script,
+    loader_version,
+    render_script,
 )
 from agents.keys import PURPOSES, Purpose, key_path, make_keys, read_public_key, sign_agent
-from agents.link import Link, AgentError
-from agents.ssh import AgentMissingError, AuthenticationError, HostKeyMismatchError, connect_with_key, open_ssh
+from agents.link import AgentError, Link
+from agents.ssh import (
+    AgentMissingError,
+    AuthenticationError,
+    HostKeyMismatchError,
+    connect_with_key,
+    open_ssh,
+)
 from tests.rig.cluster import RigCluster
-from tests.rig.echo_agent import echo_agent
+from tests.rig.fake_agent import echo_agent
 from tests.rig.node import RigNode
 from tests.rig.rig import Rig
 
@@ -346,7 +352,9 @@ def test_sudo_logins_that_fail_say_why(node: RigNode, rig_cluster: RigCluster) -
     script = rig_cluster.script()
     with pytest.raises(AuthenticationError, match="does not take our password"):
         enrol_with_sudo(opal, "wrong", script)
-    with pytest.raises(EnrolmentScriptError, match=r"no root shell for this account|does not take this password"):
+    with pytest.raises(
+        EnrolmentScriptError, match=r"no root shell for this account|does not take this password"
+    ):
         enrol_with_sudo(replace(opal, account="plain"), PASSWORD, script)
     other = read_public_key(rig_cluster.keys["watch"])
     with pytest.raises(HostKeyMismatchError):

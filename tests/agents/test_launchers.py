@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.launchers import LAUNCHERS, REQUIRES_RENDEZVOUS, GangShape, LaunchSpec, RendezvousPoint, RankNetwork
+from agents.launchers import (
+    LAUNCHERS,
+    REQUIRES_RENDEZVOUS,
+    GangShape,
+    LaunchSpec,
+    RankNetwork,
+    RendezvousPoint,
+)
 
 HERE = RendezvousPoint("10.1.2.3", 32001)
 TRAIN = ("python", "train.py", "--epochs", "3")

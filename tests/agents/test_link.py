@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agents.link import MAX_REPLY_BYTES, Link, OutcomeUnknownError, Reply, AgentError
+from agents.link import MAX_REPLY_BYTES, AgentError, Link, OutcomeUnknownError, Reply
 from tests.time_budget import budget_s
 
 HELLO = {
@@ -83,7 +83,9 @@ def test_many_threads_get_their_own_answers() -> None:
     answers: dict[int, Any] = {}
 
     def ask(number: int) -> None:
-        answers[number] = link.request("echo", timeout_s=5, say=number, delay_s=0.01 * (7 - number % 7))["said"]
+        answers[number] = link.request("echo", timeout_s=5, say=number, delay_s=0.01 * (7 - number % 7))[
+            "said"
+        ]
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(40)]
     for thread in threads:

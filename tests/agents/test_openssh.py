@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.check_node import StepOutcome, test_connection
+from agents.connection_test import StepOutcome, test_connection
 from agents.keys import Purpose, fingerprint, make_keys, read_public_key
 from agents.ssh import SshTarget
-from agents.tunnel import PortRefusedError, TunnelError, TunnelPool
+from agents.tunnel.pool import PortRefusedError, TunnelError, TunnelPool
 from tests.agents.test_tunnel import job_server
 from tests.rig.loopback import LoopbackSshd
 from tests.time_budget import budget_s
@@ -29,7 +29,7 @@ HOLDER = """
 import asyncio, sys, uvloop
 from pathlib import Path
 from agents.ssh import SshTarget
-from agents.tunnel import TunnelPool
+from agents.tunnel.pool import TunnelPool
 
 async def main(key, folder, host, account, host_key, port, job_port):
     pool = TunnelPool(Path(key), folder=Path(folder))

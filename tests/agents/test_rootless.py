@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agents.enrol import EnrolmentOptions
-from agents.link import Link, AgentError
+from agents.enrolment import EnrolmentOptions
+from agents.link import AgentError, Link
 from tests.agents.node.conftest import log_with, wait_for
 from tests.agents.test_container_walls import Listener, opens, spec, wait_until_open
 from tests.rig.cluster import RigCluster

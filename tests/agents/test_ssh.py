@@ -127,7 +127,9 @@ def test_a_missing_agent_is_told_with_what_to_do(
     sshd: LoopbackSshd, target: SshTarget, key_pairs: Keys
 ) -> None:
     keys = sshd.folder / "authorized_keys"
-    keys.write_text(f'restrict,command="/nowhere/fairway-node control" {read_public_key(key_pairs["control"])}\n')
+    keys.write_text(
+        f'restrict,command="/nowhere/fairway-node control" {read_public_key(key_pairs["control"])}\n'
+    )
     stream = open_stream(target, key_pairs["control"], "control")
     assert stream.readline(LINE_LIMIT_BYTES) == b""
     explained = agent_missing_error(stream)

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agents.link import Link, OutcomeUnknownError, AgentError
+from agents.link import AgentError, Link, OutcomeUnknownError
 from agents.ssh import NodeUnreachableError, SshTarget, connect_with_key
-from agents.tunnel import PortRefusedError, TunnelError, TunnelPool
+from agents.tunnel.pool import PortRefusedError, TunnelError, TunnelPool
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
@@ -188,13 +188,17 @@ def test_after_a_reboot_nothing_runs_and_the_boot_id_tells(
     node = enrolled(make_rig, rig_cluster, tiny_image)
     with rig_cluster.open(node) as link:
         before = link.hello.boot_id
-        link.request("start", timeout_s=20, epoch=1, spec=spec(link, "bootjob234", tiny_image, ["sleep", "600"]))
+        link.request(
+            "start", timeout_s=20, epoch=1, spec=spec(link, "bootjob234", tiny_image, ["sleep", "600"])
+        )
     node.reboot()
     with rig_cluster.open(node) as link:
         assert link.hello.boot_id not in ("", before)
         rows = link.request("list", timeout_s=10)["containers"]
         assert all(row["state"] == "exited" and row["rebooted"] for row in rows)
-        link.request("start", timeout_s=20, epoch=1, spec=spec(link, "nextjob234", tiny_image, ["sleep", "600"]))
+        link.request(
+            "start", timeout_s=20, epoch=1, spec=spec(link, "nextjob234", tiny_image, ["sleep", "600"])
+        )
 
 
 def test_a_full_disk_refuses_with_the_reason_and_heals(

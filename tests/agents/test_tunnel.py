@@ -14,8 +14,8 @@ import pytest
 
 from agents.keys import PURPOSES, Purpose, read_public_key
 from agents.ssh import SshTarget
-from agents.tunnel import JOB_ADDRESS, LocalTarget, PortRefusedError, TunnelError, TunnelPool
-from tests.rig.echo_agent import echo_agent
+from agents.tunnel.pool import JOB_ADDRESS, LocalTarget, PortRefusedError, TunnelError, TunnelPool
+from tests.rig.fake_agent import echo_agent
 from tests.rig.loopback import LoopbackSshd, loopback_sshd
 from tests.rig.needs import missing_for_loopback
 from tests.time_budget import budget_s
@@ -104,7 +104,7 @@ async def test_nothing_listening_is_told_from_no_way_there(pool: TunnelPool, tar
 async def test_the_tunnel_key_opens_job_ports_only(
     pool: TunnelPool, target: SshTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.tunnel.JOB_ADDRESS", "127.0.0.1")
+    monkeypatch.setattr("agents.tunnel.pool.JOB_ADDRESS", "127.0.0.1")
     with pytest.raises(TunnelError, match="does not allow tunnels"):
         await pool.open_stream(target, target.port)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from agents.engines import answers
-from agents.engines.contract import InvalidReplyError
+from agents.engines import parsing
+from agents.engines.interface import InvalidReplyError
 from agents.link import AgentError
-from agents.network_facts import parse_network_info
-from agents.samples import ContainerStatus, GpuInfo, Hello, NodeSample
-from agents.wire import MAX_SAFE_INTEGER, FieldReader, InvalidMessageError, clean_text
-from tests.hostile import EXTREME_VALUES, ScriptedAgent, HostileFrames, gpu, hello, reading, sample
+from agents.wire.fields import MAX_SAFE_INTEGER, FieldReader, InvalidMessageError, clean_text
+from agents.wire.messages import ContainerStatus, GpuInfo, Hello, NodeSample
+from agents.wire.networks import parse_network_info
+from tests.hostile_agent import EXTREME_VALUES, HostileFrames, ScriptedAgent, gpu, hello, reading, sample
 
 CONTAINER = {
     "name": "fw-t1-abc-1-0", "cluster": "t1", "job": "abc", "attempt": 1, "task": 0, "digest": "d",
@@ -48,13 +48,13 @@ WRONG: list[tuple[Callable[[Any], Any], dict[str, Any], str, list[Any]]] = [
     (ContainerStatus.from_wire, CONTAINER, "started_s", [float("inf"), 1e12, -1]),
     (NodeSample.from_wire, sample(), "at_s", [None, -1, 1e12, float("nan")]),
     (NodeSample.from_wire, sample(), "gpus", [[reading("a\0b")], [reading("g", power_watts=1e6)], [None]]),
-    (answers.parse_event, EXITED, "job", [None, 5, "a\0b"]),
-    (answers.parse_event, {"event": "gpu_xid", "uuid": "g", "xid": 1, "count": 1}, "xid", [-1, 65_536, None]),
-    (answers.parse_start_result, {"container": "c"}, "ports", [{"80": -1}, {"a": 1}]),
-    (answers.parse_stop_result, {"gone": True}, "gone", [1, "yes"]),
-    (answers.parse_log_chunk, {"data_b64": "", "offset": 0, "format": "k8s"}, "offset", [-1, 2**41, None, "0"]),
-    (answers.parse_log_chunk, {"data_b64": "", "offset": 0, "format": "k8s"}, "data_b64", [None, 5, "A" * 600_000]),
-    (answers.parse_gc_result, {"orphan_dirs": 1}, "images", [[{"names": "x", "runtime": "podman"}], {}]),
+    (parsing.parse_event, EXITED, "job", [None, 5, "a\0b"]),
+    (parsing.parse_event, {"event": "gpu_xid", "uuid": "g", "xid": 1, "count": 1}, "xid", [-1, 65_536, None]),
+    (parsing.parse_start_result, {"container": "c"}, "ports", [{"80": -1}, {"a": 1}]),
+    (parsing.parse_stop_result, {"gone": True}, "gone", [1, "yes"]),
+    (parsing.parse_log_chunk, {"data_b64": "", "offset": 0, "format": "k8s"}, "offset", [-1, 2**41, None, "0"]),
+    (parsing.parse_log_chunk, {"data_b64": "", "offset": 0, "format": "k8s"}, "data_b64", [None, 5, "A" * 600_000]),
+    (parsing.parse_gc_result, {"orphan_dirs": 1}, "images", [[{"names": "x", "runtime": "podman"}], {}]),
 ]  # fmt: skip
 
 
@@ -102,11 +102,16 @@ def check_storable(value: Any) -> None:
 def test_arbitrary_frames_are_read_into_values_that_a_database_takes_or_refused(seed: int) -> None:
     frames = HostileFrames(seed, own=["a", "b"], others=["c"], jobs=["one", "two"], images=["i:1"])
     streams = {role: frames.frames(role) for role in ("watch", "control")}
-    verbs = {"list": answers.parse_poll_result, "start": answers.parse_start_result, "stop": answers.parse_stop_result, "gc": answers.parse_gc_result}
+    verbs = {
+        "list": parsing.parse_poll_result,
+        "start": parsing.parse_start_result,
+        "stop": parsing.parse_stop_result,
+        "gc": parsing.parse_gc_result,
+    }
     for _ in range(25):
         drawn = [
             (NodeSample.from_wire, next(streams["watch"])),
-            (answers.parse_event, next(streams["control"])),
+            (parsing.parse_event, next(streams["control"])),
             (Hello.from_wire, frames.hello()),
             *((read, frames.answer({"id": 1, "verb": verb})) for verb, read in verbs.items()),
         ]

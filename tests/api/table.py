@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from portal.services.tokens import Scope
+from portal.services.accounts.tokens import Scope
 from tests.api.world import ACTORS
 
 NOBODY = frozenset({"anonymous", "deactivated"})
@@ -210,7 +210,14 @@ ROWS = [
         scope=WORKSPACES,
     ),
     Row("idle_exemptions_list", "get", "idle-exemptions/", EVERYBODY),
-    Row("idle_exemptions_revoke", "post", "idle-exemptions/{exemption}/revoke/", MANAGERS, {}, scope=WORKSPACES),
+    Row(
+        "idle_exemptions_revoke",
+        "post",
+        "idle-exemptions/{exemption}/revoke/",
+        MANAGERS,
+        {},
+        scope=WORKSPACES,
+    ),
     Row("jobs_extend", "post", "jobs/{running}/extend/", CONTROLLERS, {"extra_s": 3600}, 409, scope=BY_KIND),
     Row("extensions_list", "get", "extensions/", EVERYBODY),
     Row("extensions_get", "get", "extensions/{extension}/", INSIDE),
@@ -254,7 +261,14 @@ ROWS = [
     Row("nodes_cordon", "post", "nodes/{node}/cordon/", ADMIN, {"reason": "a fan"}, hidden=403),
     # it has never answered; it answers; it runs something; a second of these is in test_node_acts
     Row("nodes_uncordon", "post", "nodes/{node}/uncordon/", ADMIN, {}, 409, hidden=403),
-    Row("nodes_clear_quarantine", "post", "nodes/{node}/clear-quarantine/", ADMIN, {"reason": "new cable"}, hidden=403),
+    Row(
+        "nodes_clear_quarantine",
+        "post",
+        "nodes/{node}/clear-quarantine/",
+        ADMIN,
+        {"reason": "new cable"},
+        hidden=403,
+    ),
     Row("nodes_fence", "post", "nodes/{node}/fence/", ADMIN, {"reason": "off"}, 409, hidden=403),
     Row("nodes_retire", "post", "nodes/{node}/retire/", ADMIN, {}, 409, hidden=403),
     Row("nodes_drain", "post", "nodes/{node}/drain/", ADMIN, {}, hidden=403),

@@ -10,13 +10,13 @@ import redis
 from django.conf import settings
 from django.db import connections
 
-from portal.ask import HEARTBEAT_TTL_S, HEARTBEAT_KEY
-from portal.models import Job, EngineQuery
-from portal.services import jobs
-from portal.services.jobs import do_cancel_job
-from portal.services.tokens import Scope
-from scheduler import answers
-from scheduler.answers import answer_query
+from portal.engine_client import HEARTBEAT_KEY, HEARTBEAT_TTL_S
+from portal.models import EngineQuery, Job
+from portal.services.accounts.tokens import Scope
+from portal.services.jobs import submission
+from portal.services.jobs.submission import do_cancel_job
+from scheduler import what_if
+from scheduler.what_if import answer_query
 from tests.api import world as worlds
 from tests.api.table import JOB
 
@@ -40,13 +40,15 @@ def answer_the_next_question(stop: threading.Event) -> None:
 def patience(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """A busy machine may need more than the second that people are made to wait."""
     if "without" not in request.node.name:
-        monkeypatch.setattr(jobs, "query_would_start", partial(jobs.query_would_start, wait_s=30.0))
+        monkeypatch.setattr(
+            submission, "query_would_start", partial(submission.query_would_start, wait_s=30.0)
+        )
 
 
 @pytest.fixture(autouse=True)
 def no_old_photograph(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine keeps its photograph for a second; the world of the test before is gone."""
-    monkeypatch.setattr(answers, "_cached_inputs", None)
+    monkeypatch.setattr(what_if, "_cached_inputs", None)
 
 
 def ask(body: dict, *, answered: bool) -> dict:

@@ -10,10 +10,10 @@ from django.db import OperationalError
 from django.test import Client
 from redis.exceptions import ConnectionError as RedisAway
 
-from portal import throttle
-from portal.api import jobs as job_routes
-from portal.api.bodies import MAX_BODY_BYTES
+from portal.api.framework.request_parsing import MAX_BODY_BYTES
+from portal.api.jobs import jobs as job_routes
 from portal.models import Gpu
+from portal.valkey import rate_limits
 from tests.api.table import JOB
 
 JOBS = "/api/v1/jobs/"
@@ -168,7 +168,9 @@ def test_what_one_person_may_hold_stays_unless_it_is_named(world):
 def test_a_job_may_start_after_others_that_one_may_see(world):
     client = world.client("member")
     first = post(client, json.dumps(JOB)).json()["id"]
-    answer = post(client, json.dumps(JOB | {"dependencies": [first, first], "ignore_dependency_failure": True}))
+    answer = post(
+        client, json.dumps(JOB | {"dependencies": [first, first], "ignore_dependency_failure": True})
+    )
     assert answer.status_code == 201
     chained = answer.json()
     assert [(one["job"]["id"], one["state"]) for one in chained["dependencies"]] == [(first, "PENDING")]
@@ -292,7 +294,7 @@ def test_a_missing_dependency_is_503(client, monkeypatch, failure):
 
 
 def test_too_many_requests_are_429(client, monkeypatch):
-    monkeypatch.setattr(throttle, "REQUESTS", throttle.RateLimit("anything", 3, 3600))
+    monkeypatch.setattr(rate_limits, "REQUESTS", rate_limits.RateLimit("anything", 3, 3600))
     answers = [client.get("/api/v1/me/") for _ in range(4)]
     body = is_problem(answers[-1], 429, "too_many_requests")
     assert answers[-1]["Retry-After"] in body["detail"]
@@ -307,9 +309,9 @@ def test_rates_hold_without_redis(monkeypatch):
         def pipeline(self, **_):
             raise RedisAway("gone")
 
-    monkeypatch.setattr(throttle, "valkey_client", Away)
-    rate = throttle.RateLimit("tight", 2, 3600)
-    assert [throttle.consume(rate, "somebody") > 0 for _ in range(3)] == [False, False, True]
+    monkeypatch.setattr(rate_limits, "valkey_client", Away)
+    rate = rate_limits.RateLimit("tight", 2, 3600)
+    assert [rate_limits.consume(rate, "somebody") > 0 for _ in range(3)] == [False, False, True]
 
 
 def test_html_is_never_served(client):

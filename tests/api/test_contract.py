@@ -15,9 +15,9 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
 from portal.api import urls
-from portal.api.description import openapi_document
-from portal.api.route import ApiView
-from portal.services.tokens import Scope
+from portal.api.framework.views import ApiView
+from portal.api.schema import openapi_document
+from portal.services.accounts.tokens import Scope
 from tests.api import table
 from tests.api import world as worlds
 from tests.api.table import BY_KIND, NOBODY, ROWS, Row

@@ -13,8 +13,8 @@ from django.test import Client
 from drf_spectacular.drainage import GENERATOR_STATS
 from drf_spectacular.validation import validate_schema
 
-from portal.api.description import DOCS_CSP, openapi_document
-from tests import record
+from portal.api.schema import DOCS_CSP, openapi_document
+from tests import factories
 
 
 def test_it_is_made_without_a_warning():
@@ -51,7 +51,7 @@ def test_the_page_keeps_to_its_policy():
     client = Client()
     assert client.get("/api/docs/").status_code == 302
     assert client.get("/api/schema/").status_code == 401
-    client.force_login(record.user("ada"))
+    client.force_login(factories.user("ada"))
     page = client.get("/api/docs/")
     assert page["Content-Security-Policy"] == DOCS_CSP
     assert "unsafe" not in DOCS_CSP

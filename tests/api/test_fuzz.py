@@ -27,9 +27,9 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from portal import throttle
-from portal.api.description import openapi_document
-from portal.services.tokens import Scope
+from portal.api.schema import openapi_document
+from portal.services.accounts.tokens import Scope
+from portal.valkey import rate_limits
 from tests.api.world import World
 
 LONG = "--long" in sys.argv
@@ -77,7 +77,7 @@ def one_connection() -> Iterator[None]:
 
 @pytest.fixture
 def no_rate_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttle, "consume", lambda rate, who: 0.0)
+    monkeypatch.setattr(rate_limits, "consume", lambda rate, who: 0.0)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 from redis.exceptions import ConnectionError as RedisAway
 
-from portal.api import health
+from portal.api.monitoring import health
 from portal.models import Cycle, Lease
 
 pytestmark = pytest.mark.django_db

@@ -10,12 +10,12 @@ import pytest
 from django.db import connection, connections, transaction
 from django.test import Client
 
-from portal.api import job_bodies
-from portal.errors import Conflict, Unsatisfiable, InvalidRequest
+from portal.api.jobs import job_requests
+from portal.errors import Conflict, InvalidRequest, Unsatisfiable
 from portal.models import IdempotencyKey, Job
 from portal.services import idempotency
-from portal.services.tokens import Scope, do_create_token
-from tests import record
+from portal.services.accounts.tokens import Scope, do_create_token
+from tests import factories
 from tests.api import world as worlds
 from tests.api.table import JOB
 
@@ -87,7 +87,7 @@ def test_where_it_is_not_offered_it_is_refused(world):
 
 @pytest.mark.django_db(transaction=True)
 def test_in_flight_is_a_conflict():
-    person = record.user("ada")
+    person = factories.user("ada")
     inside, leave = threading.Event(), threading.Event()
 
     def slow() -> tuple[int, dict[str, int]]:
@@ -114,17 +114,17 @@ def test_in_flight_is_a_conflict():
 
 @pytest.mark.django_db(transaction=True)
 def test_a_crash_leaves_both_or_neither():
-    person = record.user("ada")
+    person = factories.user("ada")
 
     def crash() -> tuple[int, dict[str, int]]:
-        record.project("half-made")
+        factories.project("half-made")
         raise SystemExit
 
     with pytest.raises(SystemExit):
         idempotency.run_once(person, "k", "/r", {}, crash)
     row = IdempotencyKey.objects.get()
     assert row.status is None
-    assert not record.Project.objects.filter(name="half-made").exists()
+    assert not factories.Project.objects.filter(name="half-made").exists()
     assert idempotency.run_once(person, "k", "/r", {}, lambda: (201, {"n": 1})).is_replay is False
 
 
@@ -169,19 +169,19 @@ def test_the_engine_is_asked_outside_the_transaction_and_once(monkeypatch):
         asked.append(connection.in_atomic_block)
         raise Unsatisfiable("No such place.", code="unsatisfiable")
 
-    monkeypatch.setattr(job_bodies, "preview_start", never)
+    monkeypatch.setattr(job_requests, "preview_start", never)
     client = world.client("member")
     refused = submit(client, "k", JOB)
     assert (refused.status_code, asked) == (422, [False])
-    monkeypatch.setattr(job_bodies, "preview_start", lambda *_: None)
+    monkeypatch.setattr(job_requests, "preview_start", lambda *_: None)
     assert submit(client, "k", JOB).status_code == 201
-    monkeypatch.setattr(job_bodies, "preview_start", never)
+    monkeypatch.setattr(job_requests, "preview_start", never)
     assert submit(client, "k", JOB).status_code == 201
 
 
 @pytest.mark.django_db
 def test_the_service_says_what_is_wrong():
-    person = record.user("ada")
+    person = factories.user("ada")
     with pytest.raises(InvalidRequest):
         idempotency.run_once(person, "a b", "/r", {}, lambda: (201, {}))
     idempotency.run_once(person, "k", "/r", {"a": 1}, lambda: (201, {}))

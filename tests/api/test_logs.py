@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from portal.models import Node, Task
-from portal.services.logs import write_log_bytes
+from portal.services.jobs.logs import write_log_bytes
 from tests.api.world import LOG
 
 

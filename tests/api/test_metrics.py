@@ -12,16 +12,16 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
-from portal import last_samples
-from portal.models import ClusterSettings, Forecast, Node, NodePool, JobVerdict, SchedulerCounters
-from portal.selectors import measures
-from portal.services.gpus import record_foreign_processes, record_gpu_health
-from portal.services.tokens import Scope, do_create_token
-from portal.words.states import GpuHealth
-from scheduler import totals
-from scheduler.core.plan import Eviction, EvictionReason, Plan
+from portal.domain.states import GpuHealth
+from portal.models import ClusterSettings, Forecast, JobVerdict, Node, NodePool, SchedulerCounters
+from portal.selectors import metrics
+from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.nodes.gpus import record_foreign_processes, record_gpu_health
+from portal.valkey import sample_cache
+from scheduler import counters
+from scheduler.core.model.plan import Eviction, EvictionReason, Plan
 from scheduler.cycle import run_cycle
-from tests import record
+from tests import factories
 
 ENDS = {"counter": ("total",), "histogram": ("bucket", "count", "sum")}
 
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    record.cluster_settings()
-    return record.basic_cluster() | {"admin": record.user("root", admin=True)}
+    factories.cluster_settings()
+    return factories.basic_cluster() | {"admin": factories.user("root", admin=True)}
 
 
 def scraped(client) -> dict[tuple[str, ...], float]:
@@ -59,10 +59,10 @@ def test_before_the_first_cycle_it_answers_too(admin) -> None:
 
 def test_cycles_queue_and_gpus_are_those_of_the_record(scene, admin) -> None:
     for gpus in (3, 2):
-        record.job(
+        factories.job(
             scene["owner"], scene["project"], scene["environment"], gpus_per_task=gpus, pool=scene["pool"]
         )
-    record.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
+    factories.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
     pool = scene["pool"].name
     assert scraped(admin)[("fairway_queue_jobs", pool, "undecided")] == 2
     run_cycle("test", "me")
@@ -83,7 +83,7 @@ def test_cycles_queue_and_gpus_are_those_of_the_record(scene, admin) -> None:
 
 
 def test_a_failed_cycle_counts_and_raises_the_alarm(scene, admin) -> None:
-    record.job(scene["owner"], scene["project"], scene["environment"])
+    factories.job(scene["owner"], scene["project"], scene["environment"])
 
     def faulty(snapshot, policy):
         raise KeyError("gone")
@@ -102,8 +102,8 @@ def test_evictions_are_counted_by_their_reason(scene, admin) -> None:
         evictions=(Eviction("a", EvictionReason.RECLAIMED, "b"), Eviction("c", EvictionReason.PREEMPTED, "b"))
     )
     with transaction.atomic():
-        totals.count_cycle(Row(), plan, committed=True)
-        totals.count_cycle(Row(), plan, committed=False)
+        counters.count_cycle(Row(), plan, committed=True)
+        counters.count_cycle(Row(), plan, committed=False)
     told = scraped(admin)
     assert (
         told[("fairway_evictions_total", "reclaimed")] == told[("fairway_evictions_total", "preempted")] == 1
@@ -117,7 +117,7 @@ def test_evictions_are_counted_by_their_reason(scene, admin) -> None:
 def test_forecasts_that_held(scene, admin) -> None:
     now = timezone.now()
     for inside in (True, True, True, False):
-        job = record.job(scene["owner"], scene["project"], scene["environment"])
+        job = factories.job(scene["owner"], scene["project"], scene["environment"])
         Forecast.objects.create(
             job=job, made_at=now, is_first=True, p10_at=now, p50_at=now, p90_at=now,
             started_at=now, covered=inside, score_s=100,
@@ -130,14 +130,18 @@ def test_forecasts_that_held(scene, admin) -> None:
 def test_nodes_and_gpus_that_are_unwell(scene, admin) -> None:
     node, pool = scene["node"], scene["pool"].name
     frame = {"nodes": {node.public_id: {"lag_s": 0.4, "cpu": 3, "u": [50, None, 100], "m": [8, 8], "w": []}}}
-    last_samples.store_frames({last_samples.CLUSTER_KEY: json.dumps(frame)})
-    silent = record.node(scene["pool"])
+    sample_cache.store_frames({sample_cache.CLUSTER_KEY: json.dumps(frame)})
+    silent = factories.node(scene["pool"])
     Node.objects.filter(pk=silent.pk).update(reachable=False)
     first, second, *_ = node.gpus.all()
     record_gpu_health(first.pk, GpuHealth.LOST, "XID 79")
     record_foreign_processes(node.public_id, {second.uuid: "python (process 7) of root"})
     told = scraped(admin)
-    assert told[("fairway_gpus_unhealthy", pool, "lost")] == told[("fairway_gpus_unhealthy", pool, "foreign")] == 1
+    assert (
+        told[("fairway_gpus_unhealthy", pool, "lost")]
+        == told[("fairway_gpus_unhealthy", pool, "foreign")]
+        == 1
+    )
     assert told[("fairway_gpus", pool, "free")] == node.gpus.count() - 2  # the silent one's are closed
     assert (told[("fairway_node_up", node.name)], told[("fairway_node_up", silent.name)]) == (1, 0)
     assert told[("fairway_node_gpu_use_ratio", node.name)] == 0.75
@@ -149,7 +153,7 @@ def test_nodes_and_gpus_that_are_unwell(scene, admin) -> None:
 def test_alerts_and_dashboard_speak_of_figures_that_there_are(scene, admin) -> None:
     """Names in the files of ``deploy`` are names of ``/metrics``, with labels that these have."""
     now = timezone.now()
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     Forecast.objects.create(
         job=job,
         made_at=now,
@@ -176,15 +180,15 @@ def test_alerts_and_dashboard_speak_of_figures_that_there_are(scene, admin) -> N
 
 
 def test_labels_are_bounded_and_so_are_queries(scene, admin, monkeypatch) -> None:
-    monkeypatch.setattr(measures, "MAX_POOLS", 2)
+    monkeypatch.setattr(metrics, "MAX_POOLS", 2)
     counts = []
     for name in ("zz-1", "zz-2"):
         with CaptureQueriesContext(connection) as seen:
             scraped(admin)
         counts.append(len(seen))
         pool = NodePool.objects.create(name=name)
-        record.node(pool)
-        job = record.job(scene["owner"], scene["project"], scene["environment"], pool=pool)
+        factories.node(pool)
+        job = factories.job(scene["owner"], scene["project"], scene["environment"], pool=pool)
         JobVerdict.objects.create(
             job=job, code="nonsense", message="x", decided_at=timezone.now(), code_since=timezone.now()
         )

@@ -9,10 +9,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, OrphanContainer
-from portal.selectors.restored import recovery_status
-from portal.services.image_pins import record_claim
-from portal.services.tokens import Scope
-from tests import record
+from portal.selectors.nodes.recovery import recovery_status
+from portal.services.accounts.tokens import Scope
+from portal.services.images.pins import record_claim
+from tests import factories
 
 ROOT = "/api/v1/"
 
@@ -119,7 +119,7 @@ def test_after_a_restore(world, post) -> None:
     (row,) = admin.get(ROOT + "recovery/containers/").json()["items"]
     assert (row["id"], row["job"], row["project"]["name"]) == (world.names["container"], None, "vision")
     first, again = (post("recovery/containers/{container}/adopt/", key="k") for _ in range(2))
-    assert first.content == again.content and first.json()["decision"] == "keep"
+    assert first.content == again.content and first.json()["decision"] == "adopt"
     job = Job.objects.get(public_id="newer22")
     assert first.json()["job"] == {"id": "newer22", "name": job.name} and job.owner == world.people["admin"]
     stopped = post("recovery/containers/{container}/stop/")
@@ -157,7 +157,7 @@ def test_an_administrator_chooses_one_of_the_images_that_nodes_report(world, pos
     pool, update = world.rows["node"].pool, "environments/{lab}/update-image/"
     for node_name, pin in (("a", one), ("b", other)):
         image = {"image_id": "", "refs": [lab.image], "digests": [pin]}
-        record_claim(lab, record.node(pool, name=node_name), [image])
+        record_claim(lab, factories.node(pool, name=node_name), [image])
     assert post(update).json()["code"] == "ambiguous_image"
     (wrong,) = post(update, {"image_digest": "x"}).json()["errors"]
     assert wrong["message"] == "No node reports this image under the tag now."

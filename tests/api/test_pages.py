@@ -14,8 +14,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from portal.models import GpuAlert, InvalidRow, Job, JobVerdict
-from portal.services.tokens import Scope
-from tests import record
+from portal.services.accounts.tokens import Scope
+from tests import factories
 from tests.api.table import ROWS
 
 JOBS = "/api/v1/jobs/"
@@ -30,7 +30,7 @@ def client(world):
 def more_jobs(world, number: int) -> None:
     rows = world.rows
     for index in range(number):
-        record.job(
+        factories.job(
             world.people["member"],
             rows["project"],
             rows["batch"],
@@ -132,14 +132,14 @@ def test_query_counts_do_not_grow(row, world):
     for rows in (0, 9):
         more_jobs(world, rows)
         for number in range(rows // 3):
-            record.project(f"p-{row.name.replace('_', '-')}-{number}", member=world.people["member"])
-            gpu = record.node(world.rows["pool"]).gpus.all()[0]
+            factories.project(f"p-{row.name.replace('_', '-')}-{number}", member=world.people["member"])
+            gpu = factories.node(world.rows["pool"]).gpus.all()[0]
             GpuAlert.objects.create(gpu=gpu, kind="foreign", first_at=timezone.now(), last_at=timezone.now())
             InvalidRow.objects.create(
                 kind="node", row=f"n-{number}", field="f", message="m", first_at=timezone.now()
             )
-            record.pool()
-            record.environment()
+            factories.pool()
+            factories.environment()
         for job in Job.objects.filter(state="PENDING", verdict__isnull=True):
             JobVerdict.objects.create(
                 job=job,

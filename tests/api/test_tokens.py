@@ -9,12 +9,12 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from portal import throttle
 from portal.errors import Conflict, Forbidden
 from portal.models import ApiToken, AuditEntry
-from portal.services import tokens
-from portal.services.tokens import TOKEN_PATTERN, Scope, do_create_token, token_text
-from tests import record
+from portal.services.accounts import tokens
+from portal.services.accounts.tokens import TOKEN_PATTERN, Scope, do_create_token, token_text
+from portal.valkey import rate_limits
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 ME = "/api/v1/me/"
@@ -26,7 +26,7 @@ def ask(text: str, path: str = ME):
 
 @pytest.fixture
 def owner():
-    return record.user("ada")
+    return factories.user("ada")
 
 
 def test_the_secret_is_shown_once_and_kept_nowhere(owner):
@@ -131,7 +131,7 @@ def test_a_token_neither_lists_nor_revokes_one_with_a_scope_it_lacks(owner, stro
 
 
 def test_rates_hold_for_each_token_and_for_all_of_a_person_together(owner, monkeypatch):
-    monkeypatch.setattr(throttle, "REQUESTS", throttle.RateLimit("anything", 3, 3600))
+    monkeypatch.setattr(rate_limits, "REQUESTS", rate_limits.RateLimit("anything", 3, 3600))
     texts = [do_create_token(owner, name="t", scopes=[Scope.READ])[1] for _ in range(3)]
     session = Client()
     session.force_login(owner)
@@ -141,12 +141,12 @@ def test_rates_hold_for_each_token_and_for_all_of_a_person_together(owner, monke
     last = ask(texts[2])
     assert last.status_code == 429
     assert 0 < int(last["Retry-After"]) <= 3600
-    _, other = do_create_token(record.user(), name="t", scopes=[Scope.READ])
+    _, other = do_create_token(factories.user(), name="t", scopes=[Scope.READ])
     assert ask(other).status_code == 200
 
 
 def test_rights_are_the_owners_at_the_time_of_use(owner):
-    project = record.project("nlp", manager=owner)
+    project = factories.project("nlp", manager=owner)
     _, text = do_create_token(owner, name="t", scopes=[Scope.ADMIN])
     path = f"/api/v1/projects/{project.public_id}/"
     assert ask(text, path).status_code == 200
@@ -172,7 +172,7 @@ def test_the_last_use_is_written_at_most_once_a_minute(owner, django_assert_num_
 
 
 def test_guessing_is_slowed(monkeypatch):
-    monkeypatch.setattr(throttle, "INVALID_TOKENS", throttle.RateLimit("bad_tokens", 2, 60))
+    monkeypatch.setattr(rate_limits, "INVALID_TOKENS", rate_limits.RateLimit("bad_tokens", 2, 60))
     answers = [ask("fw_no") for _ in range(4)]
     assert [answer.status_code for answer in answers] == [401, 401, 429, 429]
     assert re.fullmatch(r"\d+", answers[-1]["Retry-After"])

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from portal.models import Allocation, UsageInterval, User
-from portal.selectors.usage import UsageGrouping, gpu_hours_by
-from tests import record
+from portal.selectors.projects.usage import UsageGrouping, gpu_hours_by
+from tests import factories
 from tests.api.world import World, running
 
 USAGE = "/api/v1/usage/"
@@ -114,10 +114,10 @@ ZONES = st.sampled_from(
 def ledger(world: World) -> list[UsageInterval]:
     """Ten rows: one job of the world and four more of two people, each on two GPUs."""
     people = [world.people["member"], world.people["colleague"]]
-    pools = [world.rows["pool"], record.pool("other")]
+    pools = [world.rows["pool"], factories.pool("other")]
     for number in range(4):
-        job = record.job(people[number % 2], world.rows["project"], world.rows["batch"], tasks=2)
-        running(job, record.node(pools[number // 2], gpus=2))
+        job = factories.job(people[number % 2], world.rows["project"], world.rows["batch"], tasks=2)
+        running(job, factories.node(pools[number // 2], gpus=2))
     return list(UsageInterval.objects.order_by("id"))
 
 

@@ -12,36 +12,36 @@ from django.test import Client
 from django.utils import timezone
 
 from portal.models import (
+    AgentRollout,
     Environment,
-    IdleExemption,
-    TimeLimitExtension,
     FailedCycle,
     GpuAlert,
+    IdleExemption,
     InvalidRow,
     Job,
+    JobVerdict,
     Node,
     NodeOperation,
+    OrphanContainer,
     Project,
     Quota,
-    AgentRollout,
-    JobVerdict,
     Template,
+    TimeLimitExtension,
     Topology,
-    OrphanContainer,
     User,
     Volume,
 )
-from portal.services.jobs import do_cancel_job
-from portal.services.lifecycle import RankPlacement, start_attempt
-from portal.services.logs import write_log_bytes
-from portal.services.people import do_change_user
-from portal.services.projects import QuotaValues, do_change_quota, do_remove_member
-from portal.services.registries import do_save_login
-from portal.services.reservations import ReservationInput, do_save_reservation
-from portal.services.secrets import do_save_secret
-from portal.services.tokens import Scope, do_create_token
-from portal.services.workspaces import create_attempt_secret
-from tests import record
+from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.accounts.users import do_change_user
+from portal.services.cluster.reservations import ReservationInput, do_save_reservation
+from portal.services.images.registries import do_save_login
+from portal.services.jobs.logs import write_log_bytes
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.lifecycle.job_control import RankPlacement, start_attempt
+from portal.services.projects.projects import QuotaValues, do_change_quota, do_remove_member
+from portal.services.projects.secrets import do_save_secret
+from portal.services.workspaces.access import create_attempt_secret
+from tests import factories
 
 FIRST = ("stranger", "viewer", "member", "colleague", "manager", "admin")
 """``member`` owns the work of the world; ``colleague`` has the same role and owns none of it; ``stranger`` manages
@@ -88,17 +88,17 @@ LOG = (
 
 def make() -> World:
     """A fresh world."""
-    record.cluster_settings()
-    people = {name: record.user(f"{name}-x", admin=name == "admin") for name in FIRST}
-    project = record.project(
+    factories.cluster_settings()
+    people = {name: factories.user(f"{name}-x", admin=name == "admin") for name in FIRST}
+    project = factories.project(
         "vision", viewer=people["viewer"], member=people["member"], manager=people["manager"]
     )
     project.memberships.create(user=people["colleague"], role="member")
-    record.project("elsewhere", manager=people["stranger"])
-    pool = record.pool("main-pool")
-    node = record.node(pool, gpus=4, name="node-one")
-    tool = record.environment("lab")
-    batch = record.environment("batch", tool=False)
+    factories.project("elsewhere", manager=people["stranger"])
+    pool = factories.pool("main-pool")
+    node = factories.node(pool, gpus=4, name="node-one")
+    tool = factories.environment("lab")
+    batch = factories.environment("batch", tool=False)
     template = Template.objects.create(
         name="small", title="Small", kind="training", environment=batch, fields={"gpus_per_task": 1}
     )
@@ -162,10 +162,10 @@ def make_wide() -> World:
     world.names |= {key: row.public_id for key, row in more.items()}
     world.rows |= more
     for name in ("former", "deactivated"):
-        world.people[name] = record.user(f"{name}-x")
+        world.people[name] = factories.user(f"{name}-x")
         project.memberships.create(user=world.people[name], role="member")
     former = world.people["former"]
-    node = record.node(world.rows["pool"], gpus=4, name="node-two")
+    node = factories.node(world.rows["pool"], gpus=4, name="node-two")
     own = work_of(former, project, tool, batch, node) | open_workspace(former, project, tool, node)
     world.former_names = {key: row.public_id for key, row in own.items()}
     do_remove_member(world.people["manager"], project, former)
@@ -177,7 +177,7 @@ def make_wide() -> World:
 
 def open_workspace(owner: User, project: Project, tool: Environment, node: Node) -> dict[str, Any]:
     """A workspace that runs, and more time that was asked for it."""
-    row = running(record.job(owner, project, tool, name="open-lab", kind="workspace"), node)
+    row = running(factories.job(owner, project, tool, name="open-lab", kind="workspace"), node)
     return {"running_workspace": row, "workspace_extension": asked_for(row)}
 
 
@@ -198,13 +198,13 @@ def work_of(
 ) -> dict[str, Any]:
     """Work of every kind and state, and what was asked for it."""
     work: dict[str, Any] = {
-        "job": record.job(owner, project, batch, name="train", environ={"WORD": "hidden"}),
-        "ended": do_cancel_job(owner, record.job(owner, project, batch, name="done")),
-        "workspace": record.job(owner, project, tool, name="lab", kind="workspace"),
+        "job": factories.job(owner, project, batch, name="train", environ={"WORD": "hidden"}),
+        "ended": do_cancel_job(owner, factories.job(owner, project, batch, name="done")),
+        "workspace": factories.job(owner, project, tool, name="lab", kind="workspace"),
         "ended_workspace": do_cancel_job(
-            owner, record.job(owner, project, tool, name="old-lab", kind="workspace")
+            owner, factories.job(owner, project, tool, name="old-lab", kind="workspace")
         ),
-        "running": running(record.job(owner, project, batch, name="runs", tasks=2), node),
+        "running": running(factories.job(owner, project, batch, name="runs", tasks=2), node),
     }
     JobVerdict.objects.create(
         job=work["job"],

@@ -14,11 +14,11 @@ from django.urls import URLPattern, URLResolver, get_resolver
 
 import portal
 from portal.access import AccessPolicy
-from portal.door import policy_of
-from portal.gateway.door import WorkspaceApp
-from portal.gateway.terminals import TerminalApp
-from portal.gateway.web import PortalApp
-from portal.live.routes import WEBSOCKET_ROUTES
+from portal.gateway.apps.portal_app import PortalApp
+from portal.gateway.apps.terminal_app import TerminalApp
+from portal.gateway.apps.workspace_app import WorkspaceApp
+from portal.live.websocket.routes import WEBSOCKET_ROUTES
+from portal.policy_middleware import policy_of
 
 PUBLIC = {
     "healthz",

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
+from portal.domain.volumes import VolumeKind
 from portal.models import ClusterSettings, OrphanContainer
-from portal.services.projects import QuotaValues, do_change_quota
-from portal.services.reservations import ReservationInput, do_cancel_reservation, do_save_reservation
-from portal.services.topologies import do_save_topology, do_set_labels
-from portal.services.volumes import VolumeInput, do_save_volume
-from portal.words.volumes import VolumeKind
+from portal.services.cluster.reservations import ReservationInput, do_cancel_reservation, do_save_reservation
+from portal.services.nodes.topologies import do_save_topology, do_set_labels
+from portal.services.projects.projects import QuotaValues, do_change_quota
+from portal.services.projects.volumes import VolumeInput, do_save_volume
 
 pytestmark = [pytest.mark.browser, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 

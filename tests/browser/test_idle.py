@@ -6,15 +6,15 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import expect
 
-from portal.models import WorkspaceActivity, Job
-from portal.services import lifecycle
-from portal.services.idle import do_exempt_from_idle
-from portal.services.policy import do_change_policy
-from portal.words.reasons import EndReason
-from scheduler.idleness import run_idle_pass
+from portal.domain.reasons import EndReason
+from portal.models import Job, WorkspaceActivity
+from portal.services.cluster.policy_settings import do_change_policy
+from portal.services.lifecycle import job_control
+from portal.services.workspaces.idle import do_exempt_from_idle
+from scheduler.idle_pass import run_idle_pass
 from tests.browser.conftest import elsewhere
 from tests.browser.test_accessibility import look_at
-from tests.quiet import record_gpu_minutes, expire_countdown, simulate_tool_activity
+from tests.workspace_activity import expire_countdown, record_gpu_minutes, simulate_tool_activity
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -64,7 +64,7 @@ def test_idle_countdown_keep_suspended_resume(open_as, scene) -> None:
     elsewhere(run_idle_pass)
     expect(page.locator("#job-head")).to_contain_text("Suspending")
     task = attempt.task_rows.get()
-    elsewhere(lambda: lifecycle.record_task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE))
+    elsewhere(lambda: job_control.record_task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE))
     expect(page.locator("#job-head")).to_contain_text("Suspended")
     expect(page.get_by_text("It holds no GPU; its files are kept.")).to_be_visible()
     gpu.refresh_from_db()

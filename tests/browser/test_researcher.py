@@ -8,12 +8,12 @@ import pytest
 from django.db import transaction
 from playwright.sync_api import expect
 
-from portal.events import publish_on_commit
+from portal.live_events import publish_on_commit
 from portal.models import Job
-from portal.services import people
-from portal.services.jobs import do_hold_job
-from portal.services.projects import QuotaValues, do_change_quota
-from tests import record
+from portal.services.accounts import users
+from portal.services.jobs.submission import do_hold_job
+from portal.services.projects.projects import QuotaValues, do_change_quota
+from tests import factories
 from tests.browser.conftest import elsewhere
 from tests.web.scene import start
 
@@ -23,7 +23,7 @@ PAGES = ["/", "/jobs/", "/queue/", "/policy/?pool=h200", "/launch/", "/account/"
 
 
 def test_a_one_time_link_lets_one_in_and_leaves_no_code_in_the_address(open_as):
-    code = people.do_create_magic_link(None, record.user("first-admin", admin=True))
+    code = users.do_create_magic_link(None, factories.user("first-admin", admin=True))
     page = open_as()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -35,13 +35,13 @@ def test_a_one_time_link_lets_one_in_and_leaves_no_code_in_the_address(open_as):
 
 def test_signing_in_by_keyboard(open_as, scene):
     user = scene.people["m-okafor"]
-    user.set_password(record.PASSWORD)
+    user.set_password(factories.PASSWORD)
     user.save()
     page = open_as()
     page.goto("/jobs/?state=waiting")
     page.keyboard.type("m-okafor")
     page.keyboard.press("Tab")
-    page.keyboard.type(record.PASSWORD)
+    page.keyboard.type(factories.PASSWORD)
     page.keyboard.press("Enter")
     page.wait_for_url("**/jobs/?state=waiting")
     expect(page.get_by_role("link", name="depth-anything-ft")).to_be_visible()

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.ageing import ends_soon, ordered_s
-from scheduler.core.policy import Policy
-from tests.core.drawn import NOW_S, runs, waits
+from scheduler.core.model.policy import Policy
+from scheduler.core.session.ageing import ends_soon, ordered_s
+from tests.core.cluster_builder import NOW_S, runs, waits
 
 PLAIN = Policy(size_penalty_s_per_gpu=0.0, predicted_duration_weight=0.0)
 

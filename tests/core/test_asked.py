@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.asked import DEFAULT_DEMAND, DemandHistogram
-from scheduler.core.cluster import TaskRequest, PendingRow, PoolId, RunningRow
-from tests.core.drawn import MAIN, runs, waits
+from scheduler.core.capacity.asked import DEFAULT_DEMAND, DemandHistogram
+from scheduler.core.model.snapshot import PendingRow, PoolId, RunningRow, TaskRequest
+from tests.core.cluster_builder import MAIN, runs, waits
 
 ELSEWHERE = PoolId("elsewhere")
 

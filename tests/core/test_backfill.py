@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.backfill import JobEnd, ReservationPlanner, expected_end_s
-from scheduler.core.cluster import JobId
-from scheduler.core.placement import NodePlacer
-from scheduler.core.shape import HeldSlots, TaskShape
-from tests.core.drawn import NOW_S, node, waits
+from scheduler.core.actions.backfill import JobEnd, ReservationPlanner, expected_end_s
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.model.snapshot import JobId
+from scheduler.core.model.task_shape import HeldSlots, TaskShape
+from tests.core.cluster_builder import NOW_S, node, waits
 
 
 def floor(nodes: int, gpus: int = 4) -> NodePlacer:
@@ -130,9 +130,7 @@ def test_a_job_is_gone_by_its_prediction_or_its_limit(
 def one_by_one(ground: NodePlacer, endings: list[JobEnd], asked: TaskShape, tasks: int) -> float | None:
     """The first time at which so many tasks fit, found the slow way."""
     then, start_s = ground.copy(), NOW_S
-    waiting = sorted(
-        (each for each in endings if each.end_s is not None), key=lambda each: each.end_s or 0.0
-    )
+    waiting = sorted((each for each in endings if each.end_s is not None), key=lambda each: each.end_s or 0.0)
     while int(then.capacity(asked).sum()) < tasks:
         if not waiting:
             return None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.calibration import (
+from scheduler.core.forecast.calibration import (
     HOUR_S,
     MIN_HOURS,
     SOFT_S,
@@ -84,7 +84,7 @@ def test_an_hour_counts_by_the_root_of_how_many_it_has() -> None:
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.core.calibration.MAX_RESIDUALS", 50)
+    monkeypatch.setattr("scheduler.core.forecast.calibration.MAX_RESIDUALS", 50)
     draw = random.Random(1)
     waits_s = [draw.uniform(60.0, 9_000.0) for _ in range(200)]
     calibration, anew = taught(*waits_s), WaitCalibration()

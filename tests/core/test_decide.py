@@ -6,16 +6,36 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from portal.words.throughput import Layout, LayoutSpeed
-from scheduler.core.carry import apply_plan, release_stopping_jobs
-from scheduler.core.check import SnapshotError, check_plan
-from scheduler.core.cluster import NodeId, PendingRow, PoolId, PoolRow, RunningRow, Snapshot, UsageRow, UserId
+from portal.domain.reasons import VerdictCode
+from portal.domain.throughput import Layout, LayoutSpeed
 from scheduler.core.decide import decide, preview_request
-from scheduler.core.plan import AlternativeKind, Plan, Verdict
-from scheduler.core.policy import Policy, PolicyError
-from scheduler.core.saved import snapshot_from_json, snapshot_to_json
-from tests.core.drawn import MAIN, NOW_S, cluster, node, places, project, quota, runs, started, waits
+from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.plan import AlternativeKind, Plan, Verdict
+from scheduler.core.model.policy import Policy, PolicyError
+from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import (
+    NodeId,
+    PendingRow,
+    PoolId,
+    PoolRow,
+    RunningRow,
+    Snapshot,
+    UsageRow,
+    UserId,
+)
+from scheduler.core.model.validation import SnapshotError, check_plan
+from tests.core.cluster_builder import (
+    MAIN,
+    NOW_S,
+    cluster,
+    node,
+    places,
+    project,
+    quota,
+    runs,
+    started,
+    waits,
+)
 
 POLICY = Policy()
 VISION, NLP = project("vision", created_s=1.0), project("nlp", created_s=2.0)
@@ -430,7 +450,10 @@ BROKEN = [
     ("pending[j].tasks", replace(SOUND, pending=(waits("j", "nlp", tasks=0),))),
     ("pending[j].milli_per_gpu", replace(SOUND, pending=(waits("j", "nlp", milli_per_gpu=1001),))),
     ("pending[j].project", replace(SOUND, pending=(waits("j", "gone"),))),
-    ("pending[j].layout_speeds", replace(SOUND, pending=(waits("j", "nlp", layout_speeds=(FASTER_THAN_ALL,)),))),
+    (
+        "pending[j].layout_speeds",
+        replace(SOUND, pending=(waits("j", "nlp", layout_speeds=(FASTER_THAN_ALL,)),)),
+    ),
 ]
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.forecast import delay_impact
-from scheduler.core.cluster import JobId, NodeId, ProjectId, ReservationRow, Snapshot
-from scheduler.core.delaying import MIN_DELAY_S, estimate_delay_impact
-from scheduler.core.policy import Policy
-from scheduler.core.predict import DurationHistory
-from tests.core.drawn import NOW_S, cluster, node, project, runs, snapshots, waits
+from scheduler.core.forecast.delay_impact import MIN_DELAY_S, estimate_delay_impact
+from scheduler.core.forecast.durations import DurationHistory
+from scheduler.core.forecast.start_times import delay_impact
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import JobId, NodeId, ProjectId, ReservationRow, Snapshot
+from tests.core.cluster_builder import NOW_S, cluster, node, project, runs, snapshots, waits
 
 HOUR = 3600.0
 END_S = NOW_S + HOUR

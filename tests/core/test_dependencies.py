@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.check import PlanError, SnapshotError, check_plan, check_snapshot
-from scheduler.core.cluster import JobDependency, JobId, PendingRow
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide, preview_request
-from scheduler.core.forecast import QueueForecast
-from scheduler.core.plan import Verdict
-from scheduler.core.policy import Policy
-from scheduler.core.predict import DurationHistory
-from scheduler.core.saved import snapshot_from_json, snapshot_to_json
-from tests.core.drawn import MAIN, cluster, node, project, started, waits
+from scheduler.core.forecast.durations import DurationHistory
+from scheduler.core.forecast.start_times import QueueForecast
+from scheduler.core.model.plan import Verdict
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import JobDependency, JobId, PendingRow
+from scheduler.core.model.validation import PlanError, SnapshotError, check_plan, check_snapshot
+from tests.core.cluster_builder import MAIN, cluster, node, project, started, waits
 
 POLICY = Policy()
 VISION, NLP = project("vision"), project("nlp", created_s=1.0)
@@ -71,11 +71,17 @@ def test_a_preview_says_that_it_would_wait_and_names_no_change_that_would_not_he
     assert not answer.starts_now and not answer.is_unsatisfiable
     assert answer.verdict is not None and answer.verdict.code is VerdictCode.DEPENDENCY
     assert answer.alternatives == ()
-    assert preview_request(snapshot, POLICY, waits("asked", "vision", 9, dependencies=(PREP,))).is_unsatisfiable
+    assert preview_request(
+        snapshot, POLICY, waits("asked", "vision", 9, dependencies=(PREP,))
+    ).is_unsatisfiable
 
 
 def test_nobodys_forecast_counts_it() -> None:
-    rows = [waits("a", "vision", 4, age_s=9, dependencies=(PREP,)), waits("b", "vision", 4), waits("c", "vision", 4)]
+    rows = [
+        waits("a", "vision", 4, age_s=9, dependencies=(PREP,)),
+        waits("b", "vision", 4),
+        waits("c", "vision", 4),
+    ]
     snapshot = cluster([node("n0")], [VISION], pending=rows)
     outlook = QueueForecast(snapshot, decide(snapshot, POLICY), MAIN, DurationHistory(), POLICY)
     with pytest.raises(KeyError):
@@ -101,6 +107,8 @@ def test_a_plan_that_starts_it_is_refused() -> None:
 
 def test_a_save_keeps_it() -> None:
     snapshot = cluster(
-        [node("n0")], [VISION, NLP], pending=[waits("j", "vision", dependencies=(PREP, SECRET), ignore_dependency_failure=True)]
+        [node("n0")],
+        [VISION, NLP],
+        pending=[waits("j", "vision", dependencies=(PREP, SECRET), ignore_dependency_failure=True)],
     )
     assert snapshot_from_json(snapshot_to_json(snapshot)) == snapshot

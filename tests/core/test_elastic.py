@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.carry import apply_plan
-from scheduler.core.cluster import PendingRow, RunningRow, Snapshot
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
-from scheduler.core.policy import Policy
-from tests.core.drawn import cluster, node, project, quota, runs, waits
+from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import PendingRow, RunningRow, Snapshot
+from tests.core.cluster_builder import cluster, node, project, quota, runs, waits
 
 
 def grows(job: str, of: str, ranks: tuple[int, ...], least: int) -> PendingRow:

@@ -9,27 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.entitlement import (
+from scheduler.core.model.resources import UNBOUNDED, ZERO, Entitlement, ResourceVector, build_entitlement
+from scheduler.core.shares.reclaim_rules import (
     DEFAULT_SCOPE,
-    ReclaimScope,
     ReclaimCheck,
+    ReclaimScope,
     ReclaimVictim,
+    allows_all,
+    diverging_paths,
     first_exceeded_bound,
     is_less_saturated,
-    may_reclaim,
-    allows_all,
     is_over_guarantee,
+    may_reclaim,
     saturation,
-    diverging_paths,
 )
-from scheduler.core.resources import UNBOUNDED, ZERO, ResourceVector, Entitlement, build_entitlement
 
 
 def gpus(number: float, cpus: float = 0) -> ResourceVector:
     return ResourceVector(number * 1000, cpus * 1000, 0)
 
 
-def owed(guaranteed: ResourceVector, share: ResourceVector | None = None, limit: ResourceVector = UNBOUNDED) -> Entitlement:
+def owed(
+    guaranteed: ResourceVector, share: ResourceVector | None = None, limit: ResourceVector = UNBOUNDED
+) -> Entitlement:
     return build_entitlement(guaranteed, limit, guaranteed if share is None else share)
 
 

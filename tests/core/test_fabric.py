@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.words.fabric import GangFabric, InterfaceAddress, allocatable_addresses, fabric_errors, missing_requirements, format_endpoint, node_address
+from portal.domain.gang_fabric import (
+    GangFabric,
+    InterfaceAddress,
+    allocatable_addresses,
+    fabric_errors,
+    format_endpoint,
+    missing_requirements,
+    node_address,
+)
 
 ETH = {
     "name": "eth0",
@@ -91,7 +99,10 @@ def test_an_agent_that_tells_nothing_lacks_nothing() -> None:
 )
 def test_what_cannot_be_meant_is_refused_at_its_field(fabric: GangFabric, field: str) -> None:
     assert set(fabric_errors(fabric)) == {field}
-    assert fabric_errors(GangFabric("fd00:9::/64", "", ("/dev/infiniband/uverbs[0-3]",), "^mlx5_0:1,mlx5_1")) == {}
+    assert (
+        fabric_errors(GangFabric("fd00:9::/64", "", ("/dev/infiniband/uverbs[0-3]",), "^mlx5_0:1,mlx5_1"))
+        == {}
+    )
 
 
 @given(
@@ -114,4 +125,7 @@ def test_addresses_are_of_the_upper_half_each_once_and_never_of_everybody(first,
 
 
 def test_an_address_of_ipv6_stands_in_brackets_for_people() -> None:
-    assert (format_endpoint("10.1.2.3", 29400), format_endpoint("fd00::1", 29400)) == ("10.1.2.3:29400", "[fd00::1]:29400")
+    assert (format_endpoint("10.1.2.3", 29400), format_endpoint("fd00::1", 29400)) == (
+        "10.1.2.3:29400",
+        "[fd00::1]:29400",
+    )

@@ -11,8 +11,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.fairshare import Claim, divide, divide_resources, divide_tree
-from scheduler.core.resources import ResourceVector
+from scheduler.core.model.resources import ResourceVector
+from scheduler.core.shares.fairshare import Claim, divide, divide_resources, divide_tree
 
 UNIT = 1000.0
 NO_PARENTS: dict[str, str] = {}

@@ -10,10 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import (
-    JobDependency,
+from scheduler.core.decide import decide
+from scheduler.core.forecast.durations import DurationHistory, DurationKey
+from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS
+from scheduler.core.forecast.start_times import QueueForecast, draw_quantiles, queue_pool_of
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import (
     GpuRow,
     GpuUuid,
+    JobDependency,
     JobId,
     NodeId,
     PendingRow,
@@ -25,12 +30,7 @@ from scheduler.core.cluster import (
     RunningRow,
     Snapshot,
 )
-from scheduler.core.decide import decide
-from scheduler.core.forecast import QueueForecast, draw_quantiles, queue_pool_of
-from scheduler.core.play import SIMULATION_RUNS
-from scheduler.core.policy import Policy
-from scheduler.core.predict import DurationHistory, DurationKey
-from tests.core.drawn import (
+from tests.core.cluster_builder import (
     MAIN,
     NOW_S,
     cluster,
@@ -50,7 +50,9 @@ KEEPS_ALL = Policy(actions=("allocate",))
 def test_draws_are_spread_evenly_over_plays_and_jobs() -> None:
     assert all(0.0 <= part < 1.0 for number in range(50) for part in draw_quantiles(number))
     for number in (0, 7):
-        assert sorted(int(part * SIMULATION_RUNS) for part in draw_quantiles(number)) == list(range(SIMULATION_RUNS))
+        assert sorted(int(part * SIMULATION_RUNS) for part in draw_quantiles(number)) == list(
+            range(SIMULATION_RUNS)
+        )
     assert draw_quantiles(3) == draw_quantiles(3)
 
 
@@ -116,7 +118,9 @@ def test_a_time_limit_caps_what_is_drawn() -> None:
 def test_who_does_not_wait_here_has_no_forecast() -> None:
     snapshot, policy = crowd(), Policy()
     with pytest.raises(KeyError):
-        QueueForecast(snapshot, decide(snapshot, policy), MAIN, taught(), policy).median_starts_s([JobId("r0")])
+        QueueForecast(snapshot, decide(snapshot, policy), MAIN, taught(), policy).median_starts_s(
+            [JobId("r0")]
+        )
 
 
 # -- what a decision obeys, a forecast knows ------------------------------------------------------------------

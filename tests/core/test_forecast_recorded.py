@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from scheduler.core.cluster import Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.forecast import QueueForecast
-from scheduler.core.policy import Policy
-from scheduler.core.predict import DurationHistory, DurationKey
-from tests.core.drawn import MAIN, NOW_S, cluster, node, project, runs, waits
+from scheduler.core.forecast.durations import DurationHistory, DurationKey
+from scheduler.core.forecast.start_times import QueueForecast
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import Snapshot
+from tests.core.cluster_builder import MAIN, NOW_S, cluster, node, project, runs, waits
 
 NODES, GPUS, PROJECTS, WAITING = 24, 8, 5, 90
 

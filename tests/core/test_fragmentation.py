@@ -6,17 +6,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import WHOLE_MILLI, TaskRequest
-from scheduler.core.fragmentation import (
+from scheduler.core.capacity.fragmentation import (
+    GROUP_WEIGHT,
     MAX_LEVELS,
     WEIGHT_TOTAL,
-    GROUP_WEIGHT,
     Fragmentation,
     GpuKind,
-    milli_by_memory,
     gpu_matches,
+    milli_by_memory,
     typical_mix,
 )
+from scheduler.core.model.snapshot import WHOLE_MILLI, TaskRequest
 
 SLICE = "1g.10gb"
 KINDS = (
@@ -75,13 +75,17 @@ def by_the_formula(mix: dict[TaskRequest, int], free: list[int], kind: GpuKind, 
         groups = min(len(able) // ask.gpus, at_once)
         alone = sum(able) if groups else 0
         together = sum(able[: groups * ask.gpus])
-        lost += count * (WEIGHT_TOTAL * sum(free) - (WEIGHT_TOTAL - GROUP_WEIGHT) * alone - GROUP_WEIGHT * together)
+        lost += count * (
+            WEIGHT_TOTAL * sum(free) - (WEIGHT_TOTAL - GROUP_WEIGHT) * alone - GROUP_WEIGHT * together
+        )
     return lost
 
 
 def lost(fragmentation: Fragmentation, free: list[int], kind: int, cpu: int, memory: int) -> int:
     emptiest_first = np.array([sorted(free, reverse=True)])
-    return int(fragmentation.unusable(emptiest_first, np.array([kind]), np.array([cpu]), np.array([memory]))[0])
+    return int(
+        fragmentation.unusable(emptiest_first, np.array([kind]), np.array([cpu]), np.array([memory]))[0]
+    )
 
 
 @given(mixes, nodes)
@@ -101,7 +105,8 @@ def test_neither_the_order_of_requests_nor_of_nodes_matters(mix, many, random) -
     order = list(range(len(many)))
     random.shuffle(order)
     assert (
-        other.unusable(free[order], *(r[order] for r in rest)).tolist() == one.unusable(free, *rest)[order].tolist()
+        other.unusable(free[order], *(r[order] for r in rest)).tolist()
+        == one.unusable(free, *rest)[order].tolist()
     )
 
 

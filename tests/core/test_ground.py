@@ -9,11 +9,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import WHOLE_MILLI, Snapshot
-from scheduler.core.gang import build_task_shape
-from scheduler.core.ground import BucketOccupancy, CapacityBuckets, BucketRequest, BucketBuilder
-from scheduler.core.placement import NodePlacer
-from tests.core.drawn import snapshots
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.forecast.capacity_buckets import (
+    BucketBuilder,
+    BucketOccupancy,
+    BucketRequest,
+    CapacityBuckets,
+)
+from scheduler.core.model.snapshot import WHOLE_MILLI, Snapshot
+from scheduler.core.session.gang import build_task_shape
+from tests.core.cluster_builder import snapshots
 
 MILLI = st.sampled_from([WHOLE_MILLI, WHOLE_MILLI, 500, 300, 250])
 NEEDS = st.builds(
@@ -34,7 +39,9 @@ def grounds(draw: st.DrawFn) -> CapacityBuckets:
     return CapacityBuckets((*sorts, 0, 1), (*whole, 0, 0), shared, 1_000, tenants)
 
 
-def with_sizes(ground: CapacityBuckets, needs: Iterable[BucketRequest]) -> tuple[BucketOccupancy, Callable[[BucketRequest], int]]:
+def with_sizes(
+    ground: CapacityBuckets, needs: Iterable[BucketRequest]
+) -> tuple[BucketOccupancy, Callable[[BucketRequest], int]]:
     """The cells, and how many tasks surely find places there now."""
     sizes = list(dict.fromkeys(need.size for need in needs))
     cells = BucketOccupancy(ground, sizes)
@@ -81,7 +88,9 @@ def test_what_is_taken_comes_back_and_nothing_is_given_twice(ground, needs, dice
 
 
 @given(grounds(), NEEDS, st.integers(1, 6))
-def test_a_gang_for_which_there_is_room_finds_all_its_places(ground: CapacityBuckets, need: BucketRequest, count: int) -> None:
+def test_a_gang_for_which_there_is_room_finds_all_its_places(
+    ground: CapacityBuckets, need: BucketRequest, count: int
+) -> None:
     cells, room = with_sizes(ground, [need])
     if room(need) >= count:
         assert all(cells.allocate(need, need.bucket_types) is not None for _ in range(count))
@@ -96,7 +105,9 @@ def test_cells_hold_one_task_where_the_floor_does(snapshot: Snapshot, apart: boo
         ]
         rows = [row for row in snapshot.pending if row.gpus_per_task == 1]
         shapes = [
-            build_task_shape(row.task_request, row.project, tuple(sorted(row.avoid_nodes)), row.node_affinity, 1)[0]
+            build_task_shape(
+                row.task_request, row.project, tuple(sorted(row.avoid_nodes)), row.node_affinity, 1
+            )[0]
             for row in rows
         ]
         here = [row for row in snapshot.running if row.pool == pool] if apart else None

@@ -7,13 +7,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.idle import (
+from scheduler.core.idle_policy import (
     STALE_AFTER_S,
     GpuActivity,
     GpuUsageMinute,
-    InactivePeriod,
     IdlePolicy,
     IdleStep,
+    InactivePeriod,
     ToolActivity,
     WorkspaceIdleState,
     inactive_since_s,
@@ -33,9 +33,15 @@ def minutes(*use: float | None, samples: int = 60, begin_s: float = 0.0) -> list
 
 def test_quiet_minutes_follow_one_another_without_a_gap() -> None:
     assert GpuActivity().extended_by(minutes(0.0, 1.0, 2.9), 3.0) == GpuActivity(InactivePeriod(0.0, 180.0))
-    assert GpuActivity().extended_by(minutes(0.0, 3.0, 0.0), 3.0) == GpuActivity(InactivePeriod(120.0, 180.0), 120.0)
-    assert GpuActivity().extended_by(minutes(0.0, None, 0.0), 3.0) == GpuActivity(InactivePeriod(120.0, 180.0))  # not measured
-    assert GpuActivity().extended_by([GpuUsageMinute(0.0, 60, 0.0), GpuUsageMinute(120.0, 60, 0.0)], 3.0) == GpuActivity(InactivePeriod(120.0, 180.0))
+    assert GpuActivity().extended_by(minutes(0.0, 3.0, 0.0), 3.0) == GpuActivity(
+        InactivePeriod(120.0, 180.0), 120.0
+    )
+    assert GpuActivity().extended_by(minutes(0.0, None, 0.0), 3.0) == GpuActivity(
+        InactivePeriod(120.0, 180.0)
+    )  # not measured
+    assert GpuActivity().extended_by(
+        [GpuUsageMinute(0.0, 60, 0.0), GpuUsageMinute(120.0, 60, 0.0)], 3.0
+    ) == GpuActivity(InactivePeriod(120.0, 180.0))
     assert GpuActivity().extended_by(minutes(0.0, 0.0, samples=20), 3.0) == GpuActivity()  # hardly measured
     assert GpuActivity().extended_by(minutes(0.0, 50.0), 3.0) == GpuActivity(None, 120.0)
     assert GpuActivity().extended_by(minutes(0.0), 0.0) == GpuActivity(None, 60.0)
@@ -73,7 +79,10 @@ def test_both_must_be_known_to_be_quiet() -> None:
     for each in lost:
         assert inactive_since_s(each, NOW_S) is None
         assert next_step(each, SUSPEND, NOW_S) is IdleStep.NOTHING
-        assert next_step(replace(each, countdown_started=True, suspend_at_s=NOW_S - 1.0), SUSPEND, NOW_S) is IdleStep.CANCEL_COUNTDOWN
+        assert (
+            next_step(replace(each, countdown_started=True, suspend_at_s=NOW_S - 1.0), SUSPEND, NOW_S)
+            is IdleStep.CANCEL_COUNTDOWN
+        )
 
 
 def test_from_idle_to_a_countdown_to_suspended() -> None:
@@ -82,7 +91,9 @@ def test_from_idle_to_a_countdown_to_suspended() -> None:
     counting = replace(IDLE, countdown_started=True, suspend_at_s=NOW_S + 60.0)
     assert next_step(counting, SUSPEND, NOW_S) is IdleStep.NOTHING
     assert next_step(replace(counting, suspend_at_s=NOW_S), SUSPEND, NOW_S) is IdleStep.SUSPEND
-    assert next_step(replace(counting, exempt_until_s=NOW_S + 1.0), SUSPEND, NOW_S) is IdleStep.CANCEL_COUNTDOWN
+    assert (
+        next_step(replace(counting, exempt_until_s=NOW_S + 1.0), SUSPEND, NOW_S) is IdleStep.CANCEL_COUNTDOWN
+    )
     assert next_step(replace(counting, exempt_until_s=NOW_S - 1.0), SUSPEND, NOW_S) is IdleStep.NOTHING
     assert next_step(counting, replace(SUSPEND, action="off"), NOW_S) is IdleStep.CANCEL_COUNTDOWN
     # turned from one to the other meanwhile: an end is told a whole countdown before, or not at all
@@ -117,7 +128,9 @@ def test_nobody_is_suspended_but_who_was_told_and_is_known_to_be_quiet(
     )
     if next_step(watched, IdlePolicy(action, after), now_s) is not IdleStep.SUSPEND:
         return
-    assert action == "suspend" and counts and watched.suspend_at_s is not None and watched.suspend_at_s <= now_s
+    assert (
+        action == "suspend" and counts and watched.suspend_at_s is not None and watched.suspend_at_s <= now_s
+    )
     assert kept is None or kept <= now_s
     assert watched.gpu.inactive is not None and now_s - watched.gpu.inactive.until_s <= STALE_AFTER_S
     assert watched.tool is not None and now_s - watched.tool.last_polled_s <= STALE_AFTER_S

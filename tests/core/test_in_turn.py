@@ -8,12 +8,12 @@ import weakref
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import Snapshot
 from scheduler.core.decide import _Decision
-from scheduler.core.in_turn import sort_fairly
-from scheduler.core.policy import Policy
-from scheduler.core.turns import JobQueue
-from tests.core.drawn import cluster, crowded, node, project, quota, snapshots, waits
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import Snapshot
+from scheduler.core.session.in_turn import sort_fairly
+from scheduler.core.session.job_queue import JobQueue
+from tests.core.cluster_builder import cluster, crowded, node, project, quota, snapshots, waits
 
 
 def orders(snapshot: Snapshot) -> list[tuple[list[str], list[str]]]:

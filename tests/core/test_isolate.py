@@ -11,25 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.check import RowKind, SnapshotError, check_plan, check_snapshot, find_faults
-from scheduler.core.cluster import (
+from portal.domain.reasons import VerdictCode
+from scheduler.core.decide import decide
+from scheduler.core.model.isolation import isolate_faults
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import (
     GpuShare,
     GpuUuid,
-    TopologyConstraint,
     NodeId,
     PoolId,
     PoolRow,
     ReservationRow,
     Snapshot,
+    TopologyConstraint,
     TopologyRow,
     UsageRow,
     UserId,
 )
-from scheduler.core.decide import decide
-from scheduler.core.isolate import isolate_faults
-from scheduler.core.policy import Policy
-from tests.core.drawn import NOW_S, cluster, node, project, quota, runs, snapshots, started, waits
+from scheduler.core.model.validation import RowKind, SnapshotError, check_plan, check_snapshot, find_faults
+from tests.core.cluster_builder import NOW_S, cluster, node, project, quota, runs, snapshots, started, waits
 
 POLICY = Policy()
 OTHER = PoolId("other")

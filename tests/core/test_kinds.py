@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.carry import apply_plan
-from scheduler.core.check import PlanError, check_plan
-from scheduler.core.cluster import GpuRow, GpuUuid, NodeRow
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
-from scheduler.core.memory import DecisionCache
-from scheduler.core.policy import Policy
-from tests.core.drawn import PLACEMENTS, cluster, node, project, started, waits
+from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import GpuRow, GpuUuid, NodeRow
+from scheduler.core.model.validation import PlanError, check_plan
+from scheduler.core.session.cache import DecisionCache
+from tests.core.cluster_builder import PLACEMENTS, cluster, node, project, started, waits
 
 POLICY = Policy()
 SLICE = "1g.10gb"

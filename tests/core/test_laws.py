@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.carry import apply_plan, release_stopping_jobs
-from scheduler.core.check import check_plan, check_snapshot
-from scheduler.core.cluster import WHOLE_MILLI, ProjectId, Snapshot
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import _Decision, decide
-from scheduler.core.memory import DecisionCache
-from scheduler.core.policy import Policy
-from scheduler.core.saved import plan_to_json, snapshot_from_json, snapshot_to_json
-from tests.core.drawn import crowded, snapshots
+from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.serialization import plan_to_json, snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, Snapshot
+from scheduler.core.model.validation import check_plan, check_snapshot
+from scheduler.core.session.cache import DecisionCache
+from tests.core.cluster_builder import crowded, snapshots
 
 POLICY = Policy()
 CALM = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -178,7 +178,9 @@ def shares_of_a_gpu_are_of_one_project(snapshot: Snapshot) -> None:
     """No start joins shares of another project, also not where these are leaving."""
     milli = (300, 500, 700)
     shared = tuple(
-        replace(row, milli_per_gpu=milli[i % 3]) if row.gpus_per_task and not (row.task_requests or row.nominated_tasks) else row
+        replace(row, milli_per_gpu=milli[i % 3])
+        if row.gpus_per_task and not (row.task_requests or row.nominated_tasks)
+        else row
         for i, row in enumerate(snapshot.pending)
     )
     snapshot = replace(snapshot, pending=shared)

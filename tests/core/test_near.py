@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.carry import apply_plan
-from scheduler.core.cluster import TopologyConstraint, NodeRow, Snapshot
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide, preview_request
-from scheduler.core.memory import DecisionCache
-from scheduler.core.plan import AlternativeKind
-from scheduler.core.policy import Policy
-from tests.core.drawn import FABRIC, cluster, node, places, project, runs, waits
+from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.plan import AlternativeKind
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import NodeRow, Snapshot, TopologyConstraint
+from scheduler.core.session.cache import DecisionCache
+from tests.core.cluster_builder import FABRIC, cluster, node, places, project, runs, waits
 
 POLICY = Policy()
 ONE_RACK = TopologyConstraint("fabric", "rack")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.order_rules import SiblingKey, dominant_share, sibling_key
-from scheduler.core.resources import UNBOUNDED, ZERO, ResourceVector, build_entitlement
+from scheduler.core.model.resources import UNBOUNDED, ZERO, ResourceVector, build_entitlement
+from scheduler.core.shares.sibling_order import SiblingKey, dominant_share, sibling_key
 
 CAPACITY = ResourceVector(10_000, 100_000, 1_000)
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portal.words.throughput import Layout, LayoutSpeed, levels_crossed
-from scheduler.core.cluster import GpuRow, NodeRow, TopologyRow
+from portal.domain.throughput import Layout, LayoutSpeed, levels_crossed
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.capacity.topology import TopologyIndex
 from scheduler.core.decide import decide
-from scheduler.core.placement import NodePlacer
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
-from scheduler.core.saved import snapshot_from_json, snapshot_to_json
-from scheduler.core.shape import TaskShape
-from scheduler.core.topology import TopologyIndex
-from tests.core import drawn
-from tests.core.drawn import FABRIC, LABELS, cluster, places, project, runs, waits
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import GpuRow, NodeRow, TopologyRow
+from scheduler.core.model.task_shape import TaskShape
+from tests.core import cluster_builder
+from tests.core.cluster_builder import FABRIC, LABELS, cluster, places, project, runs, waits
 
 ONE_H = Layout("H200", 1, 1, 0)
 ONE_A = Layout("A100", 1, 1, 0)
@@ -30,7 +30,7 @@ PLACEMENTS = ("pack", "fragmentation", "spread")
 
 def node(name: str, model: str = "A100", islands: tuple[int | None, ...] = (None,) * 4) -> NodeRow:
     """A node with a GPU for each of the islands; of all models the memory is alike, so that scores are equal."""
-    row = drawn.node(name, len(islands), model=model)
+    row = cluster_builder.node(name, len(islands), model=model)
     gpus = tuple(replace(gpu, nvlink_island=island) for gpu, island in zip(row.gpus, islands, strict=True))
     return replace(row, gpus=gpus)
 
@@ -200,7 +200,7 @@ def test_on_one_node_the_fastest_of_all_equal_ones_is_taken(rows, count: int, sp
     st.lists(st.sampled_from(LABELS), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5)
 )
 def test_the_floor_and_the_record_count_levels_alike(labels, chosen) -> None:
-    nodes = [drawn.node(f"n{i}", labels=each) for i, each in enumerate(labels)]
+    nodes = [cluster_builder.node(f"n{i}", labels=each) for i, each in enumerate(labels)]
     fabric = TopologyIndex(TopologyRow("fabric", FABRIC.levels), nodes)
     mask = fabric.known_nodes.copy()
     mask[:] = chosen[: len(nodes)]

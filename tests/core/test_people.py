@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.carry import apply_plan, release_stopping_jobs
-from scheduler.core.check import PlanError, SnapshotError, check_plan, check_snapshot
-from scheduler.core.cluster import PoolId, PoolRow, Snapshot, UserId
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide, preview_request
-from scheduler.core.plan import AlternativeKind, Plan, Verdict
-from scheduler.core.policy import Policy
-from scheduler.core.saved import snapshot_from_json, snapshot_to_json
-from tests.core.drawn import MAIN, NOW_S, cluster, node, project, quota, runs, started, waits
+from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.plan import AlternativeKind, Plan, Verdict
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import PoolId, PoolRow, Snapshot, UserId
+from scheduler.core.model.validation import PlanError, SnapshotError, check_plan, check_snapshot
+from tests.core.cluster_builder import MAIN, NOW_S, cluster, node, project, quota, runs, started, waits
 
 POLICY = Policy()
 BOB = UserId("bob")
@@ -58,7 +58,10 @@ def test_nothing_at_all_is_a_number_too() -> None:
 def test_fewer_gpus_are_named_where_they_would_start() -> None:
     told = verdict(decide(one_team(3, waits("a", "lab", 4)), POLICY), "a")
     assert told.suggestion is not None
-    assert (told.suggestion.kind, told.suggestion.fields) == (AlternativeKind.FEWER_GPUS, {"gpus_per_task": 3})
+    assert (told.suggestion.kind, told.suggestion.fields) == (
+        AlternativeKind.FEWER_GPUS,
+        {"gpus_per_task": 3},
+    )
     nothing_left = one_team(3, waits("a", "lab", 1), running=[runs("r", "lab", ("n0", [0, 1, 2]))])
     assert verdict(decide(nothing_left, POLICY), "a").suggestion is None
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portal.words.throughput import Layout, LayoutSpeed
-from scheduler.core.cluster import WHOLE_MILLI, TaskRequest, GpuRow, GpuUuid, NodeId, NodeRow, PoolId
-from scheduler.core.placement import NodePlacer
-from scheduler.core.shape import HeldSlots, TaskShape
+from portal.domain.throughput import Layout, LayoutSpeed
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.model.snapshot import WHOLE_MILLI, GpuRow, GpuUuid, NodeId, NodeRow, PoolId, TaskRequest
+from scheduler.core.model.task_shape import HeldSlots, TaskShape
 
 STRATEGIES = ("pack", "spread", "fragmentation")
 

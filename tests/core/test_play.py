@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import WHOLE_MILLI, ProjectId, QuotaRow, UserId
-from scheduler.core.ground import CapacityBuckets, BucketRequest, BucketSlots
-from scheduler.core.ledger import PoolLedger
-from scheduler.core.play import SIMULATION_RUNS, simulate_queue
-from scheduler.core.resources import ResourceVector
-from scheduler.core.stage import Closure, RunningJob, JobClass, SimulationInput, JobOwner
-from tests.core.drawn import quota
+from scheduler.core.forecast.capacity_buckets import BucketRequest, BucketSlots, CapacityBuckets
+from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS, simulate_queue
+from scheduler.core.forecast.stage import Closure, JobClass, JobOwner, RunningJob, SimulationInput
+from scheduler.core.model.resources import ResourceVector
+from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, QuotaRow, UserId
+from scheduler.core.shares.ledger import PoolLedger
+from tests.core.cluster_builder import quota
 
 P, Q = ProjectId("p"), ProjectId("q")
 SHARE = {P: 4_000.0, Q: 4_000.0}
@@ -53,7 +53,9 @@ def task(gpus: int, *sorts: int, milli: int = WHOLE_MILLI) -> BucketRequest:
     return BucketRequest(gpus, milli, sorts or (0,))
 
 
-def ground(*whole: int, sorts: Sequence[int] = (), shared: dict[int, dict[int, int]] | None = None) -> CapacityBuckets:
+def ground(
+    *whole: int, sorts: Sequence[int] = (), shared: dict[int, dict[int, int]] | None = None
+) -> CapacityBuckets:
     """Cells with so many GPUs free, all of sort 0 unless told otherwise."""
     return CapacityBuckets(tuple(sorts or (0 for _ in whole)), whole, shared or {}, 100)
 
@@ -68,7 +70,10 @@ def ledger(running: Sequence[RunningJob], *quotas: QuotaRow) -> PoolLedger:
 
 
 def staged(
-    free: CapacityBuckets, running: Sequence[RunningJob], line: Sequence[tuple[JobClass, float]], *quotas: QuotaRow
+    free: CapacityBuckets,
+    running: Sequence[RunningJob],
+    line: Sequence[tuple[JobClass, float]],
+    *quotas: QuotaRow,
 ) -> SimulationInput:
     """Each of a line in its turn."""
     lines = [each._replace(positions=(turn,)) for turn, (each, _) in enumerate(line)]
@@ -285,7 +290,13 @@ def stages(draw: st.DrawFn) -> SimulationInput:
         ground(*cells, sorts=[number % 2 for number in range(len(cells))]),
         running,
         [line._replace(positions=mine) for line, mine in lines.items()],
-        draw(st.lists(st.lists(seconds, min_size=SIMULATION_RUNS, max_size=SIMULATION_RUNS), min_size=turns, max_size=turns)),
+        draw(
+            st.lists(
+                st.lists(seconds, min_size=SIMULATION_RUNS, max_size=SIMULATION_RUNS),
+                min_size=turns,
+                max_size=turns,
+            )
+        ),
         UNLIKE,
         book if draw(st.booleans()) else None,
     )

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.predict import MIN_SAMPLES, MAX_SAMPLES, DurationHistory, DurationKey, QuantizedDurations
+from scheduler.core.forecast.durations import (
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    DurationHistory,
+    DurationKey,
+    QuantizedDurations,
+)
 
 TRAIN = DurationKey("vision", "ada", "train", 1_000)
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.words.knobs import CHOICE_SETTINGS, NUMBER_SETTINGS, default_value, setting_names
-from portal.words.project_knobs import MAX_FACTOR_SETTING, effective_setting, loosest_allowed, loosest_effective, strictness
+from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, default_value, setting_names
+from portal.domain.project_policy import (
+    MAX_FACTOR_SETTING,
+    effective_setting,
+    loosest_allowed,
+    loosest_effective,
+    strictness,
+)
 
 NAMES = setting_names(per_project=True)
 
@@ -46,7 +52,10 @@ def test_the_pool_bounds_every_project_and_every_project_those_below(case) -> No
     assert (
         hard >= strictness(name, above.value) or above.source_project is None
     )  # a pool's word is no project's limit
-    assert held.is_clamped == (held.source_project is None and held.value != pool[name]) or held.value == pool[name]
+    assert (
+        held.is_clamped == (held.source_project is None and held.value != pool[name])
+        or held.value == pool[name]
+    )
 
 
 @given(cases())

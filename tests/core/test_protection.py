@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.cluster import Snapshot
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
-from scheduler.core.policy import Policy
-from tests.core.drawn import NOW_S, cluster, node, project, quota, runs, waits
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import Snapshot
+from tests.core.cluster_builder import NOW_S, cluster, node, project, quota, runs, waits
 
 MINIMUM_S = 3_600.0
 POLICY = replace(Policy(), preempt_min_runtime_s=MINIMUM_S)

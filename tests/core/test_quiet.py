@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.cluster import PoolRow, Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.policy import Policy
-from tests.core.drawn import MAIN, NOW_S, cluster, node, project, quota, runs, waits
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import PoolRow, Snapshot
+from tests.core.cluster_builder import MAIN, NOW_S, cluster, node, project, quota, runs, waits
 
 
 def owed(age_s: float, pool: PoolRow, **changes: object) -> Snapshot:

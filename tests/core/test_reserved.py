@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.check import PlanError, SnapshotError, check_plan, check_snapshot
-from scheduler.core.cluster import NodeId, PoolId, PoolRow, ProjectId, ReservationRow, Snapshot
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide, preview_request
-from scheduler.core.memory import DecisionCache
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
-from tests.core.drawn import NOW_S, cluster, node, places, project, quota, runs, started, waits
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import NodeId, PoolId, PoolRow, ProjectId, ReservationRow, Snapshot
+from scheduler.core.model.validation import PlanError, SnapshotError, check_plan, check_snapshot
+from scheduler.core.session.cache import DecisionCache
+from tests.core.cluster_builder import NOW_S, cluster, node, places, project, quota, runs, started, waits
 
 POLICY = Policy()
 HOUR = 3_600.0
@@ -93,7 +93,10 @@ def test_who_stands_there_stays_and_others_are_told_of_the_reservation() -> None
     snapshot = hall(reserve("n0 n1"), running=[here], pending=[waits("j", "p", 4)])
     plan = decide(snapshot, POLICY)
     assert plan == Plan(
-        verdicts=plan.verdicts, share_breakdowns=plan.share_breakdowns, steps_used=plan.steps_used, truncated=False
+        verdicts=plan.verdicts,
+        share_breakdowns=plan.share_breakdowns,
+        steps_used=plan.steps_used,
+        truncated=False,
     )
     assert plan.verdicts[0].code is VerdictCode.RESERVED_FOR_OTHER_JOB
 

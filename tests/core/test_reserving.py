@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from portal.words.reasons import VerdictCode
-from scheduler.core.cluster import PendingRow, Snapshot
+from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
-from scheduler.core.policy import Policy
-from tests.core.drawn import NOW_S, cluster, node, project, runs, started, waits
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import PendingRow, Snapshot
+from tests.core.cluster_builder import NOW_S, cluster, node, project, runs, started, waits
 
 POLICY = Policy()
 VISION = project("vision")

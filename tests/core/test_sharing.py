@@ -8,12 +8,12 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import GpuShare, ProjectId
+from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.decide import decide
-from scheduler.core.placement import NodePlacer
-from scheduler.core.policy import Policy
-from scheduler.core.shape import TaskShape
-from tests.core.drawn import cluster, node, project, runs, waits
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import GpuShare, ProjectId
+from scheduler.core.model.task_shape import TaskShape
+from tests.core.cluster_builder import cluster, node, project, runs, waits
 
 
 def test_who_waits_for_a_share_is_told_that_others_share_the_gpu() -> None:
@@ -48,7 +48,9 @@ def test_the_room_for_shares_is_what_all_nodes_hold_together(
     steps: list[tuple[int, int]], looks: random.Random
 ) -> None:
     """Also where a node's processors bound it, whatever was taken and given back since somebody last looked."""
-    floor = NodePlacer([node("n1", 2, cpu_milli=8_000), node("n2", 1), node("n3", 2, cpu_milli=5_000)], "pack")
+    floor = NodePlacer(
+        [node("n1", 2, cpu_milli=8_000), node("n2", 1), node("n3", 2, cpu_milli=5_000)], "pack"
+    )
     floor.load_tenants(())
     other, taken = floor, []
     for which, turn in steps:

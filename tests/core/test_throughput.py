@@ -7,8 +7,16 @@ from statistics import median
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.words.throughput import MIN_SAMPLES, MAX_SAMPLES, ROUNDING_PERCENT, Layout, LayoutSpeed, compare_layouts, median_rates
-from scheduler.core.throughput import ThroughputHistory
+from portal.domain.throughput import (
+    MAX_SAMPLES,
+    MIN_SAMPLES,
+    ROUNDING_PERCENT,
+    Layout,
+    LayoutSpeed,
+    compare_layouts,
+    median_rates,
+)
+from scheduler.core.capacity.throughput import ThroughputHistory
 
 FAST, SLOW, THIRD = Layout("H200", 1, 1, 0), Layout("A100", 1, 1, 0), Layout("A100", 2, 2, 1)
 LAYOUTS = st.sampled_from([FAST, SLOW, THIRD])

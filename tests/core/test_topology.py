@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.cluster import NodeRow, TopologyRow
+from scheduler.core.capacity.placement import NodePlacer
+from scheduler.core.capacity.topology import NO_DOMAIN, TopologyIndex, default_topology, pick_slots_by_island
 from scheduler.core.decide import decide
-from scheduler.core.placement import NodePlacer
-from scheduler.core.policy import Policy
-from scheduler.core.shape import TaskShape
-from scheduler.core.topology import NO_DOMAIN, TopologyIndex, default_topology, pick_slots_by_island
-from tests.core.drawn import cluster, node, places, project, waits
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import NodeRow, TopologyRow
+from scheduler.core.model.task_shape import TaskShape
+from tests.core.cluster_builder import cluster, node, places, project, waits
 
 LEVELS = ("block", "rack")
 FABRIC = TopologyRow("fabric", LEVELS)

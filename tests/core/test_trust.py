@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.words import trust
-from portal.words.trust import Incident, BreakerState, IncidentKind, NodeBreaker, evaluate
+from portal.domain import node_breaker
+from portal.domain.node_breaker import BreakerState, Incident, IncidentKind, NodeBreaker, evaluate
 
 NOW_S = 1_000_000.0
 REFUSED, SOON = IncidentKind.START_REFUSED, IncidentKind.EARLY_FAILURES
@@ -42,7 +42,7 @@ CASES = [
     ("cut off twice", cut_off("b", "c"), {}, None),
     ("somebody did well since", SEVERAL, {"served_s": NOW_S - 5}, None),
     ("somebody did well before", SEVERAL, {"served_s": NOW_S - 50}, REFUSED),
-    ("long ago", jobs(REFUSED, "a/ada", "b/ada", "c/ben", ago_s=trust.INCIDENT_WINDOW_S + 1), {}, None),
+    ("long ago", jobs(REFUSED, "a/ada", "b/ada", "c/ben", ago_s=node_breaker.INCIDENT_WINDOW_S + 1), {}, None),
     ("too many others are aside", SEVERAL, {"room": False}, None),
     ("it flaps", links(IncidentKind.LINK_LOST, 4), {}, IncidentKind.LINK_LOST),
     ("a link may break", links(IncidentKind.LINK_LOST, 3), {}, None),
@@ -56,7 +56,7 @@ def test_what_is_enough(befell, more, cause) -> None:
     after = evaluate(NodeBreaker(), befell, now_s=NOW_S, **more)
     assert after.cause is cause
     assert after.state is (BreakerState.HEALTHY if cause is None else BreakerState.QUARANTINED)
-    assert after.probe_at_s == (None if cause is None else NOW_S + trust.MIN_QUARANTINE_S)
+    assert after.probe_at_s == (None if cause is None else NOW_S + node_breaker.MIN_QUARANTINE_S)
 
 
 def test_a_trial_that_fails_costs_twice_the_time_and_one_that_goes_well_ends_it() -> None:
@@ -65,33 +65,42 @@ def test_a_trial_that_fails_costs_twice_the_time_and_one_that_goes_well_ends_it(
     for _ in range(9):
         assert node.probe_at_s is not None
         lasted.append(node.probe_at_s - now_s)
-        assert trust.start_probation_if_due(node, node.probe_at_s - 0.1) == node
+        assert node_breaker.start_probation_if_due(node, node.probe_at_s - 0.1) == node
         now_s = node.probe_at_s + 5.0
-        node = trust.start_probation_if_due(node, now_s)
+        node = node_breaker.start_probation_if_due(node, now_s)
         assert node.state is BreakerState.PROBATION
         now_s += 5.0
-        assert evaluate(node, [Incident(now_s, SOON, "stranger", "ada")], now_s=now_s, probation_job="tried") == node
+        assert (
+            evaluate(node, [Incident(now_s, SOON, "stranger", "ada")], now_s=now_s, probation_job="tried")
+            == node
+        )
         node = evaluate(node, [Incident(now_s, SOON, "tried", "ada")], now_s=now_s, probation_job="tried")
     assert lasted == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
-    well = trust.close_breaker(trust.start_probation_if_due(node, node.probe_at_s or 0.0), now_s + 4000.0)
+    well = node_breaker.close_breaker(
+        node_breaker.start_probation_if_due(node, node.probe_at_s or 0.0), now_s + 4000.0
+    )
     assert (well.state, well.cause, well.trip_count) == (BreakerState.HEALTHY, None, 10)
-    again = well.since_s + trust.TRIP_MEMORY_S
+    again = well.since_s + node_breaker.TRIP_MEMORY_S
     fresh = [Incident(again, each.kind, each.job, each.owner) for each in SEVERAL]
-    assert evaluate(well, fresh, now_s=again).probe_at_s == again + trust.MIN_QUARANTINE_S
+    assert evaluate(well, fresh, now_s=again).probe_at_s == again + node_breaker.MIN_QUARANTINE_S
 
 
 def test_what_is_stuck_has_no_time_and_leads_to_a_trial() -> None:
-    node = trust.quarantine_stuck(NodeBreaker(), NOW_S)
+    node = node_breaker.quarantine_stuck(NodeBreaker(), NOW_S)
     assert (node.state, node.probe_at_s) == (BreakerState.QUARANTINED, None)
-    assert trust.start_probation_if_due(node, NOW_S + 1e9) == node == evaluate(node, SEVERAL, now_s=NOW_S)
-    assert trust.end_stuck(node, NOW_S + 60).state is BreakerState.PROBATION
+    assert (
+        node_breaker.start_probation_if_due(node, NOW_S + 1e9) == node == evaluate(node, SEVERAL, now_s=NOW_S)
+    )
+    assert node_breaker.end_stuck(node, NOW_S + 60).state is BreakerState.PROBATION
     waits = evaluate(NodeBreaker(), SEVERAL, now_s=NOW_S)
-    assert trust.end_stuck(waits, NOW_S + 60) == waits
+    assert node_breaker.end_stuck(waits, NOW_S + 60) == waits
 
 
-MOMENTS = st.floats(NOW_S - 2 * trust.INCIDENT_WINDOW_S, NOW_S, allow_nan=False)
+MOMENTS = st.floats(NOW_S - 2 * node_breaker.INCIDENT_WINDOW_S, NOW_S, allow_nan=False)
 EVENTS = st.lists(
-    st.builds(Incident, MOMENTS, st.sampled_from(IncidentKind), st.sampled_from("abcd"), st.sampled_from("xyz")),
+    st.builds(
+        Incident, MOMENTS, st.sampled_from(IncidentKind), st.sampled_from("abcd"), st.sampled_from("xyz")
+    ),
     max_size=12,
 )
 TRUSTS = st.builds(
@@ -115,26 +124,35 @@ def test_laws_of_judging(node, befell, served_s, room, seed) -> None:
     if node.phase is BreakerState.QUARANTINED or (node.phase is BreakerState.HEALTHY and not room):
         assert after == node
     if after != node:
-        assert after.probe_at_s is not None and after.probe_at_s - NOW_S == trust.quarantine_s(after.trip_count)
+        assert after.probe_at_s is not None and after.probe_at_s - NOW_S == node_breaker.quarantine_s(
+            after.trip_count
+        )
         assert after.since_s == after.tripped_s == NOW_S
         assert evaluate(after, befell, **facts) == after, "the same incidents never count twice"
     shuffled = random.Random(seed).sample(befell, len(befell))
     assert evaluate(node, shuffled, **facts).state is after.state
-    forgiven = trust.close_breaker(node, NOW_S, reset_trips=True)
+    forgiven = node_breaker.close_breaker(node, NOW_S, reset_trips=True)
     assert evaluate(forgiven, befell, **facts) == forgiven, "what was forgiven is not held against it"
 
 
 @given(befell=EVENTS)
 def test_nobody_alone_puts_a_node_aside_with_broken_programs(befell) -> None:
     alone = [
-        Incident(each.at_s, each.trouble, each.job, "x") for each in befell if each.trouble in trust.JOB_INCIDENTS
+        Incident(each.at_s, each.trouble, each.job, "x")
+        for each in befell
+        if each.trouble in node_breaker.JOB_INCIDENTS
     ]
     assert evaluate(NodeBreaker(), alone, now_s=NOW_S) == NodeBreaker()
 
 
 @given(trips=st.integers(0, 10_000))
 def test_each_time_is_longer_up_to_an_hour(trips) -> None:
-    assert trust.MIN_QUARANTINE_S <= trust.quarantine_s(trips) <= trust.quarantine_s(trips + 1) <= trust.MAX_QUARANTINE_S
+    assert (
+        node_breaker.MIN_QUARANTINE_S
+        <= node_breaker.quarantine_s(trips)
+        <= node_breaker.quarantine_s(trips + 1)
+        <= node_breaker.MAX_QUARANTINE_S
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,4 +168,4 @@ def test_each_time_is_longer_up_to_an_hour(trips) -> None:
 def test_of_two_that_do_not_reach_each_other_the_one_with_more_such_others_is_the_cause(
     before, cause
 ) -> None:
-    assert trust.likely_culprit(("a", "b"), before) == cause
+    assert node_breaker.likely_culprit(("a", "b"), before) == cause

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduler.core.carry import apply_plan
 from scheduler.core.decide import decide
-from scheduler.core.plan import EvictionReason, Plan
-from scheduler.core.policy import Policy
-from tests.core.drawn import cluster, node, project, quota, runs, waits
+from scheduler.core.model.apply_plan import apply_plan
+from scheduler.core.model.plan import EvictionReason, Plan
+from scheduler.core.model.policy import Policy
+from tests.core.cluster_builder import cluster, node, project, quota, runs, waits
 
 
 def only(*actions: str) -> Policy:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.core.entitlement import ReclaimCheck, may_reclaim
-from scheduler.core.fairshare import Claim, divide
-from scheduler.core.resources import UNBOUNDED, ZERO, ResourceVector, build_entitlement
-from scheduler.core.usage import UsageInterval, decayed_gpu_seconds, usage_over_capacity
+from scheduler.core.model.resources import UNBOUNDED, ZERO, ResourceVector, build_entitlement
+from scheduler.core.shares.fairshare import Claim, divide
+from scheduler.core.shares.reclaim_rules import ReclaimCheck, may_reclaim
+from scheduler.core.shares.usage import UsageInterval, decayed_gpu_seconds, usage_over_capacity
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
 
@@ -46,7 +46,9 @@ def test_the_example_of_who_takes_from_whom_is_true() -> None:
     chapter = PAGE.split("## Who may take from whom")[1].split("\n## ")[0]
     numbers = re.findall(r"^\| (vision|nlp|bio) \| (\d+) \| (\d+) \| (\d+) \|$", chapter, re.M)
     owed = {
-        name: build_entitlement(ResourceVector(int(guarantee) * 1000), UNBOUNDED, ResourceVector(int(share) * 1000))
+        name: build_entitlement(
+            ResourceVector(int(guarantee) * 1000), UNBOUNDED, ResourceVector(int(share) * 1000)
+        )
         for name, guarantee, share, _ in numbers
     }
     held = {name: ResourceVector(int(holds) * 1000) for name, _, _, holds in numbers}

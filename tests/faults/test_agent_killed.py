@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
 from portal.models import Attempt, Job
-from portal.services import lifecycle
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
-from tests import record
-from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, held_milli
+from portal.services.lifecycle import job_control
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,15 +29,15 @@ MOMENTS_MS = [
 
 @pytest.fixture
 def scene(harness: EngineHarness, request):
-    owner = record.user("ada")
+    owner = factories.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     return {
         "killed": [],
         "harness": harness,
         "node": harness.mark_enrolled(harness.create_node(name=name)),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
     }
 
 
@@ -76,8 +76,13 @@ def kill_once_when(happened, scene, after_ms: float) -> threading.Thread:
 def submit(scene, seconds: float) -> Job:
     script = f'echo "$FAIRWAY_JOB $FAIRWAY_ATTEMPT" >> "$HOME/starts"; sleep {seconds}'
     words = ["sh", "-c", script]
-    return record.job(
-        scene["owner"], scene["project"], scene["environment"], command=words, memory_mib=64, termination_grace_s=1
+    return factories.job(
+        scene["owner"],
+        scene["project"],
+        scene["environment"],
+        command=words,
+        memory_mib=64,
+        termination_grace_s=1,
     )
 
 
@@ -126,7 +131,7 @@ def test_killed_during_a_stop(scene, after_ms: int) -> None:
     job = submit(scene, 600)
     engine = InProcessEngine()
     assert engine.run_until(lambda: job.attempts.filter(state="RUNNING").exists(), 40)
-    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
 
     def stopping() -> bool:
         path = scene["harness"].folder / scene["node"].name / "state/ledger.json"

@@ -17,12 +17,12 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from agents.local import open_local
-from portal.database import impatient, shared
+from portal.database import connection_pool, timeouts
 from portal.database.base import DatabaseWrapper
-from portal.database.shared import ConnectionPool
-from portal.database.turns import release_connection
+from portal.database.connection_pool import ConnectionPool
+from portal.database.pool_middleware import release_connection
 from portal.models import User
-from tests import record
+from tests import factories
 from tests.rig.agent import rig_agent
 from tests.time_budget import budget_s
 
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConnectionPool]:
     """Two connections for this process, and little patience."""
-    monkeypatch.setattr(shared, "PING_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(impatient.DATABASE_BREAKER, "open_for_s", 0.3)
+    monkeypatch.setattr(connection_pool, "PING_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(timeouts.DATABASE_BREAKER, "open_for_s", 0.3)
     connection.close()
     made = ConnectionPool(2, wait_s=0.3)
     monkeypatch.setattr(DatabaseWrapper, "pool", made)
@@ -101,7 +101,7 @@ def test_who_finds_no_turn_is_told_and_the_next_is_served(pool):
 
 def test_a_transaction_keeps_its_connection(pool):
     with transaction.atomic():
-        record.user("ada")
+        factories.user("ada")
         release_connection()
         assert User.objects.filter(username="ada").exists()
     release_connection()
@@ -182,7 +182,7 @@ def test_a_child_leaves_its_parents_connections_alone(pool):
 def test_another_database_gets_no_connection_of_this_one(pool):
     assert backend()
     release_connection()
-    other = pool.take("other", lambda: impatient.TimeoutConnection.connect(**plain_parameters("postgres")))
+    other = pool.take("other", lambda: timeouts.TimeoutConnection.connect(**plain_parameters("postgres")))
     assert other.info.dbname == "postgres"
     assert pool.standing() == 0
     pool.give_back(other)

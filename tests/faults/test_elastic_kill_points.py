@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from portal.domain.reasons import EndReason
 from portal.models import Attempt, Job, UsageInterval
-from portal.services import lifecycle
-from portal.services.elastic import TaskEviction, request_task_evictions
-from portal.words.reasons import EndReason
-from tests import record
-from tests.dying import crashes_at
-from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, held_milli
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.elastic import TaskEviction, request_task_evictions
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli
+from tests.failpoint_crash import crashes_at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -42,18 +42,20 @@ def each_of(points: list[str]) -> list[Any]:
 
 @pytest.fixture
 def scene(harness: EngineHarness, request):
-    owner = record.user("ada")
+    owner = factories.user("ada")
     return {
-        "node": harness.mark_enrolled(harness.create_node(name=f"k{abs(hash(request.node.name)) % 10**9}", gpus=3), gpus=3),
+        "node": harness.mark_enrolled(
+            harness.create_node(name=f"k{abs(hash(request.node.name)) % 10**9}", gpus=3), gpus=3
+        ),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
     }
 
 
 def submit(scene, *, says: str = SAYS, **fields) -> Job:
     fields = {"memory_mib": 64, "termination_grace_s": 1, "cpu_milli": 100, **fields}
-    return record.job(
+    return factories.job(
         scene["owner"], scene["project"], scene["environment"], command=["sh", "-c", says], **fields
     )
 
@@ -71,7 +73,9 @@ def runs(harness: EngineHarness, scene, job: Job, *ranks: int):
         begun = [line for path in glob.glob(f"{harness.folder}/*/homes/*/starts") for line in lines(path)]
         assert len(begun) == len(set(begun)), begun
         rows = job.attempts.get().task_rows.filter(container_removed=False) if job.attempts.exists() else []
-        alive = [name for name in containers_alive(harness.folder / scene["node"].name) if job.public_id in name]
+        alive = [
+            name for name in containers_alive(harness.folder / scene["node"].name) if job.public_id in name
+        ]
         return (
             sorted(row.rank for row in rows) == list(ranks)
             and all(row.state == "RUNNING" for row in rows)
@@ -87,7 +91,7 @@ def lines(path: str) -> list[str]:
 
 def check_the_end(harness: EngineHarness, job: Job) -> None:
     """Once it is cancelled nothing of it is held or alive."""
-    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     reach(harness, job, lambda: Job.objects.get(pk=job.pk).state == "CANCELLED")
     assert held_milli() == 0
     assert not UsageInterval.objects.filter(ended_at__isnull=True).exists()
@@ -105,7 +109,7 @@ def test_killed_while_a_job_grows(harness: EngineHarness, scene, point: str) -> 
     reach(harness, other, runs(harness, scene, other, 0))
     job = submit(scene, tasks=3, min_tasks=1)
     reach(harness, job, runs(harness, scene, job, 0))
-    lifecycle.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     reach_all = runs(harness, scene, job, 0, 1, 2)
     assert crashes_at(point, lambda: InProcessEngine().run_until(reach_all, WITHIN_S)), "never came by"
     leases_run_out()
@@ -118,12 +122,14 @@ def test_killed_while_a_job_grows(harness: EngineHarness, scene, point: str) -> 
 def test_killed_while_a_task_leaves(harness: EngineHarness, scene, point: str) -> None:
     job = submit(scene, tasks=3, min_tasks=1)
     reach(harness, job, runs(harness, scene, job, 0, 1, 2))
-    lifecycle.set_job_held(job.pk, True, actor="ada")  # it is not to grow again at once
+    job_control.set_job_held(job.pk, True, actor="ada")  # it is not to grow again at once
     attempt = Attempt.objects.get(job=job)
     assert request_task_evictions([TaskEviction(attempt.pk, frozenset({2}), EndReason.PREEMPTED)]) == []
     less = runs(harness, scene, job, 0, 1)
     # a killed process may have written down all that there was to write: it goes on for one look more
-    assert crashes_at(point, lambda: InProcessEngine().run_until(lambda: less() and False, WITHIN_S)), "never came by"
+    assert crashes_at(point, lambda: InProcessEngine().run_until(lambda: less() and False, WITHIN_S)), (
+        "never came by"
+    )
     leases_run_out()
     reach(harness, job, less)
     task = attempt.task_rows.get(rank=2)

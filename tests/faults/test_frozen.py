@@ -23,8 +23,8 @@ import httpx
 import psycopg
 import pytest
 
-from portal.config import places
-from tests.engine_room import wait_for
+from portal.config import data_paths
+from tests.engine_harness import wait_for
 from tests.time_budget import budget_s
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,10 +34,10 @@ CONNECTIONS = 6
 SCENE = """
 import json, django
 django.setup()
-from portal.services.tokens import Scope, do_create_token
+from portal.services.accounts.tokens import Scope, do_create_token
 from tests import record
-from tests.gateway.stand import sign_in
-from portal.services.logs import write_log_bytes
+from tests.gateway.gateway_harness import sign_in
+from portal.services.jobs.logs import write_log_bytes
 from tests.api.world import running
 owner = record.person("ada")
 project = record.project(member=owner)
@@ -157,7 +157,7 @@ def portal() -> Iterator[Portal]:
     data = Path(tempfile.mkdtemp(prefix="fairway-frozen-"))
     data.chmod(0o711)
     guardian = subprocess.Popen(
-        [sys.executable, "-m", "portal.standalone.temporary", str(data)],
+        [sys.executable, "-m", "portal.standalone.test_servers", str(data)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -175,7 +175,7 @@ def portal() -> Iterator[Portal]:
             "FAIRWAY_PORTAL_URL": f"http://localhost:{port}",
             "FAIRWAY_APPS_DOMAIN": f"localhost:{port}",
             "FAIRWAY_DATABASE_POOL": str(CONNECTIONS),
-            "FAIRWAY_WEB_SOCKET": str(places.sockets_dir(data) / "web.sock"),
+            "FAIRWAY_WEB_SOCKET": str(data_paths.sockets_dir(data) / "web.sock"),
             "DJANGO_SETTINGS_MODULE": "portal.config.settings",
         }
         servers = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in _children(guardian.pid)}
@@ -212,10 +212,10 @@ def test_a_frozen_database_is_a_clear_503_and_then_all_is_well(portal: Portal) -
             "list": hands.submit(portal.listed),
             "submit": hands.submit(portal.submit, "in-the-cold"),
             "workspace": hands.submit(portal.workspace),
-            "readyz": hands.submit(portal.ask, "GET", "/readyz"),
+            "readyz": hands.submit(portal.engine_client, "GET", "/readyz"),
         }
         for _ in range(10):  # meanwhile the processes themselves are well
-            alive, took_s = portal.ask("GET", "/healthz")
+            alive, took_s = portal.engine_client("GET", "/healthz")
             assert alive.status_code == 200
             assert took_s < budget_s(2)
             time.sleep(0.3)
@@ -286,8 +286,8 @@ def test_a_frozen_message_store_slows_nobody_for_long(portal: Portal) -> None:
     with portal.frozen("valkey"), ThreadPoolExecutor(4) as hands:
         asked = [hands.submit(look) for look in (portal.page, portal.listed)]
         submitted = hands.submit(portal.submit, "without-news")
-        ready = hands.submit(portal.ask, "GET", "/readyz")
-        assert portal.ask("GET", "/healthz")[0].status_code == 200
+        ready = hands.submit(portal.engine_client, "GET", "/readyz")
+        assert portal.engine_client("GET", "/healthz")[0].status_code == 200
         for future in asked:
             answer, took_s = future.result()
             assert answer.status_code in (200, 503)
@@ -335,7 +335,7 @@ def test_when_all_connections_are_in_use_the_others_are_told(portal: Portal) -> 
         time.sleep(1)
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         assert blocker.execute(waiting).fetchone() == (CONNECTIONS,)
-        assert portal.ask("GET", "/healthz")[0].status_code == 200
+        assert portal.engine_client("GET", "/healthz")[0].status_code == 200
         for future in asked:
             answer, took_s = future.result()
             assert answer.status_code == 503

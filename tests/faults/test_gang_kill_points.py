@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from portal.domain.reasons import EndReason
 from portal.models import Job, Node, NodePool, Rendezvous, UsageInterval
-from portal.services import lifecycle
-from portal.words.reasons import EndReason
-from tests.dying import crashes_at
-from tests.engine_room import InProcessEngine, held_milli
-from tests.two_nodes import TwoLocalNodes
+from portal.services.lifecycle import job_control
+from tests.engine_harness import InProcessEngine, held_milli
+from tests.failpoint_crash import crashes_at
+from tests.two_local_nodes import TwoLocalNodes
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,7 +50,9 @@ def stand(harness, request):
     (stand.folder / "begun").chmod(0o666)
     first = 19_100 + 10 * (number % 80)
     for node in stand.nodes:
-        Node.objects.filter(pk=node.pk).update(settings=node.settings | {"rendezvous_ports": [first, first + 9]})
+        Node.objects.filter(pk=node.pk).update(
+            settings=node.settings | {"rendezvous_ports": [first, first + 9]}
+        )
     return stand
 
 
@@ -81,7 +83,7 @@ def test_killed_while_a_gang_begins(stand: TwoLocalNodes, point: str) -> None:
     leases_run_out()
     stand.reach(job, all_run)
     assert begun(stand) == ["1 0", "1 1"] and job.attempts.count() == 1
-    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     nothing_is_left(stand, job)
 
 
@@ -92,10 +94,12 @@ def test_killed_while_a_gang_begins(stand: TwoLocalNodes, point: str) -> None:
         pytest.param("connectivity.answered", marks=pytest.mark.long),
     ],
 )
-def test_killed_between_the_steps_and_cancelled_before_anybody_is_back(stand: TwoLocalNodes, point: str) -> None:
+def test_killed_between_the_steps_and_cancelled_before_anybody_is_back(
+    stand: TwoLocalNodes, point: str
+) -> None:
     job = stand.submit(tasks=2)
     assert crashes_at(point, lambda: InProcessEngine().run_until(lambda: False, WITHIN_S)), "never came by"
-    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     leases_run_out()
     nothing_is_left(stand, job)
     assert begun(stand) == []

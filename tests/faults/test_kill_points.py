@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import TERMINAL_JOB_STATES, JobState
 from portal.models import Attempt, Job, UsageInterval
-from portal.services import lifecycle
-from portal.words.reasons import EndReason
-from portal.words.states import TERMINAL_JOB_STATES, JobState
-from tests import record
-from tests.dying import crashes_at
-from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, engine_harness, held_milli
-from tests.faults.counted import submit
+from portal.services.lifecycle import job_control
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, engine_harness, held_milli
+from tests.failpoint_crash import crashes_at
+from tests.faults.counted_job import submit
 from tests.time_budget import budget_s
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,12 +64,12 @@ def harness(folder_and_room, settings, request):
 
 @pytest.fixture
 def scene(harness: EngineHarness, request):
-    owner = record.user("ada")
+    owner = factories.user("ada")
     return {
         "node": harness.mark_enrolled(harness.create_node(name=f"n{abs(hash(request.node.name)) % 10**9}")),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
     }
 
 
@@ -126,9 +126,9 @@ def test_killed_while_submitting(harness: EngineHarness, scene, point: str) -> N
 @pytest.mark.parametrize("point", START + END)
 def test_killed_while_starting_or_ending(harness: EngineHarness, scene, point: str) -> None:
     job = submit(scene, 0.4)
-    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)), (
-        "never came by"
-    )
+    assert crashes_at(
+        point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)
+    ), "never came by"
     leases_run_out()
     began_s = time.monotonic()
     assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S), room_story(job)
@@ -143,10 +143,10 @@ def test_killed_while_starting_or_ending(harness: EngineHarness, scene, point: s
 def test_killed_while_stopping(harness: EngineHarness, scene, point: str) -> None:
     job = submit(scene, 600)
     assert InProcessEngine().run_until(lambda: bool(containers_alive(harness.folder)), HEALED_WITHIN_S)
-    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
-    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)), (
-        "never came by"
-    )
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    assert crashes_at(
+        point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)
+    ), "never came by"
     leases_run_out()
     assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()
@@ -159,8 +159,10 @@ def test_killed_while_stopping(harness: EngineHarness, scene, point: str) -> Non
 def test_cancelled_after_a_death_while_starting(harness: EngineHarness, scene, point: str) -> None:
     """The start may or may not have arrived; a cancel now must end it either way, and it never runs later."""
     job = submit(scene, 600)
-    assert crashes_at(point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S))
-    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    assert crashes_at(
+        point, lambda: InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S)
+    )
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     leases_run_out()
     assert InProcessEngine().run_until(healed(harness, scene, job), HEALED_WITHIN_S), room_story(job)
     job.refresh_from_db()

@@ -11,18 +11,19 @@ from collections.abc import Callable
 
 import pytest
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import TERMINAL_JOB_STATES, JobState
 from portal.models import Attempt, Job, Lease, Node, Task
-from portal.services import lifecycle
-from portal.words.reasons import EndReason
-from portal.words.states import TERMINAL_JOB_STATES, JobState
-from scheduler import dispatch, leases
+from portal.services.lifecycle import job_control
+from scheduler import leases
 from scheduler.cycle import run_cycle
-from scheduler.dispatch import NodeConnection
-from scheduler.opening import open_engine
-from scheduler.reconcile import reconcile, on_connected
-from tests import record
-from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, held_milli
-from tests.faults.counted import submit
+from scheduler.nodes import dispatch
+from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.engine_connect import open_engine
+from scheduler.nodes.reconcile import on_connected, reconcile
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli
+from tests.faults.counted_job import submit
 from tests.faults.system_calls import calls_of, cannot_trace, dies_at_call
 
 pytestmark = [
@@ -47,13 +48,13 @@ class Stand:
 
     def __init__(self, harness: EngineHarness, name: str) -> None:
         self.harness = harness
-        owner = record.user("ada")
+        owner = factories.user("ada")
         self.node = harness.mark_enrolled(harness.create_node(name=name, gpus=GPUS), gpus=GPUS)
         Node.objects.filter(pk=self.node.pk).update(cpu_milli=64_000)
         self.scene = {
             "owner": owner,
-            "project": record.project(member=owner),
-            "environment": record.environment(runtime="process", tool=False),
+            "project": factories.project(member=owner),
+            "environment": factories.environment(runtime="process", tool=False),
         }
         self._own: NodeConnection | None = None
         self.door().engine.close()  # it is known from here on
@@ -100,7 +101,7 @@ class Stand:
                 return self.placed(0.1)
             case "stop":
                 job = self.running(600)
-                lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+                job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
                 return job
         job = self.running(0.05)  # its end is news to the record
         time.sleep(0.3)

@@ -14,13 +14,13 @@ from django.conf import settings as django_settings
 from django.db import connections
 
 from portal.config.celery import app
+from portal.domain.states import JobState
 from portal.models import Attempt, Job, Lease, Node, OutboxMessage
-from portal.standalone.binaries import find_valkey
-from portal.words.states import JobState
+from portal.standalone.servers.binaries import find_valkey
 from scheduler import leases
-from tests import record
-from tests.engine_room import EngineHarness, containers_alive, engine_harness, held_milli, wait_for
-from tests.faults.counted import submit
+from tests import factories
+from tests.engine_harness import EngineHarness, containers_alive, engine_harness, held_milli, wait_for
+from tests.faults.counted_job import submit
 from tests.time_budget import budget_s
 
 pytestmark = [pytest.mark.calm, pytest.mark.early, pytest.mark.django_db(transaction=True)]
@@ -38,12 +38,12 @@ def harness(settings):
 
 @pytest.fixture
 def scene(harness: EngineHarness):
-    owner = record.user("ada")
+    owner = factories.user("ada")
     return {
         "node": harness.mark_enrolled(harness.create_node()),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
     }
 
 
@@ -52,7 +52,9 @@ def all_are(jobs: list[Job], state: JobState):
 
 
 def starts(harness: EngineHarness) -> list[str]:
-    return [line for path in harness.folder.glob("*/homes/*/starts") for line in path.read_text().splitlines()]
+    return [
+        line for path in harness.folder.glob("*/homes/*/starts") for line in path.read_text().splitlines()
+    ]
 
 
 def test_messages_that_come_again_and_again_start_nothing_twice(harness: EngineHarness, scene) -> None:

@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from portal.gateway.activity import is_activity, inactive_for_s
+from portal.gateway.activity import inactive_for_s, is_activity
 
 NOON = dt.datetime(2026, 5, 4, 12, tzinfo=dt.UTC)
 

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from portal.gateway import forward
-from portal.gateway.web import MAX_BODY_BYTES
-from portal.services.workspaces import do_open_workspace
-from tests.gateway.stand import Stand, running_workspace
+from portal.gateway.apps.portal_app import MAX_BODY_BYTES
+from portal.gateway.proxy import http_proxy
+from portal.services.workspaces.access import do_open_workspace
+from tests.gateway.gateway_harness import Stand, running_workspace
 from tests.time_budget import budget_s
 
 MIB = 1024 * 1024
@@ -131,8 +131,8 @@ def test_a_limit_for_uploads_to_workspaces_can_be_set(
 
 
 def test_a_body_that_stops_coming_is_let_go(stand, monkeypatch):
-    monkeypatch.setattr(forward, "BODY_IDLE_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(forward, "WATCH_AFTER_S", 0.2)
+    monkeypatch.setattr(http_proxy, "BODY_IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http_proxy, "WATCH_AFTER_S", 0.2)
     head = "POST /echo HTTP/1.1\r\nHost: localhost:8000\r\nContent-Length: 100\r\n"
     status, headers, _, _ = _talk(stand, head, b"only this")
     assert (status, headers["connection"]) == (408, "close")

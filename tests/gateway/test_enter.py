@@ -11,13 +11,13 @@ import threading
 import pytest
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
 from portal.errors import Conflict, NotFound
 from portal.models import Attempt, AuditEntry, BrowserSession, WorkspaceSession, WorkspaceTicket
-from portal.services import lifecycle
-from portal.services.workspaces import decrypt_attempt_secret, do_open_workspace, do_redeem_ticket
-from portal.words.reasons import EndReason
-from tests import record
-from tests.gateway.stand import attempt_of, running_workspace, sign_in
+from portal.services.lifecycle import job_control
+from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace, do_redeem_ticket
+from tests import factories
+from tests.gateway.gateway_harness import attempt_of, running_workspace, sign_in
 
 
 def test_a_ticket_hands_over_to_the_workspace(stand, owner, workspace, session):
@@ -100,14 +100,14 @@ def test_opening_a_workspace_leaves_an_audit_row(owner, workspace, session):
 
 
 def test_strangers_get_no_ticket(owner, workspace):
-    stranger = record.user()
+    stranger = factories.user()
     with pytest.raises(NotFound):
         do_open_workspace(stranger, workspace, sign_in(stranger))
 
 
 def test_nobody_gets_a_ticket_for_the_session_of_another(owner, workspace):
     with pytest.raises(Conflict):
-        do_open_workspace(owner, workspace, sign_in(record.user()))
+        do_open_workspace(owner, workspace, sign_in(factories.user()))
 
 
 def test_there_is_no_ticket_before_the_server_answers(stand, owner, session):
@@ -162,7 +162,7 @@ def test_json_is_answered_where_json_is_asked(stand, workspace):
 
 
 def test_a_stopped_workspace_says_so_to_its_owner(stand, owner, workspace, inside):
-    lifecycle.request_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
+    job_control.request_stop(attempt_of(workspace).pk, EndReason.CANCELLED_BY_USER)
     stand.call(_later(1.6))
     answer = inside.get("/lab")
     assert answer.status_code == 410

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from portal.gateway.framing import framing_error
-from portal.gateway.hosts import match_workspace_host
+from portal.gateway.addresses import match_workspace_host
+from portal.gateway.protocol.framing import framing_error
 
 
 def _send(stand, raw: bytes, wait_s: float = 1.0) -> bytes:
@@ -111,7 +111,7 @@ def test_an_absolute_target_names_its_host_and_no_other(stand, workspace, cookie
 
 
 def test_a_head_has_an_end(stand, workspace, cookie, monkeypatch):
-    monkeypatch.setattr("portal.gateway.edge.HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("portal.gateway.protocol.http_protocol.HEAD_TIMEOUT_S", 0.3)
     start = f"GET /x HTTP/1.1\r\nHost: {stand.host(workspace)}\r\nCookie: {cookie}\r\n"
     long = f"{start}X-A: {'a' * 70_000}\r\n\r\n".encode()
     assert b"HTTP/1.1 431" in _send(stand, long)

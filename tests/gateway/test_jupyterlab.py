@@ -17,14 +17,14 @@ import aiohttp
 import httpx
 import pytest
 
+from portal.gateway.access.authorization import Authorizer
+from portal.gateway.access.authorization_monitor import AuthorizationMonitor
 from portal.gateway.activity import ActivityTracker
-from portal.gateway.guard import AuthorizationMonitor
-from portal.gateway.rights import Authorizer
-from portal.gateway.upstream import Upstreams
-from portal.models import WorkspaceActivity, Job
-from portal.services.environments import ensure_process_jupyterlab
-from portal.services.workspaces import decrypt_attempt_secret, do_open_workspace
-from tests.gateway.stand import attempt_of, running_workspace
+from portal.gateway.proxy.upstreams import Upstreams
+from portal.models import Job, WorkspaceActivity
+from portal.services.images.process_environment import ensure_process_jupyterlab
+from portal.services.workspaces.access import decrypt_attempt_secret, do_open_workspace
+from tests.gateway.gateway_harness import attempt_of, running_workspace
 
 CACHE = Path(os.environ.get("FAIRWAY_TEST_CACHE", "/var/tmp/fairway-tests"))
 

@@ -15,11 +15,11 @@ import httpx
 import pytest
 
 from agents.keys import PURPOSES, make_keys, read_public_key
-from agents.tunnel import JOB_ADDRESS
-from portal.services.workspaces import do_open_workspace
-from tests import record
-from tests.gateway.stand import Stand, running_workspace
-from tests.rig.echo_agent import echo_agent
+from agents.tunnel.pool import JOB_ADDRESS
+from portal.services.workspaces.access import do_open_workspace
+from tests import factories
+from tests.gateway.gateway_harness import Stand, running_workspace
+from tests.rig.fake_agent import echo_agent
 from tests.rig.loopback import loopback_sshd
 from tests.rig.needs import missing_for_loopback
 from tests.time_budget import budget_s
@@ -36,8 +36,8 @@ def far(transactional_db, tmp_path, settings, owner, session):
     settings.DATA_DIR = tmp_path
     public = {purpose: read_public_key(keys[purpose]) for purpose in PURPOSES}
     with loopback_sshd(tmp_path, echo_agent(), public) as sshd, Stand(tmp_path) as stand:
-        node = record.node(
-            record.pool(),
+        node = factories.node(
+            factories.pool(),
             link="ssh",
             runtime="process",
             host=sshd.host,

@@ -15,14 +15,14 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from portal.gateway.terminals import InputDetector, close_stale_terminals
+from portal.gateway.apps.terminal_app import InputDetector, close_stale_terminals
 from portal.models import AuditEntry, BrowserSession, Job, Project, Task, Terminal, User
-from portal.services.jobs import do_cancel_job
-from portal.services.session_store import session_id
-from portal.services.terminals import MAX_TERMINALS_PER_USER
-from tests import record
-from tests.engine_room import InProcessEngine, EngineHarness, wait_for
-from tests.gateway.stand import Stand, sign_in
+from portal.services.accounts.session_store import session_id
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.workspaces.terminals import MAX_TERMINALS_PER_USER
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, wait_for
+from tests.gateway.gateway_harness import Stand, sign_in
 from tests.time_budget import budget_s
 
 ORIGIN = "http://localhost:8000"
@@ -33,9 +33,9 @@ AT_MOST_S = 5.0
 def running(stand: Stand, harness: EngineHarness, owner: User) -> Iterator[Job]:
     """A job that runs on this machine; its actor goes on working beside the test."""
     harness.mark_enrolled(harness.create_node(name=f"n{time.monotonic_ns()}"))
-    project = record.project(member=owner)
-    environment = record.environment(runtime="process", tool=False)
-    job = record.job(owner, project, environment, command=["sleep", "600"], gpus_per_task=1)
+    project = factories.project(member=owner)
+    environment = factories.environment(runtime="process", tool=False)
+    job = factories.job(owner, project, environment, command=["sleep", "600"], gpus_per_task=1)
     over = threading.Event()
     work = partial(in_thread, lambda: InProcessEngine().run_until(over.is_set, 300.0))
     engine = threading.Thread(target=work, daemon=True)
@@ -137,7 +137,7 @@ def acts(job: Job) -> list[tuple[str, str]]:
 
 def test_a_terminal_the_whole_way(stand: Stand, owner: User, session: str, running: Job) -> None:
     path = opened(session, running)
-    stranger, admin = record.user(), record.user(admin=True)
+    stranger, admin = factories.user(), factories.user(admin=True)
     Project.objects.get(pk=running.project_id).memberships.create(user=stranger, role="manager")
     keys = {who: sign_in(who) for who in (stranger, admin)}
     for who, key in keys.items():  # a manager and an admin see the job, and type nothing into it

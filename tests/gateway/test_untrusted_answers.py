@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from portal.gateway.cookies import (
+from portal.gateway.protocol.cookies import (
     COOKIE_BYTES,
     COOKIE_BYTES_PER_HOST,
     COOKIES_PER_HOST,
     ToolCookies,
-    read_cookie,
     portal_headers,
+    read_cookie,
     tool_headers,
 )
-from portal.gateway.locations import rewrite_location
-from portal.services.workspaces import do_open_workspace
-from tests.gateway.stand import running_workspace
+from portal.gateway.protocol.locations import rewrite_location
+from portal.services.workspaces.access import do_open_workspace
+from tests.gateway.gateway_harness import running_workspace
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
 

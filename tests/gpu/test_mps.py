@@ -16,7 +16,7 @@ from agents.bundle import build_archive
 from agents.link import Link
 from agents.local import open_local
 from tests.agents.node.conftest import log_of
-from tests.engine_room import wait_for
+from tests.engine_harness import wait_for
 
 pytestmark = [
     pytest.mark.gpu,

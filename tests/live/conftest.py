@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from django.conf import settings
 
-from tests.engine_room import harness, shared_harness
+from tests.engine_harness import harness, shared_harness
 from tests.live.stand import LiveStand
 
 __all__ = ["harness", "shared_harness"]

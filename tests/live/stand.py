@@ -21,11 +21,11 @@ from django.db import connections
 from agents import bundle
 from agents.local import open_local
 from portal.asgi import application
-from portal.gateway.rights import _close_connection
-from portal.live import rechecks
+from portal.gateway.access.authorization import _close_connection
+from portal.live.websocket import permission_recheck
 from portal.models import ClusterSettings, Node, User
-from tests import record
-from tests.gateway.stand import Stand, sign_in
+from tests import factories
+from tests.gateway.gateway_harness import Stand, sign_in
 
 
 def local_node(folder: Path, *, gpus: int = 2, name: str = "") -> Node:
@@ -33,7 +33,7 @@ def local_node(folder: Path, *, gpus: int = 2, name: str = "") -> Node:
     program = folder / "data" / "agent" / "agent.pyz"
     if not program.exists():
         bundle.build_archive(program)
-    row = record.node(record.pool(), gpus=gpus, runtime="process", link="local", name=name)
+    row = factories.node(factories.pool(), gpus=gpus, runtime="process", link="local", name=name)
     uuids = [gpu.uuid for gpu in row.gpus.all()]
     # Tasks run under accounts of their own, which may not enter pytest's folders.
     place = Path(tempfile.mkdtemp(prefix="fairway-node-", dir="/var/tmp"))
@@ -82,8 +82,8 @@ class LiveStand(Stand):
         await super()._stop()
         together = threading.Barrier(4)
         for _ in range(4):
-            rechecks._threads.submit(_close_connection, together)
-        rechecks._recheck_thread.submit(connections.close_all)
+            permission_recheck._threads.submit(_close_connection, together)
+        permission_recheck._recheck_thread.submit(connections.close_all)
 
 
 class Browser:

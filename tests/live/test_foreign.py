@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from agents.samples import GpuSample, GpuProcess, NodeSample
-from portal.live.foreign import FORGET_AFTER_S, MIN_MEMORY_MIB, REPORT_AFTER_S, ForeignProcessTracker, largest_foreign_process
+from agents.wire.messages import GpuProcess, GpuSample, NodeSample
+from portal.live.collector.foreign_processes import (
+    FORGET_AFTER_S,
+    MIN_MEMORY_MIB,
+    REPORT_AFTER_S,
+    ForeignProcessTracker,
+    largest_foreign_process,
+)
 
 OURS = GpuProcess(11, 9_000, "abc", 1, foreign=False)
 THEIRS = GpuProcess(12, 700, None, None, foreign=True, account="ann", command="python")
@@ -18,7 +24,9 @@ def sample(*users: GpuProcess) -> NodeSample:
 
 def test_who_counts():
     assert largest_foreign_process(sample(OURS, SMALL).gpus[0]) == ""
-    assert largest_foreign_process(sample(OURS, SMALL, THEIRS, UNTOLD).gpus[0]) == "python (process 12) of ann"
+    assert (
+        largest_foreign_process(sample(OURS, SMALL, THEIRS, UNTOLD).gpus[0]) == "python (process 12) of ann"
+    )
     assert largest_foreign_process(sample(UNTOLD).gpus[0]) == "process 14"
 
 
@@ -28,7 +36,10 @@ def test_it_is_told_once_it_is_settled_and_once_it_is_gone():
     for at, users in seen:
         if news := watch.add(float(at), sample(*users)):
             told[at] = news
-    assert told == {100 + REPORT_AFTER_S: {"g": "python (process 12) of ann"}, 200 + FORGET_AFTER_S: {"g": ""}}
+    assert told == {
+        100 + REPORT_AFTER_S: {"g": "python (process 12) of ann"},
+        200 + FORGET_AFTER_S: {"g": ""},
+    }
 
 
 def test_what_comes_for_a_moment_or_goes_for_one_is_not_told():

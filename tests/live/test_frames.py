@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agents.samples import NodeSample
-from portal.live.frames import ReceivedSample, node_frame
+from agents.wire.messages import NodeSample
+from portal.live.collector.frames import ReceivedSample, node_frame
 
 PLAIN = {
     "utilisation_percent": 1.0,

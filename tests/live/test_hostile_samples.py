@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from portal import last_samples
-from portal.live import collector, overuse
-from portal.live.notes import PendingWrites, flush
-from portal.models import Attempt, AttemptEnergy, Gpu, Job, Node, NodeIncident, Task, NodeMetricsMinute
-from portal.services import lifecycle
-from tests import record
-from tests.hostile import ScriptedAgent, Frame, hello, reading, sample
+from portal.live.collector import collector, gpu_memory_overuse
+from portal.live.collector.pending_writes import PendingWrites, flush
+from portal.models import Attempt, AttemptEnergy, Gpu, Job, Node, NodeIncident, NodeMetricsMinute, Task
+from portal.services.lifecycle import job_control
+from portal.valkey import sample_cache
+from tests import factories
+from tests.hostile_agent import Frame, ScriptedAgent, hello, reading, sample
 from tests.live.test_collector import collecting, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def nodes(settings, tmp_path) -> tuple[Node, Node]:
     """A hostile one and an honest one, with two GPUs each."""
     settings.LOG_DIR = tmp_path / "logs"
-    pool = record.pool()
+    pool = factories.pool()
     hostile, honest = (
-        record.node(pool, gpus=2, name=name, runtime="process") for name in ("hostile", "honest")
+        factories.node(pool, gpus=2, name=name, runtime="process") for name in ("hostile", "honest")
     )
     return hostile, honest
 
@@ -39,15 +39,20 @@ def uuids(node: Node) -> list[str]:
 
 def running_share(node: Node) -> tuple[Job, Attempt]:
     """A job that holds half of the first GPU of a node."""
-    owner = record.user()
-    environment, project = record.environment(runtime="process", tool=False), record.project(member=owner)
-    job = record.job(owner, project, environment, milli_per_gpu=500)
+    owner = factories.user()
+    environment, project = (
+        factories.environment(runtime="process", tool=False),
+        factories.project(member=owner),
+    )
+    job = factories.job(owner, project, environment, milli_per_gpu=500)
     gpu = Gpu.objects.filter(node=node).first()
     with transaction.atomic():
-        attempt = lifecycle.start_attempt(job, node.pool, [lifecycle.RankPlacement(node, [(gpu.pk, 500)])], epoch=1)
+        attempt = job_control.start_attempt(
+            job, node.pool, [job_control.RankPlacement(node, [(gpu.pk, 500)])], epoch=1
+        )
     task = Task.objects.get(attempt=attempt)
-    lifecycle.mark_task_sent(task)
-    lifecycle.record_task_running(task.pk, container="c", ports={})
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
     return job, attempt
 
 
@@ -76,11 +81,11 @@ def honest_samples(node: Node) -> Any:
 
 
 def heard(node: Node) -> Any:
-    return last_samples.latest_frames([node.public_id])
+    return sample_cache.latest_frames([node.public_id])
 
 
 def test_a_forged_sample_ends_no_job_of_another_node_and_books_no_energy_to_it(nodes, monkeypatch) -> None:
-    monkeypatch.setattr(overuse, "REPORT_AFTER_S", 0.5)
+    monkeypatch.setattr(gpu_memory_overuse, "REPORT_AFTER_S", 0.5)
     hostile, honest = nodes
     job, attempt = running_share(honest)
     process = {"pid": 7, "memory_mib": 81_000, "job": job.public_id, "attempt": 1, "foreign": False}
@@ -166,5 +171,13 @@ def test_what_the_database_refuses_of_one_node_costs_the_others_nothing(nodes) -
 
 def test_a_foreign_program_is_believed_of_a_nodes_own_gpus_only(nodes) -> None:
     hostile, honest = nodes
-    flush({hostile.public_id: PendingWrites(foreign_users=dict.fromkeys([*uuids(honest), *uuids(hostile)], "x"))})
-    assert set(Gpu.objects.exclude(foreign_process_owner="").values_list("node__name", flat=True)) == {"hostile"}
+    flush(
+        {
+            hostile.public_id: PendingWrites(
+                foreign_users=dict.fromkeys([*uuids(honest), *uuids(hostile)], "x")
+            )
+        }
+    )
+    assert set(Gpu.objects.exclude(foreign_process_owner="").values_list("node__name", flat=True)) == {
+        "hostile"
+    }

@@ -9,14 +9,14 @@ import pytest
 import redis
 from channels.layers import get_channel_layer
 
-from portal import told
-from portal.events import publish
-from portal.live import hub as hubs
-from portal.live.hub import Hub, SendBuffer
-from tests import record
+from portal.live.websocket import hub as hubs
+from portal.live.websocket.hub import Hub, SendBuffer
+from portal.live_events import publish
+from portal.valkey import announcements
+from tests import factories
 from tests.live.stand import LiveStand, browser_of
 
-LONG_MS = (told.TTL_S + 5) * 1000
+LONG_MS = (announcements.TTL_S + 5) * 1000
 
 
 async def _tell(topic: str) -> None:
@@ -36,9 +36,9 @@ def _first_words(stand: LiveStand, person: Any, *topics: str, since: int | None)
 
 
 def test_news_between_the_page_and_its_subscription_are_told_as_missed(stand):
-    person = record.user()
+    person = factories.user()
     topic = f"user.{person.public_id}"
-    made = told.now_ms()
+    made = announcements.now_ms()
     publish([(topic, {"kind": "job_state"})])
     missed = [{"topic": topic, "data": {"kind": "missed"}}]
     assert _first_words(stand, person, "user.me", since=made) == missed
@@ -47,41 +47,48 @@ def test_news_between_the_page_and_its_subscription_are_told_as_missed(stand):
 
 
 def test_news_from_before_the_page_are_not_missed(stand):
-    person = record.user()
+    person = factories.user()
     topic = f"user.{person.public_id}"
     publish([(topic, {"kind": "job_state"})])
-    assert _first_words(stand, person, "user.me", since=told.now_ms() + told.CLOCK_TOLERANCE_MS + 1) == []
-    assert len(_first_words(stand, person, "user.me", since=told.now_ms() - 10)) == 1  # within the slack
+    assert (
+        _first_words(
+            stand, person, "user.me", since=announcements.now_ms() + announcements.CLOCK_TOLERANCE_MS + 1
+        )
+        == []
+    )
+    assert (
+        len(_first_words(stand, person, "user.me", since=announcements.now_ms() - 10)) == 1
+    )  # within the slack
 
 
 def test_a_page_older_than_the_notes_has_missed_everything_that_announces(stand):
-    person = record.user()
-    record.node(record.pool())
-    job = record.job(person, record.project(member=person), record.environment(tool=False))
+    person = factories.user()
+    factories.node(factories.pool())
+    job = factories.job(person, factories.project(member=person), factories.environment(tool=False))
     heard = _first_words(
         stand,
         person,
         *("user.me", f"job.{job.public_id}", f"logs.{job.public_id}.0"),
-        since=told.now_ms() - LONG_MS,
+        since=announcements.now_ms() - LONG_MS,
     )
     missed = {each["topic"] for each in heard if each["data"]["kind"] == "missed"}
     assert missed == {f"user.{person.public_id}", f"job.{job.public_id}"}  # a log brings its tail
 
 
 def test_a_refused_topic_is_not_told_of(stand):
-    person = record.user()
+    person = factories.user()
     publish([("job.unknown", {"kind": "job_state"})])
-    (refusal,) = _first_words(stand, person, "job.unknown", since=told.now_ms() - 500)
+    (refusal,) = _first_words(stand, person, "job.unknown", since=announcements.now_ms() - 500)
     assert refusal["error"]["code"] == "not_found"
 
 
 def test_what_is_watched_already_was_heard_and_not_missed(stand):
-    person = record.user()
+    person = factories.user()
     topic = f"user.{person.public_id}"
 
     async def run() -> None:
         async with browser_of(stand, person) as browser:
-            made = told.now_ms()
+            made = announcements.now_ms()
             await browser.subscribe("user.me")
             await _tell(topic)
             assert (await browser.hear())["data"] == {"kind": "moved"}
@@ -93,10 +100,10 @@ def test_what_is_watched_already_was_heard_and_not_missed(stand):
 
 def test_without_valkey_everything_counts_as_missed(monkeypatch):
     away = redis.Redis(port=1, socket_connect_timeout=0.5)
-    monkeypatch.setattr(told, "valkey_client", lambda within_s: away)
-    told.mark_announced(["user.a"])
-    assert told.announced_since({"user.a": told.now_ms()}) == {"user.a"}
-    assert told.announced_since({}) == set()
+    monkeypatch.setattr(announcements, "valkey_client", lambda within_s: away)
+    announcements.mark_announced(["user.a"])
+    assert announcements.announced_since({"user.a": announcements.now_ms()}) == {"user.a"}
+    assert announcements.announced_since({}) == set()
 
 
 class _LateLayer:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agents.samples import GpuSample, GpuProcess, NodeSample
-from portal.live import overuse
-from portal.live.overuse import TOLERANCE_MIB, OveruseTracker, find_overuse
+from agents.wire.messages import GpuProcess, GpuSample, NodeSample
+from portal.domain.reasons import EndReason
+from portal.live.collector import gpu_memory_overuse
+from portal.live.collector.gpu_memory_overuse import TOLERANCE_MIB, OveruseTracker, find_overuse
 from portal.models import Job
-from portal.words.reasons import EndReason
-from tests import record
-from tests.engine_room import InProcessEngine, EngineHarness, wait_for
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, wait_for
 from tests.live.test_collector import collecting
 
 HOLDERS = {"g": [("half", 1, 500), ("rest", 1, 250)], "w": [("all", 2, 1000)]}
@@ -50,13 +50,19 @@ def test_it_ends_what_lasts_and_not_what_comes_for_a_moment() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the runtime process gives each job a uid of its own")
 @pytest.mark.django_db(transaction=True)
-def test_a_job_that_takes_more_than_its_share_ends_with_the_figures(harness: EngineHarness, monkeypatch) -> None:
-    monkeypatch.setattr(overuse, "REPORT_AFTER_S", 2.0)
-    node, engine, owner = harness.mark_enrolled(harness.create_node(name="shared"), gpus=4), InProcessEngine(), record.user("ada")
+def test_a_job_that_takes_more_than_its_share_ends_with_the_figures(
+    harness: EngineHarness, monkeypatch
+) -> None:
+    monkeypatch.setattr(gpu_memory_overuse, "REPORT_AFTER_S", 2.0)
+    node, engine, owner = (
+        harness.mark_enrolled(harness.create_node(name="shared"), gpus=4),
+        InProcessEngine(),
+        factories.user("ada"),
+    )
     fields = {"memory_mib": 64, "termination_grace_s": 1, "milli_per_gpu": 500, "command": ["sleep", "600"]}
-    environment = record.environment(runtime="process", tool=False)
-    project = record.project(member=owner)
-    greedy, modest = (record.job(owner, project, environment, **fields) for _ in range(2))
+    environment = factories.environment(runtime="process", tool=False)
+    project = factories.project(member=owner)
+    greedy, modest = (factories.job(owner, project, environment, **fields) for _ in range(2))
 
     def running(job: Job) -> bool:
         return job.attempts.filter(state="RUNNING").exists()

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from django.utils import timezone
 
-from agents.samples import GpuSample, GpuProcess, NodeSample, TaskSample
-from portal.live.rollup import MAX_COUNTER_GAP_S, NodeRollup, minute_columns
+from agents.wire.messages import GpuProcess, GpuSample, NodeSample, TaskSample
+from portal.live.collector.rollup import MAX_COUNTER_GAP_S, NodeRollup, minute_columns
 from portal.models import Attempt, NodeMetricsMinute
-from portal.selectors.jobs import list_attempts, attempt_energy_joules
-from portal.selectors.minutes import read_node_series
-from portal.services.minutes import delete_expired_metrics, save_node_metrics
-from tests import record
+from portal.selectors.jobs.jobs import attempt_energy_joules, list_attempts
+from portal.selectors.nodes.metric_series import read_node_series
+from portal.services.nodes.metrics_rollup import delete_expired_metrics, save_node_metrics
+from tests import factories
 
 
 def sample(
@@ -63,7 +63,9 @@ def test_energy_is_what_the_counter_grew_by():
     ):
         rollup.add(at_s, counted(joules))
     # a gap of 30 s counts; without a counter, and where it began anew, power stands in for a second each
-    assert minute_columns(rollup.pop_partial(), ["GPU-1"])["energy_joules"] == [pytest.approx(3090 + 100 + 100 + 90)]
+    assert minute_columns(rollup.pop_partial(), ["GPU-1"])["energy_joules"] == [
+        pytest.approx(3090 + 100 + 100 + 90)
+    ]
 
 
 def test_what_a_counter_grew_by_over_a_long_gap_is_nobodys():
@@ -83,9 +85,9 @@ def test_energy_goes_to_those_who_hold_the_gpu():
 
 
 def test_joules_are_added_to_the_attempt(db):
-    owner, pool = record.user(), record.pool()
-    record.node(pool)
-    job = record.job(owner, record.project(member=owner), record.environment())
+    owner, pool = factories.user(), factories.pool()
+    factories.node(pool)
+    job = factories.job(owner, factories.project(member=owner), factories.environment())
     attempt = Attempt.objects.create(job=job, number=1, pool=pool, leader_epoch=1)
     assert attempt_energy_joules(attempt) is None
     for _ in range(2):
@@ -139,7 +141,7 @@ def _row(
 
 
 def test_a_minute_in_two_parts_is_joined(db):
-    node = record.node(record.pool())
+    node = factories.node(factories.pool())
     start = int(timezone.now().timestamp() // 60) * 60
     save_node_metrics([(node.public_id, start, _row(0, samples=30))])
     save_node_metrics([(node.public_id, start, _row(100, samples=10)), ("unknown", start, _row(1))])
@@ -152,7 +154,7 @@ def test_a_minute_in_two_parts_is_joined(db):
 
 
 def test_old_minutes_go_by_whole_days(db):
-    node = record.node(record.pool())
+    node = factories.node(factories.pool())
     now = timezone.now()
     for days in [0, 1, 89, 91, 92, 200]:
         moment = now - dt.timedelta(days=days)
@@ -163,7 +165,7 @@ def test_old_minutes_go_by_whole_days(db):
 
 
 def test_a_node_is_read_as_series(db):
-    person, node = record.user(), record.node(record.pool(), gpus=2)
+    person, node = factories.user(), factories.node(factories.pool(), gpus=2)
     uuids = [gpu.uuid for gpu in node.gpus.all()]
     start = int(timezone.now().timestamp() // 60) * 60
     save_node_metrics(

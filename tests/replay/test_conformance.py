@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.check import check_plan
-from scheduler.core.cluster import UNLIMITED_MILLI, JobId
 from scheduler.core.decide import decide
-from scheduler.core.plan import Eviction, EvictionReason, Plan, JobPlacement, TaskPlacement
-from scheduler.core.policy import Policy
+from scheduler.core.model.plan import Eviction, EvictionReason, JobPlacement, Plan, TaskPlacement
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import UNLIMITED_MILLI, JobId
+from scheduler.core.model.validation import check_plan
 from scheduler.replay.__main__ import MALFORMED, main
-from scheduler.replay.conformance import run_case, select_cases, predicates
-from scheduler.replay.conformance.cluster_of_case import CaseCluster, next_states
+from scheduler.replay.conformance import predicates, run_case, select_cases
+from scheduler.replay.conformance.case_cluster import CaseCluster, next_states
 from scheduler.replay.conformance.format import read_cases
 from scheduler.replay.conformance.scheduling import apply
 

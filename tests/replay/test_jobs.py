@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.check import check_plan, check_snapshot
-from scheduler.core.cluster import NodeRow, PendingRow, RunningRow, Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import NodeRow, PendingRow, RunningRow, Snapshot
+from scheduler.core.model.validation import check_plan, check_snapshot
 from scheduler.replay.__main__ import main
-from scheduler.replay.clock import Simulator, SimulationConfig, SimulationHook
-from scheduler.replay.outcome import ReplayResult
-from scheduler.replay.peers import PREEMPTIVE_POLICIES, NON_PREEMPTIVE_POLICIES, simulate_reference_policy
-from scheduler.replay.predicting import PredictionHook
+from scheduler.replay.metrics import ReplayResult
+from scheduler.replay.prediction_hook import PredictionHook
+from scheduler.replay.reference_policies import (
+    NON_PREEMPTIVE_POLICIES,
+    PREEMPTIVE_POLICIES,
+    simulate_reference_policy,
+)
+from scheduler.replay.simulator import SimulationConfig, SimulationHook, Simulator
 from scheduler.replay.trace import ClusterSize, TraceJob, read_trace
 
 MORNING = Path(__file__).parents[1] / "data" / "philly" / "jobs.csv.gz"
@@ -33,7 +37,10 @@ def jobs(*rows: tuple[int, int, int] | tuple[int, int, int, str]) -> list[TraceJ
 
 
 def fairway(
-    traced: list[TraceJob], size: ClusterSize, quotas: dict[str, int] | None = None, hook: SimulationHook | None = None
+    traced: list[TraceJob],
+    size: ClusterSize,
+    quotas: dict[str, int] | None = None,
+    hook: SimulationHook | None = None,
 ) -> ReplayResult:
     return Simulator(SimulationConfig(traced, size, quotas or {}, Policy(), decide), hook).run()
 
@@ -152,7 +159,10 @@ def test_who_waits_for_whom(policy: str, wanted: list[int]) -> None:
 
 @pytest.mark.parametrize(("policy", "wanted"), [("fifo", [0, 9, 108]), ("sjf", [0, 14, 8])])
 def test_sjf_takes_the_shortest_of_those_that_wait(policy: str, wanted: list[int]) -> None:
-    assert starts(simulate_reference_policy(jobs((0, 10, 4), (1, 100, 4), (2, 5, 4)), ClusterSize(1, 4), policy)) == wanted
+    assert (
+        starts(simulate_reference_policy(jobs((0, 10, 4), (1, 100, 4), (2, 5, 4)), ClusterSize(1, 4), policy))
+        == wanted
+    )
 
 
 def test_srtf_lets_the_shorter_in_and_adds_the_cost_of_a_restart() -> None:

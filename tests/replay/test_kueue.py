@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from scheduler.core.check import check_plan
-from scheduler.core.cluster import JobId, Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.plan import Plan
-from scheduler.core.policy import ACTIONS, Policy
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import ACTIONS, Policy
+from scheduler.core.model.snapshot import JobId, Snapshot
+from scheduler.core.model.validation import check_plan
 from scheduler.replay.__main__ import main
-from scheduler.replay.kueue_clock import KueueSimulator, Cohorts, Workload
+from scheduler.replay.kueue_simulator import Cohorts, KueueSimulator, Workload
 
 SETS = [
     {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.replay.__main__ import main
-from scheduler.replay.reading import MalformedFileError, TableRow, read_json, read_rows, read_text
+from scheduler.replay.input_files import MalformedFileError, TableRow, read_json, read_rows, read_text
 
 
 def written(tmp_path: Path, content: bytes | str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agents.enrol import EnrolmentOptions, PublicKeys, SignedAgent, enrolment_script
+from agents.enrolment import EnrolmentOptions, PublicKeys, SignedAgent, enrolment_script
 from agents.keys import PURPOSES, Purpose, make_keys, read_public_key, sign_agent
 from agents.link import Link
 from agents.ssh import Role, SshStream, SshTarget, open_ssh, open_stream
@@ -17,7 +17,9 @@ class RigCluster:
     def __init__(self, folder: Path, agent: bytes, cluster: str = "rig") -> None:
         self.id = cluster
         self.keys: dict[Purpose, Path] = make_keys(folder, cluster)
-        self.public_keys = PublicKeys(**{purpose: read_public_key(self.keys[purpose]) for purpose in PURPOSES})
+        self.public_keys = PublicKeys(
+            **{purpose: read_public_key(self.keys[purpose]) for purpose in PURPOSES}
+        )
         self.agent = SignedAgent(agent, sign_agent(agent, self.keys["signing"]))
 
     def script(self, choices: EnrolmentOptions | None = None) -> str:

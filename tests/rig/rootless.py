@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from agents.enrol import EnrolmentOptions
+from agents.enrolment import EnrolmentOptions
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import SEARCH_PATH, RigNode

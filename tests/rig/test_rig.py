@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.rig import records
+from tests.rig.faulty_link import FaultyLinkProxy, LinkConditions
 from tests.rig.images import RigImage, rig_image
 from tests.rig.needs import missing_for_rig
-from tests.rig.proxy import LinkConditions, FaultyLinkProxy
 from tests.rig.rig import Rig
 
 pytestmark = pytest.mark.rig

@@ -12,16 +12,16 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
 from portal.errors import Conflict, Unsatisfiable
 from portal.models import Attempt, ClusterSettings, Environment, Gpu, Job, Node, Quota, Volume
-from portal.services import lifecycle
-from portal.services.checkpoints import record_checkpoint
-from portal.services.lifecycle import RankPlacement
-from portal.words.reasons import EndReason
-from scheduler.album import RowCache
-from scheduler.remembered import CycleState
-from scheduler.snapshot import SnapshotCache, DecisionInput, take_snapshot
-from tests import record
+from portal.services.jobs.checkpoints import record_checkpoint
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from scheduler.cycle_state import CycleState
+from scheduler.snapshot.decision_input import DecisionInput, SnapshotCache, take_snapshot
+from scheduler.snapshot.row_cache import RowCache
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -47,13 +47,13 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.settings = record.cluster_settings()
-        self.pool = record.pool()
+        self.settings = factories.cluster_settings()
+        self.pool = factories.pool()
         kinds = ("podman", "podman", "process")
-        self.nodes = [record.node(self.pool, gpus=3, runtime=kind) for kind in kinds]
-        self.owner, self.other = record.user(), record.user()
-        self.project = record.project(member=self.owner)
-        self.environments = [record.environment(), record.environment(runtime="process")]
+        self.nodes = [factories.node(self.pool, gpus=3, runtime=kind) for kind in kinds]
+        self.owner, self.other = factories.user(), factories.user()
+        self.project = factories.project(member=self.owner)
+        self.environments = [factories.environment(), factories.environment(runtime="process")]
         for _ in range(4):
             self.submit()
 
@@ -61,7 +61,7 @@ class World:
         kind = self.random.choice(["training", "workspace"])
         milli = self.random.choice([1000, 500])
         owned = self.random.choice(self.environments)
-        job = record.job(self.owner, self.project, owned, kind=kind, milli_per_gpu=milli)
+        job = factories.job(self.owner, self.project, owned, kind=kind, milli_per_gpu=milli)
         if self.random.random() < 0.3:
             job.avoid_nodes.add(self.random.choice(self.nodes))
 
@@ -73,14 +73,14 @@ class World:
         with transaction.atomic():
             row = Job.objects.select_for_update().get(pk=job.pk)
             if gpu.used_milli + row.milli_per_gpu <= 1000 and not row.held:
-                lifecycle.start_attempt(
+                job_control.start_attempt(
                     row, self.pool, [RankPlacement(gpu.node, [(gpu.pk, row.milli_per_gpu)])], epoch=epoch
                 )
 
     def send(self) -> None:
         attempt = self._attempt()
-        if attempt is not None and lifecycle.mark_task_sent(task := attempt.task_rows.get()):
-            lifecycle.record_task_running(task.pk, container=f"c{task.pk}", ports={})
+        if attempt is not None and job_control.mark_task_sent(task := attempt.task_rows.get()):
+            job_control.record_task_running(task.pk, container=f"c{task.pk}", ports={})
 
     def save(self) -> None:
         attempt = self._attempt()
@@ -90,24 +90,24 @@ class World:
     def stop(self) -> None:
         attempt, winner = self._attempt(), self._job("PENDING")
         if attempt is not None:
-            stop = lifecycle.StopRequest(attempt.pk, EndReason.PREEMPTED, for_job=winner)
-            lifecycle.request_stops([stop])
+            stop = job_control.StopRequest(attempt.pk, EndReason.PREEMPTED, for_job=winner)
+            job_control.request_stops([stop])
 
     def end(self) -> None:
         attempt = self._attempt()
         if attempt is not None:
             reason = self.random.choice([EndReason.COMPLETED, EndReason.EXIT_CODE, EndReason.NODE_REBOOTED])
-            lifecycle.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=reason)
+            job_control.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=reason)
 
     def cancel(self) -> None:
         job = self._job("PENDING")
         if job is not None:
-            lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+            job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
 
     def hold(self) -> None:
         job = self._job("PENDING")
         if job is not None:
-            lifecycle.set_job_held(job.pk, not job.held, actor="x")
+            job_control.set_job_held(job.pk, not job.held, actor="x")
 
     def edit(self) -> None:
         jobs = Job.objects.filter(pk=self.random.choice(list(Job.objects.values_list("pk", flat=True))))
@@ -143,8 +143,8 @@ class World:
         Volume.objects.update_or_create(owner=self.owner, kind="home", defaults=where)
 
     def another_pool(self) -> None:
-        pool = record.pool()
-        self.nodes.append(record.node(pool, gpus=1))
+        pool = factories.pool()
+        self.nodes.append(factories.node(pool, gpus=1))
 
     def quota(self) -> None:
         Quota.objects.update_or_create(
@@ -237,14 +237,14 @@ def test_a_job_that_saved_is_told_with_its_time_and_no_other_row_is_another() ->
 
 
 def test_another_record_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings: ClusterSettings = record.cluster_settings()
+    settings: ClusterSettings = factories.cluster_settings()
     recall = CycleState()
     recall.reset_if_database_changed()
     kept = recall.snapshot_cache
     take_snapshot(settings, recall.snapshot_cache)
     recall.reset_if_database_changed()
     assert recall.snapshot_cache is kept
-    monkeypatch.setattr("scheduler.remembered.database_identity", lambda: ("another",))
+    monkeypatch.setattr("scheduler.cycle_state.database_identity", lambda: ("another",))
     recall.reset_if_database_changed()
     assert recall.snapshot_cache is not kept
 

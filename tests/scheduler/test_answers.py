@@ -9,12 +9,12 @@ import pytest
 import redis
 from django.conf import settings as django_settings
 
-from portal.ask import HEARTBEAT_KEY, query_would_start
+from portal.engine_client import HEARTBEAT_KEY, query_would_start
 from portal.errors import Unsatisfiable
-from portal.models import Job, EngineQuery, Quota
-from portal.services.jobs import JobRequest, do_submit_job, preview_query_body, preview_start
-from tests import record
-from tests.engine_room import EngineHarness, engine_harness, wait_for
+from portal.models import EngineQuery, Job, Quota
+from portal.services.jobs.submission import JobRequest, do_submit_job, preview_query_body, preview_start
+from tests import factories
+from tests.engine_harness import EngineHarness, engine_harness, wait_for
 from tests.time_budget import budget_s
 
 pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
@@ -22,16 +22,16 @@ pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture
 def scene():
-    pool = record.pool()
-    owner = record.user()
-    nodes = [record.node(pool), record.node(pool)]
-    project = record.project(member=owner)
+    pool = factories.pool()
+    owner = factories.user()
+    nodes = [factories.node(pool), factories.node(pool)]
+    project = factories.project(member=owner)
     return {
         "pool": pool,
         "owner": owner,
         "nodes": nodes,
         "project": project,
-        "environment": record.environment(),
+        "environment": factories.environment(),
     }
 
 

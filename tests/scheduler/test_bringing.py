@@ -7,17 +7,17 @@ import threading
 import pytest
 from django.utils import timezone
 
-from agents.engines.contract import AgentError
+from agents.engines.interface import AgentError
+from portal.domain.reasons import EndReason
 from portal.models import Attempt, Environment, ImagePresence, Job, NodeOperation, Task
-from portal.services import lifecycle
-from portal.services.bringing import do_prefetch_image
-from portal.services.image_pins import do_check_tag, pin_job
-from portal.words.reasons import EndReason
-from scheduler import images
-from scheduler.dispatch import fail_task
-from scheduler.images import MAX_CONCURRENT_PULLS, ImagePuller, record_images
-from tests import record
-from tests.engine_room import wait_for
+from portal.services.images.pins import do_check_tag, pin_job
+from portal.services.images.prefetch import do_prefetch_image
+from portal.services.lifecycle import job_control
+from scheduler.nodes import image_pulls
+from scheduler.nodes.dispatch import fail_task
+from scheduler.nodes.image_pulls import MAX_CONCURRENT_PULLS, ImagePuller, record_images
+from tests import factories
+from tests.engine_harness import wait_for
 from tests.services.test_lifecycle import place
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -53,18 +53,16 @@ class SlowEngine:
 
 
 def states(node) -> dict[str, str]:
-    rows = ImagePresence.objects.filter(node=node, environment__name__in=NAMES).select_related(
-        "environment"
-    )
+    rows = ImagePresence.objects.filter(node=node, environment__name__in=NAMES).select_related("environment")
     return {row.environment.name: f"{row.state}{' wanted' if row.pull_requested_at else ''}" for row in rows}
 
 
 def test_two_at_a_time_and_each_wish_ends_with_its_image(monkeypatch) -> None:
-    scene, admin, slow = record.basic_cluster(), record.user("root", admin=True), SlowEngine()
+    scene, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
     node = scene["node"]
-    monkeypatch.setattr(images, "open_engine", lambda node, role: slow)
+    monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
     for name in NAMES:
-        do_prefetch_image(admin, record.environment(name, image=f"localhost/{name}:1"))
+        do_prefetch_image(admin, factories.environment(name, image=f"localhost/{name}:1"))
     again = threading.Event()
     bringer = ImagePuller(again.set)
     bringer.prefetch(node)
@@ -84,14 +82,14 @@ def test_two_at_a_time_and_each_wish_ends_with_its_image(monkeypatch) -> None:
     wait_for("its thread ended", lambda: not bringer.in_progress())
     assert NodeOperation.objects.get().kind == "gc", "its store is fuller than it may be"
     broken = ImagePresence.objects.get(state="failed").environment
-    job = record.job(scene["owner"], scene["project"], broken)
+    job = factories.job(scene["owner"], scene["project"], broken)
     assert bringer.take_failure(Task(attempt=Attempt(job=job))) is None  # no job was refused for it
 
 
 def test_what_a_worker_was_bringing_when_it_ended_is_begun_again(monkeypatch) -> None:
-    scene, admin, slow = record.basic_cluster(), record.user("root", admin=True), SlowEngine()
-    monkeypatch.setattr(images, "open_engine", lambda node, role: slow)
-    do_prefetch_image(admin, record.environment("broken", image="localhost/broken:1"))
+    scene, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
+    monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
+    do_prefetch_image(admin, factories.environment("broken", image="localhost/broken:1"))
     bringer = ImagePuller(lambda: None)
     bringer.prefetch(scene["node"])
     bringer.stop()
@@ -113,10 +111,10 @@ def reported(pin: str) -> dict[str, object]:
 
 
 def test_a_check_of_the_tag_on_one_node_leaves_the_others_with_the_digest(monkeypatch) -> None:
-    scene, admin, slow = record.basic_cluster(), record.user("root", admin=True), SlowEngine()
-    monkeypatch.setattr(images, "open_engine", lambda node, role: slow)
-    second = record.node(scene["pool"], name="second")
-    environment = record.environment(tool=False, image=f"{NAME}:2", image_digest=ONE)
+    scene, admin, slow = factories.basic_cluster(), factories.user("root", admin=True), SlowEngine()
+    monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
+    second = factories.node(scene["pool"], name="second")
+    environment = factories.environment(tool=False, image=f"{NAME}:2", image_digest=ONE)
     checked = do_check_tag(admin, environment)
     (other,) = {scene["node"], second} - {checked}
     for node in (other, checked, checked):
@@ -131,11 +129,11 @@ def test_a_check_of_the_tag_on_one_node_leaves_the_others_with_the_digest(monkey
 @pytest.fixture
 def job_of_two_nodes():
     """A waiting job without a pin, a node that reports an image under its tag, and a second node that has none."""
-    scene = record.basic_cluster()
-    second = record.node(scene["pool"], name="second")
-    environment = record.environment("torch", tool=False, image=f"{NAME}:2")
+    scene = factories.basic_cluster()
+    second = factories.node(scene["pool"], name="second")
+    environment = factories.environment("torch", tool=False, image=f"{NAME}:2")
     record_images(scene["node"], [reported(ONE)])
-    job = record.job(scene["owner"], scene["project"], environment, max_attempts=9)
+    job = factories.job(scene["owner"], scene["project"], environment, max_attempts=9)
     return scene | {"second": second, "environment": environment, "job": job}
 
 
@@ -148,7 +146,7 @@ def attempted(scene, node, reason: EndReason | None = None) -> str:
     if reason is EndReason.IMAGE_MISSING:
         fail_task(node, task, reason, "manifest unknown")
     if reason is not None:
-        lifecycle.record_task_ended(task.pk, exit_code=None, reason=reason)
+        job_control.record_task_ended(task.pk, exit_code=None, reason=reason)
     return pin
 
 
@@ -172,7 +170,7 @@ def test_an_image_that_could_not_be_had_is_replaced_by_the_one_that_nodes_agree_
     assert attempted(scene, scene["second"], EndReason.NODE_REBOOTED) == ""
     assert attempted(scene, scene["node"], EndReason.IMAGE_MISSING) == ONE
     for name in ("third", "fourth"):
-        record_images(record.node(scene["pool"], name=name), [reported(OTHER)])
+        record_images(factories.node(scene["pool"], name=name), [reported(OTHER)])
     assert attempted(scene, scene["node"], EndReason.IMAGE_MISSING) == OTHER
     Environment.objects.update(image_digest=ONE)  # an administrator chose it since
     scene["job"].refresh_from_db()
@@ -201,11 +199,15 @@ def test_a_replacement_that_is_not_known_yet_is_brought_by_its_tag(job_of_two_no
 
 
 def test_what_a_node_lost_is_no_claim_of_it_any_more(monkeypatch) -> None:
-    scene, slow = record.basic_cluster(), SlowEngine()
-    monkeypatch.setattr(images, "open_engine", lambda node, role: slow)
-    environment = record.environment("broken", image="registry.example/lab/broken:1")
+    scene, slow = factories.basic_cluster(), SlowEngine()
+    monkeypatch.setattr(image_pulls, "open_engine", lambda node, role: slow)
+    environment = factories.environment("broken", image="registry.example/lab/broken:1")
     ImagePresence.objects.create(
-        environment=environment, node=scene["node"], state="present", image_pin=ONE, pull_requested_at=timezone.now()
+        environment=environment,
+        node=scene["node"],
+        state="present",
+        image_pin=ONE,
+        pull_requested_at=timezone.now(),
     )
     bringer = ImagePuller(lambda: None)
     slow.go_on.release()

@@ -8,18 +8,29 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from portal.models import Allocation, Attempt, ClusterSettings, Gpu, Job, Quota, JobVerdict, UsageInterval, Volume
-from portal.services import lifecycle
-from portal.services.workspaces import decrypt_attempt_secret
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
-from scheduler import commit, leases
-from scheduler.commit import CommitRefusal, commit_evictions, commit_starts
-from scheduler.core.cluster import GpuShare
-from scheduler.core.plan import Eviction, EvictionReason, JobPlacement, TaskPlacement
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
+from portal.models import (
+    Allocation,
+    Attempt,
+    ClusterSettings,
+    Gpu,
+    Job,
+    JobVerdict,
+    Quota,
+    UsageInterval,
+    Volume,
+)
+from portal.services.lifecycle import job_control
+from portal.services.workspaces.access import decrypt_attempt_secret
+from scheduler import leases
+from scheduler.commit import plan_writer
+from scheduler.commit.plan_writer import CommitRefusal, commit_evictions, commit_starts
+from scheduler.core.model.plan import Eviction, EvictionReason, JobPlacement, TaskPlacement
+from scheduler.core.model.snapshot import GpuShare
 from scheduler.leases import LeaseLostError
-from tests import record
-from tests.dying import crashes_at
+from tests import factories
+from tests.failpoint_crash import crashes_at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,11 +44,13 @@ def leader():
 
 @pytest.fixture
 def scene():
-    return record.basic_cluster()
+    return factories.basic_cluster()
 
 
 def submit(scene, **fields) -> Job:
-    return record.job(scene["owner"], fields.pop("project", scene["project"]), scene["environment"], **fields)
+    return factories.job(
+        scene["owner"], fields.pop("project", scene["project"]), scene["environment"], **fields
+    )
 
 
 def plan(scene, job: Job, *gpus: int, milli: int = 1000) -> JobPlacement:
@@ -101,9 +114,9 @@ def test_a_job_that_moved_on_is_not_started(scene, leader, change) -> None:
         case "version":
             Job.objects.filter(pk=job.pk).update(version=job.version + 1)
         case "held":
-            lifecycle.set_job_held(job.pk, True, actor="x")
+            job_control.set_job_held(job.pk, True, actor="x")
         case "cancelled":
-            lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+            job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
         case "running":
             assert commit_start(leader, start) is None
     refusal = commit_start(leader, start)
@@ -152,8 +165,8 @@ def test_one_job_is_started_once(scene, leader) -> None:
 
 
 def test_limits_of_every_ancestor_hold_under_races(scene, leader) -> None:
-    child = record.project(parent=scene["project"], member=scene["owner"])
-    other = record.project(parent=scene["project"], member=scene["owner"])
+    child = factories.project(parent=scene["project"], member=scene["owner"])
+    other = factories.project(parent=scene["project"], member=scene["owner"])
     Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
     jobs = [submit(scene, project=each) for each in (child, other, scene["project"], child)]
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
@@ -164,12 +177,12 @@ def test_limits_of_every_ancestor_hold_under_races(scene, leader) -> None:
 
 
 def test_what_one_person_may_hold_in_every_ancestor_holds_under_races(scene, leader) -> None:
-    colleague = record.user()
-    child = record.project(parent=scene["project"], member=scene["owner"], manager=colleague)
-    other = record.project(parent=scene["project"], member=scene["owner"])
+    colleague = factories.user()
+    child = factories.project(parent=scene["project"], member=scene["owner"], manager=colleague)
+    other = factories.project(parent=scene["project"], member=scene["owner"])
     Quota.objects.create(project=scene["project"], pool=scene["pool"], user_limit_milli=2000)
     jobs = [submit(scene, project=each) for each in (child, other, scene["project"])]
-    jobs.append(record.job(colleague, child, scene["environment"]))
+    jobs.append(factories.job(colleague, child, scene["environment"]))
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
     results = at_once(*[lambda start=start: commit_start(leader, start) for start in starts])
     refusals = [result for result in results if result is not None]
@@ -213,13 +226,13 @@ def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) 
         job.refresh_from_db()
         if job.state == JobState.PENDING:
             assert sum(Gpu.objects.values_list("used_milli", flat=True)) == held
-            lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
+            job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x")
         else:
-            lifecycle.request_stop(job.attempts.get().pk, EndReason.CANCELLED_BY_USER)
+            job_control.request_stop(job.attempts.get().pk, EndReason.CANCELLED_BY_USER)
         # after the edit nothing starts, whatever happened in between
         refusal = commit_start(leader, plan(scene, late, 3))
         assert refusal is not None and refusal.code == "project_limit"
-        lifecycle.cancel_job(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
+        job_control.cancel_job(late.pk, EndReason.CANCELLED_BY_USER, actor="x")
 
 
 def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(scene, leader) -> None:
@@ -227,7 +240,7 @@ def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(scene,
     job = submit(scene, after=[prep])
     refusal = commit_start(leader, plan(scene, job, 0))
     assert refusal is not None and refusal.code == "dependency"
-    lifecycle.cancel_job(prep.pk, EndReason.CANCELLED_BY_USER, actor="x")
+    job_control.cancel_job(prep.pk, EndReason.CANCELLED_BY_USER, actor="x")
     late = submit(scene, after=[prep], ignore_dependency_failure=True)
     assert commit_start(leader, plan(scene, late, 0)) is None
 
@@ -248,7 +261,7 @@ def test_cancel_racing_a_start_wins_or_loses_cleanly(scene, leader) -> None:
         job = submit(scene)
         at_once(
             lambda job=job: commit_start(leader, plan(scene, job, 0)),
-            lambda job=job: lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x"),
+            lambda job=job: job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="x"),
         )
         job.refresh_from_db()
         assert job.state == JobState.CANCELLED  # nothing was sent yet, so both orders end at once
@@ -259,8 +272,8 @@ def test_an_eviction_asks_and_waits_for_proof(scene, leader) -> None:
     victim, winner = submit(scene), submit(scene)
     commit_start(leader, plan(scene, victim, 0))
     task = victim.attempts.get().task_rows.get()
-    assert lifecycle.mark_task_sent(task)
-    lifecycle.record_task_running(task.pk, container="c", ports={})
+    assert job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
     eviction = Eviction(victim.public_id, EvictionReason.RECLAIMED, winner.public_id)
     assert commit_eviction(leader, eviction) is None
     attempt = victim.attempts.get()
@@ -336,10 +349,15 @@ def test_two_of_a_batch_may_share_a_gpu(scene, leader) -> None:
 
 @pytest.mark.parametrize(
     ("trouble", "code"),
-    [("held", "job_changed"), ("lost", "gpu_not_healthy"), ("taken", "gpu_taken"), ("limit", "project_limit")],
+    [
+        ("held", "job_changed"),
+        ("lost", "gpu_not_healthy"),
+        ("taken", "gpu_taken"),
+        ("limit", "project_limit"),
+    ],
 )
 def test_a_start_that_does_not_hold_is_refused_alone(scene, leader, trouble, code) -> None:
-    project = record.project(member=scene["owner"])
+    project = factories.project(member=scene["owner"])
     jobs = [submit(scene), submit(scene, project=project), submit(scene)]
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
     match trouble:
@@ -381,7 +399,7 @@ def test_a_scheduler_killed_amid_a_batch_leaves_nothing_half(scene, leader, poin
 def test_a_leader_replaced_between_two_batches_keeps_only_the_first(scene, leader, monkeypatch) -> None:
     jobs = [submit(scene) for _ in range(3)]
     starts = [plan(scene, job, index) for index, job in enumerate(jobs)]
-    monkeypatch.setattr(commit, "MAX_BATCH", 2)
+    monkeypatch.setattr(plan_writer, "MAX_BATCH", 2)
 
     def replaced(names, holder, ttl_s) -> None:
         monkeypatch.undo()
@@ -411,9 +429,9 @@ def test_evictions_together_are_asked_each_and_refused_each(scene, leader) -> No
     sent, unsent, idle = victims[0], victims[1], submit(scene)
     for job in (sent, victims[2]):
         task = job.attempts.get().task_rows.get()
-        assert lifecycle.mark_task_sent(task)
-        lifecycle.record_task_running(task.pk, container="c", ports={})
-    lifecycle.request_stop(victims[2].attempts.get().pk, EndReason.CANCELLED_BY_USER)
+        assert job_control.mark_task_sent(task)
+        job_control.record_task_running(task.pk, container="c", ports={})
+    job_control.request_stop(victims[2].attempts.get().pk, EndReason.CANCELLED_BY_USER)
     wanted = [Eviction(job.public_id, EvictionReason.RECLAIMED, winner.public_id) for job in (*victims, idle)]
     refused = commit_evictions(leader, wanted)
     assert {each.job for each in refused} == {victims[2].public_id, idle.public_id}
@@ -431,14 +449,14 @@ def test_evictions_together_are_asked_each_and_refused_each(scene, leader) -> No
 
 def test_shares_of_a_gpu_are_of_one_project_whatever_plans_say(scene, leader) -> None:
     ours = submit(scene, milli_per_gpu=400)
-    other = record.project(member=scene["owner"])
+    other = factories.project(member=scene["owner"])
     theirs = [submit(scene, project=other, milli_per_gpu=400) for _ in range(2)]
     refused = commit_starts(leader, [plan(scene, ours, 0, milli=400), plan(scene, theirs[0], 0, milli=400)])
     assert [(each.job, each.code) for each in refused] == [(theirs[0].public_id, "gpu_shared_elsewhere")]
     theirs[0].refresh_from_db()
     assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)).code == "gpu_shared_elsewhere"
     assert commit_start(leader, plan(scene, theirs[1], 1, milli=400)) is None
-    record.cluster_settings()
+    factories.cluster_settings()
     ClusterSettings.objects.update(policy={"gpu_sharing_scope": "any"})
     assert commit_start(leader, plan(scene, theirs[0], 0, milli=400)) is None
     assert sorted(Gpu.objects.values_list("used_milli", flat=True))[-2:] == [400, 800]

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.models import Job, NodePool, JobVerdict, Task
-from scheduler import commit, leases
-from scheduler.core.cluster import GpuShare, NodeId, ProjectId
-from scheduler.core.company import IsolationClass, isolation_excluded_nodes, must_be_separated
-from scheduler.core.plan import JobPlacement, TaskPlacement
+from portal.models import Job, JobVerdict, NodePool, Task
+from scheduler import leases
+from scheduler.commit import plan_writer
+from scheduler.core.model.company import IsolationClass, isolation_excluded_nodes, must_be_separated
+from scheduler.core.model.plan import JobPlacement, TaskPlacement
+from scheduler.core.model.snapshot import GpuShare, NodeId, ProjectId
 from scheduler.cycle import run_cycle
-from tests import record
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,15 +30,15 @@ def test_the_rule_looks_the_same_from_both_sides(there, comer) -> None:
 
 @pytest.fixture
 def scene():
-    record.cluster_settings()
-    made = record.basic_cluster()
-    made["other"] = record.project("other", member=made["owner"])
+    factories.cluster_settings()
+    made = factories.basic_cluster()
+    made["other"] = factories.project("other", member=made["owner"])
     NodePool.objects.update(allow_host_network=True)
     return made
 
 
 def submit(scene, project: str = "project", **asks) -> Job:
-    return record.job(scene["owner"], scene[project], scene["environment"], **asks)
+    return factories.job(scene["owner"], scene[project], scene["environment"], **asks)
 
 
 def standing(job: Job) -> str:
@@ -58,7 +59,7 @@ def test_a_gang_keeps_off_the_workspace_of_another_project(scene) -> None:
     states = dict(Job.objects.filter(pk__in=[gang.pk, alone.pk, theirs.pk]).values_list("pk", "state"))
     assert states == {gang.pk: "PENDING", alone.pk: "RUNNING", theirs.pk: "RUNNING"}
     assert "insufficient_resources" in standing(gang) and "1 node is closed to it" in standing(gang)
-    record.node(scene["pool"])
+    factories.node(scene["pool"])
     cycle()
     gang.refresh_from_db()
     assert gang.state == "RUNNING"
@@ -82,10 +83,12 @@ def test_two_that_meet_in_one_plan_do_not_both_start(scene) -> None:
     gpus = [GpuShare(gpu.uuid, 1000) for gpu in scene["node"].gpus.order_by("index")]
     node, pool = scene["node"].public_id, scene["pool"].public_id
     starts = [
-        JobPlacement(gang.public_id, pool, gang.version, tuple(TaskPlacement(n, node, (gpus[n],)) for n in (0, 1))),
+        JobPlacement(
+            gang.public_id, pool, gang.version, tuple(TaskPlacement(n, node, (gpus[n],)) for n in (0, 1))
+        ),
         JobPlacement(workspace.public_id, pool, workspace.version, (TaskPlacement(0, node, (gpus[2],)),)),
     ]
-    refused = commit.commit_starts(leader, starts)
+    refused = plan_writer.commit_starts(leader, starts)
     assert [(each.job, each.code) for each in refused] == [(workspace.public_id, "network_isolation")]
     assert set(Task.objects.values_list("attempt__job", flat=True)) == {gang.pk}
 
@@ -96,7 +99,7 @@ def test_a_launcher_that_needs_the_others_waits_for_a_pool_that_lends_them_a_way
     cycle()
     assert standing(gang).startswith("never: ") and "One task with 4 GPUs" in standing(gang)
     lending = NodePool.objects.create(name="lending", allow_host_network=True)
-    record.node(lending)
+    factories.node(lending)
     cycle()
     assert standing(gang) == "starts"
     assert set(Task.objects.values_list("node__pool__name", flat=True)) == {"lending"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agents.engines.contract import Container, TaskKey
-from portal.words.states import AttemptState
-from scheduler.compare import StoredTask, diff_state
+from agents.engines.interface import Container, TaskKey
+from portal.domain.states import AttemptState
+from scheduler.nodes.state_diff import StoredTask, diff_state
 
 KEY = TaskKey("j1", 1, 0)
 C, R, E = AttemptState.CONFIGURING, AttemptState.RUNNING, AttemptState.COMPLETED
@@ -16,7 +16,14 @@ def task(
     state: AttemptState, *, gone: bool = False, stop: bool = False, leave: bool = False, others: bool = False
 ) -> StoredTask:
     return StoredTask(
-        7, KEY, state, gone=gone, sent=True, stop_requested=stop, eviction_requested=leave, attempt_continues=others
+        7,
+        KEY,
+        state,
+        gone=gone,
+        sent=True,
+        stop_requested=stop,
+        eviction_requested=leave,
+        attempt_continues=others,
     )
 
 

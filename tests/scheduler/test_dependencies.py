@@ -7,31 +7,31 @@ import threading
 import pytest
 from django.db import connection
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import LIVE_ATTEMPT_STATES, JobState
 from portal.errors import InvalidRequest
-from portal.models import Job, EngineQuery
-from portal.services import lifecycle
-from portal.services.dependencies import cancel_dependents
-from portal.services.jobs import JobRequest, preview_query_body
-from portal.words.reasons import EndReason
-from portal.words.states import LIVE_ATTEMPT_STATES, JobState
-from scheduler import answers, sweep
-from scheduler.answers import answer_query
+from portal.models import EngineQuery, Job
+from portal.services.jobs.dependencies import cancel_dependents
+from portal.services.jobs.submission import JobRequest, preview_query_body
+from portal.services.lifecycle import job_control
+from scheduler import sweep, what_if
 from scheduler.cycle import run_cycle
-from scheduler.foresee import run_forecast_pass
-from tests import record
+from scheduler.forecast.forecast_pass import run_forecast_pass
+from scheduler.what_if import answer_query
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene(monkeypatch):
-    record.cluster_settings()
-    monkeypatch.setattr(answers, "_cached_inputs", None)
-    return record.basic_cluster()
+    factories.cluster_settings()
+    monkeypatch.setattr(what_if, "_cached_inputs", None)
+    return factories.basic_cluster()
 
 
 def submit(scene, name: str, **fields) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], name=name, **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], name=name, **fields)
 
 
 def cycle() -> None:
@@ -40,10 +40,10 @@ def cycle() -> None:
 
 def end(job: Job, exit_code: int) -> None:
     task = job.attempts.get(state__in=LIVE_ATTEMPT_STATES).task_rows.get()
-    lifecycle.mark_task_sent(task)
-    lifecycle.record_task_running(task.pk, container="c", ports={})
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
     reason = EndReason.EXIT_CODE if exit_code else EndReason.COMPLETED
-    lifecycle.record_task_ended(task.pk, exit_code=exit_code, reason=reason)
+    job_control.record_task_ended(task.pk, exit_code=exit_code, reason=reason)
 
 
 def state(job: Job) -> str:
@@ -102,7 +102,7 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
         def stop(first=first, gate=gate) -> None:
             gate.wait()
             try:
-                lifecycle.cancel_job(first.pk, EndReason.CANCELLED_BY_USER, actor="x")
+                job_control.cancel_job(first.pk, EndReason.CANCELLED_BY_USER, actor="x")
             finally:
                 connection.close()
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from portal.domain.states import JobState
 from portal.models import Node, Project
-from portal.selectors.egress import denied_addresses
-from portal.services.logs import log_path
-from portal.words.states import JobState
-from tests import record
+from portal.selectors.nodes.network_policy import denied_addresses
+from portal.services.jobs.logs import log_path
+from tests import factories
 from tests.agents.test_container_walls import Listener, opens, wait_until_open
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
-from tests.rig_scene import in_state, wait_until, two_rig_nodes, submit
+from tests.two_rig_nodes import in_state, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
 
@@ -102,9 +102,9 @@ def test_containers_reach_what_the_policy_of_their_project_allows_and_never_a_no
     scene,
 ) -> None:
     near, outside, owner = scene["machines"][0], scene["outside"], scene["owner"]
-    listed = record.project("listed", member=owner)
-    closed = record.project("closed", member=owner)
-    below = record.project("below", parent=closed, member=owner)
+    listed = factories.project("listed", member=owner)
+    closed = factories.project("closed", member=owner)
+    below = factories.project("below", parent=closed, member=owner)
     Project.objects.filter(pk=listed.pk).update(
         policy={"egress": "listed"}, egress_allow=[f"{outside} 8000", f"{near.address} 22"]
     )

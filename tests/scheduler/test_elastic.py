@@ -7,18 +7,18 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.models import Allocation, Attempt, Gpu, Job, Quota, JobVerdict, Task, UsageInterval
-from portal.services import lifecycle
-from portal.services.jobs import do_cancel_job, do_hold_job
-from portal.words.reasons import EndReason
+from portal.domain.reasons import EndReason
+from portal.models import Allocation, Attempt, Gpu, Job, JobVerdict, Quota, Task, UsageInterval
+from portal.services.jobs.submission import do_cancel_job, do_hold_job
+from portal.services.lifecycle import job_control
 from scheduler import leases
-from scheduler.commit import commit_evictions, commit_starts
-from scheduler.core.cluster import GpuShare
-from scheduler.core.plan import Eviction, EvictionReason, JobPlacement, TaskPlacement
+from scheduler.commit.plan_writer import commit_evictions, commit_starts
+from scheduler.core.model.plan import Eviction, EvictionReason, JobPlacement, TaskPlacement
+from scheduler.core.model.snapshot import GpuShare
 from scheduler.cycle import run_cycle
-from scheduler.snapshot import SnapshotCache, take_snapshot
-from tests import record
-from tests.dying import crashes_at
+from scheduler.snapshot.decision_input import SnapshotCache, take_snapshot
+from tests import factories
+from tests.failpoint_crash import crashes_at
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,21 +26,21 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene():
     """One node of four GPUs in one pool; ada and cem in the project vision, where cem may go first."""
-    record.cluster_settings()
-    pool = record.pool()
-    ada, cem = record.user("ada"), record.user("cem")
+    factories.cluster_settings()
+    pool = factories.pool()
+    ada, cem = factories.user("ada"), factories.user("cem")
     return {
         "pool": pool,
-        "node": record.node(pool, gpus=4),
-        "environment": record.environment(tool=False),
+        "node": factories.node(pool, gpus=4),
+        "environment": factories.environment(tool=False),
         "ada": ada,
         "cem": cem,
-        "project": record.project("vision", member=ada, manager=cem),
+        "project": factories.project("vision", member=ada, manager=cem),
     }
 
 
 def submit(scene, who: str = "ada", **fields) -> Job:
-    return record.job(scene[who], scene["project"], scene["environment"], **fields)
+    return factories.job(scene[who], scene["project"], scene["environment"], **fields)
 
 
 def cycle() -> None:
@@ -55,8 +55,8 @@ def attempt_of(job: Job) -> Attempt:
 def begin(job: Job) -> list[int]:
     """Its nodes say that every task that may start now runs; gives the ranks that hold places."""
     for task in attempt_of(job).task_rows.filter(state="CONFIGURING"):
-        if lifecycle.mark_task_sent(task):
-            lifecycle.record_task_running(task.pk, container=f"c{task.pk}", ports={})
+        if job_control.mark_task_sent(task):
+            job_control.record_task_running(task.pk, container=f"c{task.pk}", ports={})
     return ranks(job)
 
 
@@ -66,7 +66,7 @@ def ranks(job: Job) -> list[int]:
 
 def left(job: Job, rank: int, code: int | None = 143, reason: EndReason = EndReason.EXIT_CODE) -> None:
     """The node proves that a task is gone."""
-    lifecycle.record_task_ended(attempt_of(job).task_rows.get(rank=rank).pk, exit_code=code, reason=reason)
+    job_control.record_task_ended(attempt_of(job).task_rows.get(rank=rank).pk, exit_code=code, reason=reason)
 
 
 def used() -> int:
@@ -134,10 +134,10 @@ def test_it_gives_back_what_it_does_not_need_to_a_job_that_goes_first(scene) -> 
 
 def test_nobody_takes_more_than_the_surplus_of_a_job_that_is_owed_its_minimum(scene) -> None:
     Quota.objects.create(project=scene["project"], pool=scene["pool"], guaranteed_milli=1000)
-    other = record.project("nlp", member=scene["ada"])
+    other = factories.project("nlp", member=scene["ada"])
     Quota.objects.create(project=other, pool=scene["pool"], guaranteed_milli=3000)
     job = grown(scene)
-    owed = record.job(scene["ada"], other, scene["environment"], gpus_per_task=3)
+    owed = factories.job(scene["ada"], other, scene["environment"], gpus_per_task=3)
     cycle()
     leaving = attempt_of(job).task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [1, 2, 3]
@@ -272,7 +272,7 @@ def test_what_grows_is_refused_when_the_job_moved_on(scene, small, leader, chang
         case "cancelled":
             do_cancel_job(scene["ada"], small)
         case "stopping":  # the version stands
-            lifecycle.request_stop(attempt_of(small).pk, EndReason.TIME_LIMIT)
+            job_control.request_stop(attempt_of(small).pk, EndReason.TIME_LIMIT)
         case "version":
             Job.objects.filter(pk=small.pk).update(version=version + 1)
         case "finished":
@@ -325,7 +325,7 @@ def test_who_is_asked_twice_leaves_once_and_the_minimum_is_kept(scene, small, le
     assert too_many.code == "job_changed"
     leaving = attempt_of(small).task_rows.filter(eviction_requested_at__isnull=False)
     assert list(leaving.values_list("rank", flat=True)) == [2]
-    assert not lifecycle.should_start(leaving.get(), attempt_of(small))
+    assert not job_control.should_start(leaving.get(), attempt_of(small))
 
 
 def test_a_task_whose_start_never_went_out_is_free_at_once(scene, leader) -> None:
@@ -337,7 +337,7 @@ def test_a_task_whose_start_never_went_out_is_free_at_once(scene, leader) -> Non
     assert commit_evictions(leader, [shrink(job, 1)]) == []
     assert (ranks(job), used()) == ([0], 1000)
     task = attempt_of(job).task_rows.get(rank=1)
-    assert not lifecycle.mark_task_sent(task) and task.allocations.get().proof == "never_started"
+    assert not job_control.mark_task_sent(task) and task.allocations.get().proof == "never_started"
 
 
 # -- the photograph ----------------------------------------------------------------------------------
@@ -345,19 +345,19 @@ def test_a_task_whose_start_never_went_out_is_free_at_once(scene, leader) -> Non
 
 def test_what_it_waits_for_stands_beside_what_runs(scene, small) -> None:
     album = SnapshotCache()
-    inputs = take_snapshot(record.cluster_settings(), album)
+    inputs = take_snapshot(factories.cluster_settings(), album)
     (waits,), (runs,) = inputs.snapshot.pending, inputs.snapshot.running
     assert (waits.job, waits.ranks, waits.tasks, waits.min_tasks) == (small.public_id, (1, 2), 2, 1)
     assert (runs.min_tasks, [task.rank for task in runs.tasks]) == (1, [0])
     assert waits.version == small.version and inputs.pending_row_ids == {}
-    again = take_snapshot(record.cluster_settings(), album)
+    again = take_snapshot(factories.cluster_settings(), album)
     assert again.snapshot.pending[0] is waits  # nothing was written since
 
 
 def test_the_number_of_queries_does_not_depend_on_how_many_grow(scene) -> None:
     def count() -> int:
         with CaptureQueriesContext(connection) as queries:
-            inputs = take_snapshot(record.cluster_settings())
+            inputs = take_snapshot(factories.cluster_settings())
         grow.append(len(inputs.snapshot.pending))
         return len(queries)
 
@@ -365,14 +365,14 @@ def test_the_number_of_queries_does_not_depend_on_how_many_grow(scene) -> None:
     grown(scene, tasks=4)
     nobody = count()
     plenty = [submit(scene, tasks=9, min_tasks=1) for _ in range(3)]
-    record.node(scene["pool"], gpus=1)
+    factories.node(scene["pool"], gpus=1)
     cycle()
     begin(plenty[0])
     do_cancel_job(scene["ada"], plenty[1])
     do_cancel_job(scene["ada"], plenty[2])
     one = count()
     submit(scene, tasks=9, min_tasks=1, name="also")
-    record.node(scene["pool"], gpus=1)
+    factories.node(scene["pool"], gpus=1)
     cycle()
     assert (count(), grow) == (one, [0, 1, 2])
     assert one <= nobody + 8  # two read what grows, six the rights of owners

@@ -9,16 +9,16 @@ import pytest
 from django.utils import timezone
 
 from portal.models import Attempt, FailedCycle, Job, Template
-from portal.services.jobs import JobRequest, do_cancel_job, preview_query_body
-from scheduler import answers
-from scheduler.core.cluster import PendingRow, RunningRow, Snapshot
-from scheduler.core.policy import Policy
-from scheduler.core.predict import DurationKey
-from scheduler.core.saved import snapshot_from_json
+from portal.services.jobs.submission import JobRequest, do_cancel_job, preview_query_body
+from scheduler import what_if
+from scheduler.core.forecast.durations import DurationKey
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.serialization import snapshot_from_json
+from scheduler.core.model.snapshot import PendingRow, RunningRow, Snapshot
 from scheduler.cycle import run_cycle
-from scheduler.expectations import DurationEstimator
-from scheduler.snapshot import take_snapshot
-from tests import record
+from scheduler.forecast.duration_estimates import DurationEstimator
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,12 +29,12 @@ HOUR_S = 3840.0
 
 @pytest.fixture
 def scene():
-    record.cluster_settings()
-    return record.basic_cluster()
+    factories.cluster_settings()
+    return factories.basic_cluster()
 
 
 def submit(scene, **fields) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def ended(scene, minutes: float, count: int = 6, *, ago_s: float = 0.0, **fields) -> None:
@@ -47,7 +47,7 @@ def ended(scene, minutes: float, count: int = 6, *, ago_s: float = 0.0, **fields
 
 
 def photographed(expectations: DurationEstimator, policy: Policy | None = None) -> Snapshot:
-    inputs = take_snapshot(record.cluster_settings())
+    inputs = take_snapshot(factories.cluster_settings())
     return expectations.fill(inputs.snapshot, policy or inputs.policy)
 
 
@@ -96,7 +96,7 @@ def test_what_is_learned_by_difference_is_what_is_learned_anew(scene, django_ass
         photographed(anew)
         assert expectations.durations.expected_s(kind) == anew.durations.expected_s(kind)
         assert expectations.durations.learned_count == anew.durations.learned_count
-    snapshot = take_snapshot(record.cluster_settings()).snapshot
+    snapshot = take_snapshot(factories.cluster_settings()).snapshot
     with django_assert_num_queries(1):
         expectations.fill(snapshot, Policy())
     assert expectations.durations.learned_count == 24  # nobody counts twice
@@ -140,7 +140,7 @@ def test_what_has_passed_is_told_anew(scene) -> None:
 def test_who_does_not_want_predictions_has_none(scene) -> None:
     ended(scene, 10)
     waits = submit(scene)
-    settings = record.cluster_settings()
+    settings = factories.cluster_settings()
     settings.policy = {"use_predictions": "no"}
     settings.save()
     expectations = DurationEstimator()
@@ -163,8 +163,8 @@ def test_a_question_is_answered_as_the_cycle_would_decide(scene, monkeypatch) ->
     ended(scene, 600, gpus_per_task=4)
     ended(scene, 10, gpus_per_task=3)
     submit(scene, gpus_per_task=4)
-    monkeypatch.setattr(answers, "_cached_inputs", None)
-    monkeypatch.setattr(answers, "_duration_estimator", DurationEstimator())
+    monkeypatch.setattr(what_if, "_cached_inputs", None)
+    monkeypatch.setattr(what_if, "_duration_estimator", DurationEstimator())
     request = JobRequest(
         name="asked",
         project=scene["project"],
@@ -172,7 +172,7 @@ def test_a_question_is_answered_as_the_cycle_would_decide(scene, monkeypatch) ->
         command=["true"],
         gpus_per_task=3,
     )
-    told = answers._answer("would_start", preview_query_body(scene["owner"], request))
+    told = what_if._answer("would_start", preview_query_body(scene["owner"], request))
     assert told["starts_now"]  # ahead of the one that came before it
 
 

@@ -15,26 +15,26 @@ from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 from portal.models import Attempt, ClusterSettings, Cycle, FailedCycle, Job, JobVerdict
-from scheduler import cycle, failed, sweep
+from scheduler import cycle, failed_cycles, sweep
 from scheduler.core.decide import decide
-from scheduler.core.saved import plan_to_json, snapshot_from_json
+from scheduler.core.model.serialization import plan_to_json, snapshot_from_json
 from scheduler.cycle import run_cycle
 from scheduler.replay.__main__ import main
-from scheduler.snapshot import take_snapshot
-from tests import record
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene():
-    record.cluster_settings()
-    return record.basic_cluster()
+    factories.cluster_settings()
+    return factories.basic_cluster()
 
 
 @pytest.fixture
 def waiting(scene) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"])
+    return factories.job(scene["owner"], scene["project"], scene["environment"])
 
 
 def replayed(path) -> tuple[int, list[str], str]:
@@ -109,7 +109,9 @@ def test_a_fault_of_ours_is_kept_with_its_case(scene, waiting, tmp_path) -> None
     status, lines, _ = replayed(path)  # without the fault the same case has a plan, and the same each time
     outer = json.loads(gzip.decompress(row.content))
     photograph = snapshot_from_json(gzip.decompress(row.content).decode())
-    assert status == 0 and lines[-1] == plan_to_json(decide(photograph, take_snapshot(record.cluster_settings()).policy))
+    assert status == 0 and lines[-1] == plan_to_json(
+        decide(photograph, take_snapshot(factories.cluster_settings()).policy)
+    )
     assert [job["job"] for job in outer["snapshot"]["pending"]] == [waiting.public_id]
 
 
@@ -143,7 +145,7 @@ def test_the_newest_twenty_of_thirty_days_are_kept() -> None:
     for number in range(25):
         at = now - dt.timedelta(days=31) if number == 24 else now
         FailedCycle.objects.create(first_at=at, last_at=at, kind="fault", message=str(number), content=b"")
-    failed.delete_old_failed_cycles()
+    failed_cycles.delete_old_failed_cycles()
     assert sorted(map(int, FailedCycle.objects.values_list("message", flat=True))) == list(range(4, 24))
     FailedCycle.objects.update(last_at=now - dt.timedelta(days=31))
     sweep.delete_old_rows()

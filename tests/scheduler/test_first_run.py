@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
 from portal.models import Job, UsageInterval
-from portal.selectors.logs import log_file, read_lines
-from portal.services import lifecycle
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
-from tests import record
-from tests.engine_room import EngineHarness, containers_alive, engine_harness, held_milli, wait_for
+from portal.selectors.logs.lines import log_file, read_lines
+from portal.services.lifecycle import job_control
+from tests import factories
+from tests.engine_harness import EngineHarness, containers_alive, engine_harness, held_milli, wait_for
 
 pytestmark = [pytest.mark.calm, pytest.mark.django_db(transaction=True)]
 
@@ -26,20 +26,20 @@ def harness(settings):
 
 @pytest.fixture
 def scene(harness):
-    owner = record.user("ada")
+    owner = factories.user("ada")
     node = harness.create_node()
     harness.start_worker()
     wait_for("the node is ready", lambda: (node.refresh_from_db() or node.state) == "ready", 30)
     return {
         "node": node,
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
     }
 
 
 def submit(scene, *command: str, **fields) -> Job:
-    return record.job(
+    return factories.job(
         scene["owner"], scene["project"], scene["environment"], command=list(command), memory_mib=64, **fields
     )
 
@@ -70,7 +70,7 @@ def test_jobs_run_and_end_as_their_commands_say(harness: EngineHarness, scene) -
     long = submit(scene, "sleep", "600")
     wait_for("it runs", lambda: long.attempts.filter(state="RUNNING").exists())
     assert held_milli() == 1000
-    lifecycle.cancel_job(long.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(long.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     wait_for("it is cancelled", lambda: state_of(long) == JobState.CANCELLED)
     assert containers_alive(harness.folder) == []
     assert held_milli() == 0

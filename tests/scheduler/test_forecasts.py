@@ -9,30 +9,31 @@ import pytest
 from django.utils import timezone
 
 from portal.models import Forecast, Job, JobVerdict
-from portal.selectors.forecasts import forecast_accuracy, forecast_revisions
-from portal.web.when import revision_reasons
-from scheduler import forecasts, sweep
+from portal.selectors.scheduling.forecasts import forecast_accuracy, forecast_revisions
+from portal.web.job.forecast_display import revision_reasons
+from scheduler import sweep
 from scheduler.core.decide import decide
-from scheduler.core.plan import StartInterval
+from scheduler.core.model.plan import StartInterval
 from scheduler.cycle import run_cycle
-from scheduler.forecasts import score_started, save_intervals
-from tests import record
+from scheduler.forecast import forecast_store
+from scheduler.forecast.forecast_store import save_intervals, score_started
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene():
-    record.cluster_settings()
-    return record.basic_cluster()
+    factories.cluster_settings()
+    return factories.basic_cluster()
 
 
 @pytest.fixture
 def waiting(scene) -> Job:
     """A job that waits for all four GPUs of the node, of which another holds one."""
-    record.job(scene["owner"], scene["project"], scene["environment"])
+    factories.job(scene["owner"], scene["project"], scene["environment"])
     run_cycle("test", "me")
-    job = record.job(
+    job = factories.job(
         scene["owner"], scene["project"], scene["environment"], gpus_per_task=4, preemptible=False
     )
     run_cycle("test", "me")
@@ -111,7 +112,7 @@ def test_measured_forgets_after_thirty_days(waiting) -> None:
     score_started()
     Forecast.objects.update(started_at=timezone.now() - dt.timedelta(days=31))
     assert forecast_accuracy().scored == 0 and forecast_accuracy().mean_score_s is None
-    Forecast.objects.update(made_at=timezone.now() - forecasts.RETENTION - dt.timedelta(days=1))
+    Forecast.objects.update(made_at=timezone.now() - forecast_store.RETENTION - dt.timedelta(days=1))
     sweep.delete_old_rows()
     assert not Forecast.objects.exists()
 

@@ -9,30 +9,30 @@ import pytest
 from django.db.models import Count, F
 from django.utils import timezone
 
-from portal.models import Forecast, Job, Node, Quota, JobVerdict
-from portal.selectors.forecasts import no_forecast_reason
-from portal.services import lifecycle
-from portal.services.jobs import do_cancel_job
-from scheduler import forecasts
-from scheduler.core.cluster import JobId
-from scheduler.core.plan import StartInterval
-from scheduler.core.play import simulate_queue
+from portal.models import Forecast, Job, JobVerdict, Node, Quota
+from portal.selectors.scheduling.forecasts import no_forecast_reason
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.lifecycle import job_control
+from scheduler.core.forecast.queue_simulation import simulate_queue
+from scheduler.core.model.plan import StartInterval
+from scheduler.core.model.snapshot import JobId
 from scheduler.cycle import run_cycle
-from scheduler.forecasts import save_intervals
-from scheduler.foresee import ForecastState, run_forecast_pass, load_calibration
-from tests import record
+from scheduler.forecast import forecast_store
+from scheduler.forecast.forecast_pass import ForecastState, load_calibration, run_forecast_pass
+from scheduler.forecast.forecast_store import save_intervals
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene():
-    record.cluster_settings()
-    return record.basic_cluster()
+    factories.cluster_settings()
+    return factories.basic_cluster()
 
 
 def submit(scene, **fields) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def ended(scene, minutes: float, count: int, **fields) -> None:
@@ -76,7 +76,9 @@ def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(scene,
     job = [submit(scene, gpus_per_task=4) for _ in range(3)][-1]
     run_cycle("test", "me")
     assert run_forecast_pass()
-    monkeypatch.setattr("scheduler.core.forecast.simulate_queue", partial(simulate_queue, max_steps=1))
+    monkeypatch.setattr(
+        "scheduler.core.forecast.start_times.simulate_queue", partial(simulate_queue, max_steps=1)
+    )
     run_forecast_pass()
     standing = JobVerdict.objects.get(job=job)
     assert (standing.p10_at, standing.p50_at, standing.p90_at, standing.forecast_at) == (None,) * 4
@@ -87,8 +89,8 @@ def test_what_is_further_off_than_plays_go_gets_no_interval_and_no_reason(scene,
 
 
 def test_pools_take_turns_where_the_time_is_too_short_for_all(scene) -> None:
-    pools = [scene["pool"], record.pool()]
-    record.node(pools[1])
+    pools = [scene["pool"], factories.pool()]
+    factories.node(pools[1])
     jobs = {pool: [submit(scene, gpus_per_task=4, pool=pool) for _ in range(2)][-1] for pool in pools}
     run_cycle("test", "me")
     kept, foreseen = ForecastState(), []
@@ -100,9 +102,9 @@ def test_pools_take_turns_where_the_time_is_too_short_for_all(scene) -> None:
 
 
 def test_of_many_new_and_moved_intervals_the_oldest_are_written_first(scene, monkeypatch) -> None:
-    monkeypatch.setattr(forecasts, "MAX_NEW", 3)
-    monkeypatch.setattr(forecasts, "MAX_CHANGED", 2)
-    monkeypatch.setattr(forecasts, "MAX_BATCH", 2)
+    monkeypatch.setattr(forecast_store, "MAX_NEW", 3)
+    monkeypatch.setattr(forecast_store, "MAX_CHANGED", 2)
+    monkeypatch.setattr(forecast_store, "MAX_BATCH", 2)
     submit(scene, gpus_per_task=4)
     run_cycle("test", "me")
     jobs = {JobId(submit(scene, gpus_per_task=4).public_id) for _ in range(5)}
@@ -154,13 +156,13 @@ def test_what_was_promised_of_a_job_is_taken_back_when_it_is_held(scene) -> None
     waiting = submit(scene, gpus_per_task=4)
     run_cycle("test", "me")
     assert run_forecast_pass() == 1
-    lifecycle.set_job_held(waiting.pk, True, actor="x")
+    job_control.set_job_held(waiting.pk, True, actor="x")
     run_cycle("test", "me")
     assert run_forecast_pass() == 0
     standing = JobVerdict.objects.get(job=waiting)
     assert (standing.code, standing.p10_at, standing.p50_at, standing.p90_at) == ("held", None, None, None)
     assert standing.forecast_at is None
-    lifecycle.set_job_held(waiting.pk, False, actor="x")
+    job_control.set_job_held(waiting.pk, False, actor="x")
     run_cycle("test", "me")
     assert run_forecast_pass() == 1
     assert (

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from portal.models import Job, Node, NodePool, NodeIncident, Rendezvous
-from portal.services.jobs import do_cancel_job
-from portal.services.logs import log_path
-from portal.services.node_network import do_set_gang_fabric
-from portal.words.fabric import GangFabric
-from tests import record
+from portal.domain.gang_fabric import GangFabric
+from portal.models import Job, Node, NodeIncident, NodePool, Rendezvous
+from portal.services.jobs.logs import log_path
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.nodes.gang_fabric import do_set_gang_fabric
+from tests import factories
 from tests.agents.ranks import MEETS
-from tests.engine_room import held_milli
+from tests.engine_harness import held_milli
 from tests.rig.images import RigImage, rig_image
-from tests.rig_scene import in_state, wait_until, two_rig_nodes, submit
+from tests.two_rig_nodes import in_state, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transaction=True)]
 
@@ -56,7 +56,7 @@ def logs_of(scene, job: Job) -> list[str]:
 def name(scene, **named) -> None:
     """Has the pool name this, and waits until the nodes have said that they have it."""
     pool = scene["nodes"][0].pool
-    do_set_gang_fabric(record.user(admin=True), pool, allowed=True, fabric=GangFabric(**named))
+    do_set_gang_fabric(factories.user(admin=True), pool, allowed=True, fabric=GangFabric(**named))
     wait_until(scene, lambda: not Node.objects.exclude(missing_requirements="").exists())
 
 
@@ -96,7 +96,11 @@ def test_torchrun_and_gloo_meet_on_an_interface_that_has_an_address_of_ipv6_alon
     )  # fmt: skip
     wait_until(scene, in_state(job, "COMPLETED"), job, within_s=180)
     row = Rendezvous.objects.get(attempt__job=job)
-    assert (row.address, row.connectivity_check, set(row.interfaces.values())) == ("fd00:77::1", True, {"ib0"})
+    assert (row.address, row.connectivity_check, set(row.interfaces.values())) == (
+        "fd00:77::1",
+        True,
+        {"ib0"},
+    )
     text = logs_of(scene, job)
     assert all(f"rank {rank} of 4 sum 10.0 fd00:77::1" in text[rank // 2] for rank in range(4)), text
 

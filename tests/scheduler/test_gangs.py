@@ -10,12 +10,12 @@ import zlib
 
 import pytest
 
-from agents.engines.ssh import AgentEngine
-from portal.models import Allocation, Job, Node, NodePool, NodeIncident, Rendezvous
-from portal.selectors.logs import log_file, read_lines
-from portal.words.states import JobState
-from tests.engine_room import held_milli, wait_for
-from tests.two_nodes import TwoLocalNodes
+from agents.engines.agent_engine import AgentEngine
+from portal.domain.states import JobState
+from portal.models import Allocation, Job, Node, NodeIncident, NodePool, Rendezvous
+from portal.selectors.logs.lines import log_file, read_lines
+from tests.engine_harness import held_milli, wait_for
+from tests.two_local_nodes import TwoLocalNodes
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,7 +51,7 @@ BEGINS = 'touch "{folder}/begun-$FAIRWAY_ATTEMPT-$RANK"; exec sleep 600'
 
 @pytest.fixture
 def stand(harness, request, monkeypatch):
-    monkeypatch.setattr("scheduler.read_waiting.pause_s", lambda failures: 0.0)
+    monkeypatch.setattr("scheduler.snapshot.pending.pause_s", lambda failures: 0.0)
     stand = TwoLocalNodes(harness, f"g{abs(hash(request.node.name)) % 10**8}", MEETS)
     NodePool.objects.filter(pk=stand.pool.pk).update(allow_host_network=True)
     meet_at(stand)
@@ -149,7 +149,9 @@ def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_u
     told_of = attempt.task_rows.get(rank=1).problem
     assert told_of and told_of in attempt.message
     pairs = NodeIncident.objects.filter(job=job).values_list("node", "peer", "kind")
-    assert {(first.pk, second.pk, "peer_unreachable"), (second.pk, first.pk, "peer_unreachable")} == set(pairs)
+    assert {(first.pk, second.pk, "peer_unreachable"), (second.pk, first.pk, "peer_unreachable")} == set(
+        pairs
+    )
     assert begun(stand) == []
     Node.objects.filter(pk=first.pk).update(agent_info=first.agent_info)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
@@ -161,7 +163,9 @@ def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_u
 
 def test_an_agent_of_before_takes_both_steps_as_one(stand, monkeypatch) -> None:
     monkeypatch.setattr(AgentEngine, "prepares", property(lambda engine: False))
-    monkeypatch.setattr("portal.services.rendezvous.CAN_CHECK_RENDEZVOUS", "a word that such an agent does not say")
+    monkeypatch.setattr(
+        "portal.services.lifecycle.rendezvous.CAN_CHECK_RENDEZVOUS", "a word that such an agent does not say"
+    )
     job = stand.submit(tasks=2)
     stand.reach(job, lambda: len(met(stand, 1)) == 2)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from portal.models import Allocation, Job, NodePool, Rendezvous
-from portal.services.jobs import do_cancel_job
-from portal.services.logs import log_path
-from tests.engine_room import held_milli, wait_for
+from portal.services.jobs.logs import log_path
+from portal.services.jobs.submission import do_cancel_job
+from tests.engine_harness import held_milli, wait_for
 from tests.rig.images import RigImage, rig_image
 from tests.rig.node import RigNode
-from tests.rig_scene import in_state, wait_until, two_rig_nodes, submit
+from tests.two_rig_nodes import in_state, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transaction=True)]
 

@@ -16,36 +16,36 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from agents.link import AgentError
-from agents.node.ledger import Ledger
-from portal import last_samples
-from portal.live.streams import open_stream
+from agents.node.ledger.ledger import Ledger
+from portal.domain.states import JobState, NodeState
+from portal.live.collector.stream_opener import open_stream
 from portal.models import (
     Attempt,
     AttemptEnergy,
+    AttemptProgress,
     ClusterSettings,
     Environment,
-    ImagePresence,
     Gpu,
+    ImagePresence,
     Job,
     Lease,
     Node,
-    NodePool,
-    AttemptProgress,
-    Task,
     NodeMetricsMinute,
+    NodePool,
+    Task,
 )
-from portal.services import lifecycle
-from portal.services.image_pins import record_claim
-from portal.words.states import JobState, NodeState
+from portal.services.images.pins import record_claim
+from portal.services.lifecycle import job_control
+from portal.valkey import sample_cache
 from scheduler import leases, sweep
-from scheduler.actors import NodeActor
 from scheduler.cycle import run_cycle
-from scheduler.dispatch import NodeConnection
-from scheduler.opening import EngineConnectError, open_engine
-from scheduler.reconcile import reconcile
-from tests import record
-from tests.engine_room import InProcessEngine, EngineHarness, engine_harness, wait_for
-from tests.hostile import ScriptedAgent, HostileFrames, hello
+from scheduler.nodes.dispatch import NodeConnection
+from scheduler.nodes.engine_connect import EngineConnectError, open_engine
+from scheduler.nodes.node_actor import NodeActor
+from scheduler.nodes.reconcile import reconcile
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, engine_harness, wait_for
+from tests.hostile_agent import HostileFrames, ScriptedAgent, hello
 from tests.live.test_collector import collecting
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,16 +63,22 @@ def harness(settings) -> Iterator[EngineHarness]:
 
 @pytest.fixture
 def owner() -> Any:
-    return record.user("ada")
+    return factories.user("ada")
 
 
 @pytest.fixture
 def submit(owner) -> Any:
-    project, process = record.project(member=owner), record.environment(runtime="process", tool=False)
+    project, process = factories.project(member=owner), factories.environment(runtime="process", tool=False)
 
     def submitted(*command: str, environment: Environment | None = None, **fields: Any) -> Job:
-        fields = {"cpu_milli": 100, "memory_mib": 64, "termination_grace_s": 1, "command": list(command), **fields}
-        return record.job(owner, project, environment or process, **fields)
+        fields = {
+            "cpu_milli": 100,
+            "memory_mib": 64,
+            "termination_grace_s": 1,
+            "command": list(command),
+            **fields,
+        }
+        return factories.job(owner, project, environment or process, **fields)
 
     return submitted
 
@@ -93,7 +99,7 @@ def is_done(job: Job) -> bool:
 
 @pytest.mark.parametrize("epoch", [2**53 - 1, 2**63 - 2])
 def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(harness, submit, epoch) -> None:
-    pool, engine = record.pool(), InProcessEngine()
+    pool, engine = factories.pool(), InProcessEngine()
     odd, well = (harness.mark_enrolled(harness.create_node(pool=pool, name=name)) for name in ("odd", "well"))
     set_heard_epoch(harness, "odd", epoch)
 
@@ -118,7 +124,9 @@ def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(harness,
     assert engine.run_until(lambda: Node.objects.get(pk=odd.pk).reachable, 40)
 
 
-def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(harness, submit, monkeypatch) -> None:
+def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(
+    harness, submit, monkeypatch
+) -> None:
     node, engine = harness.mark_enrolled(harness.create_node(name="n1")), InProcessEngine()
     monkeypatch.setenv("FAIRWAY_DATA_DIR", str(harness.folder))
     before = submit("true")
@@ -143,13 +151,13 @@ def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(harne
 
 def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
     first, second = (
-        record.node(record.pool(), name=name, gpus=1, runtime="process") for name in ("n1", "n2")
+        factories.node(factories.pool(), name=name, gpus=1, runtime="process") for name in ("n1", "n2")
     )
     Node.objects.filter(pk=second.pk).update(pool=first.pool)
     job = submit("true", tasks=2)
     with transaction.atomic():
-        seats = [lifecycle.RankPlacement(node, [(node.gpus.get().pk, 1000)]) for node in (first, second)]
-        attempt = lifecycle.start_attempt(job, first.pool, seats, epoch=1)
+        seats = [job_control.RankPlacement(node, [(node.gpus.get().pk, 1000)]) for node in (first, second)]
+        attempt = job_control.start_attempt(job, first.pool, seats, epoch=1)
     tasks = list(attempt.task_rows.order_by("rank"))
     for task in tasks:
         Task.objects.filter(pk=task.pk).update(state="RUNNING", running_at=timezone.now())
@@ -172,8 +180,10 @@ def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
         said | {"name": "c", "task": 1, "state": "running"},
     ]
     answer = {"containers": listed, "boot_id": "boot-1", "disk_full_message": None, "clock_s": time.time()}
-    engine = ScriptedAgent(lambda: hello([]), lambda request: answer if request["verb"] == "list" else {}).engine()
-    record.cluster_settings()
+    engine = ScriptedAgent(
+        lambda: hello([]), lambda request: answer if request["verb"] == "list" else {}
+    ).engine()
+    factories.cluster_settings()
     lease = leases.acquire(leases.node_lease(second.public_id), "a", 60.0)
     assert lease is not None
     reconcile(NodeConnection(engine, lease, second))
@@ -184,7 +194,13 @@ def test_a_node_speaks_for_its_own_ranks_of_a_gang_alone(submit) -> None:
 
 # -- arbitrary frames --------------------------------------------------------------------------------
 
-PASSING = {"portal_outboxmessage", "portal_cycle", "portal_schedulercounters", "portal_lease", "portal_attemptenergy"}
+PASSING = {
+    "portal_outboxmessage",
+    "portal_cycle",
+    "portal_schedulercounters",
+    "portal_lease",
+    "portal_attemptenergy",
+}
 """Tables that an honest cluster writes all the while; what matters of them is looked at by itself."""
 LIVE_OF_A_NODE = {"last_seen_at", "reconciled_at", "clock_skew_s"}
 
@@ -254,14 +270,14 @@ class Scene:
     def __init__(self, harness: EngineHarness, submit: Any, frames: int, seed: int) -> None:
         self.submit = submit
         self.honest = harness.mark_enrolled(harness.create_node(name="honest"))
-        beside = record.node(record.pool("beside"), name="beside")  # could run containers too
-        self.hostile = record.node(NodePool.objects.create(name="hostile"), name="hostile")
+        beside = factories.node(factories.pool("beside"), name="beside")  # could run containers too
+        self.hostile = factories.node(NodePool.objects.create(name="hostile"), name="hostile")
         Node.objects.filter(pk=self.hostile.pk).update(state=NodeState.CORDONED.value, boot_id="boot-1")
         self.victim = submit("sleep", "600", name="victim", pool=self.honest.pool)
         tags = ["localhost/test:1", "registry.example/lab/torch:2", "registry.example/lab/jax:3"]
-        environments = [record.environment(tool=False, image=tag) for tag in tags]
+        environments = [factories.environment(tool=False, image=tag) for tag in tags]
         one = "registry.example/lab/jax@sha256:" + "1" * 64
-        for node in (beside, record.node(beside.pool, name="second")):
+        for node in (beside, factories.node(beside.pool, name="second")):
             record_claim(environments[2], node, [{"image_id": "", "refs": tags[2:], "digests": [one]}])
         for environment in environments:  # jobs of others, without a pin and with one
             submit("true", pool=beside.pool, environment=environment)
@@ -272,8 +288,8 @@ class Scene:
         ]
         for job, gpu in zip(self.own, self.hostile.gpus.order_by("pk"), strict=True):
             with transaction.atomic():
-                seat = lifecycle.RankPlacement(self.hostile, [(gpu.pk, 1000)])
-                lifecycle.start_attempt(job, self.hostile.pool, [seat], epoch=1)
+                seat = job_control.RankPlacement(self.hostile, [(gpu.pk, 1000)])
+                job_control.start_attempt(job, self.hostile.pool, [seat], epoch=1)
         jobs = [self.victim.public_id, *(job.public_id for job in self.own), "unknown"]
         gpus = [list(node.gpus.values_list("uuid", flat=True)) for node in (self.hostile, self.honest)]
         drawn = HostileFrames(seed, *gpus, jobs, images=tags)
@@ -353,7 +369,7 @@ class Ticks:
     def _look(self) -> None:
         at_s = last = 0.0
         while not self._over.wait(0.02):
-            frame = last_samples.latest_frames([self._node.public_id]).get(self._node.public_id)
+            frame = sample_cache.latest_frames([self._node.public_id]).get(self._node.public_id)
             if frame is not None and frame["at_s"] - frame["lag_s"] > at_s + 0.5:
                 at_s, now = frame["at_s"] - frame["lag_s"], time.monotonic()
                 self.gaps_s += [now - last] if last else []
@@ -374,7 +390,7 @@ def attacked(harness: EngineHarness, submit: Any, *, frames: int, seed: int, job
     with Scene(harness, submit, frames, seed) as scene, collecting(scene.open_watch):
         honest = scene.honest
         wait_for("the victim", lambda: scene.victim.attempts.filter(state="RUNNING").exists(), 30)
-        wait_for("live data", lambda: last_samples.latest_frames([honest.public_id]), 30)
+        wait_for("live data", lambda: sample_cache.latest_frames([honest.public_id]), 30)
         with Ticks(honest) as calm:
             reference_s = [scene.dispatch_s(timed) for _ in range(jobs_timed)]
             wait_for("ticks", lambda: len(calm.gaps_s) >= 3)

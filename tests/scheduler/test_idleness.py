@@ -7,26 +7,36 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from portal.errors import Conflict, InvalidRequest, Forbidden, NotFound
-from portal.models import WorkspaceActivity, Attempt, AuditEntry, IdleExemption, Job, JobEvent, Project, NodeMetricsMinute
-from portal.selectors.idle import idle_status
-from portal.services import idle, lifecycle
-from portal.services.idle import do_revoke_exemption, do_exempt_from_idle, do_snooze
-from portal.services.jobs import do_resume_job
-from portal.services.lifecycle import RankPlacement
-from portal.services.policy import do_change_policy
-from portal.words.reasons import EndReason
-from scheduler.idleness import run_idle_pass
-from tests import record
-from tests.quiet import MINUTE, record_gpu_minutes, expire_countdown, simulate_tool_activity
+from portal.domain.reasons import EndReason
+from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from portal.models import (
+    Attempt,
+    AuditEntry,
+    IdleExemption,
+    Job,
+    JobEvent,
+    NodeMetricsMinute,
+    Project,
+    WorkspaceActivity,
+)
+from portal.selectors.jobs.idle import idle_status
+from portal.services.cluster.policy_settings import do_change_policy
+from portal.services.jobs.submission import do_resume_job
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.workspaces import idle
+from portal.services.workspaces.idle import do_exempt_from_idle, do_revoke_exemption, do_snooze
+from scheduler.idle_pass import run_idle_pass
+from tests import factories
+from tests.workspace_activity import MINUTE, expire_countdown, record_gpu_minutes, simulate_tool_activity
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene():
-    record.cluster_settings()
-    made = record.basic_cluster() | {"admin": record.user(admin=True)}
+    factories.cluster_settings()
+    made = factories.basic_cluster() | {"admin": factories.user(admin=True)}
     do_change_policy(
         made["admin"],
         made["pool"],
@@ -43,17 +53,17 @@ def lab(scene) -> Job:
 
 def running(scene, index: int) -> Job:
     """A workspace on one of the GPUs, ready for an hour, of whose use nothing is known."""
-    job = record.job(scene["owner"], scene["project"], scene["environment"], kind="workspace")
+    job = factories.job(scene["owner"], scene["project"], scene["environment"], kind="workspace")
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
         gpu = scene["node"].gpus.get(index=index)
-        attempt = lifecycle.start_attempt(
+        attempt = job_control.start_attempt(
             locked, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
         )
     task = attempt.task_rows.get()
-    lifecycle.mark_task_sent(task)
-    lifecycle.record_task_running(task.pk, container="c", ports={})
-    lifecycle.record_attempt_ready(attempt.pk)
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
+    job_control.record_attempt_ready(attempt.pk)
     Attempt.objects.filter(pk=attempt.pk).update(ready_at=timezone.now() - 60 * MINUTE)
     return now(job)
 
@@ -109,9 +119,7 @@ def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:
     assert told(lab) == ["idle"]
     assert abs((row.suspend_at - row.idle_notified_at).total_seconds() - 300) < 1
     message = JobEvent.objects.get(job=lab, kind="idle").message
-    assert (
-        message.startswith("Nobody has used it for 1") and "suspended in 5 min; its files stay" in message
-    )
+    assert message.startswith("Nobody has used it for 1") and "suspended in 5 min; its files stay" in message
     expire_countdown(attempt_of(lab))
     run_idle_pass()
     assert (now(lab).state, now(lab).desired_state) == ("RUNNING", "suspended")
@@ -119,7 +127,7 @@ def test_from_idle_to_a_countdown_to_suspended_to_resumed(scene, lab) -> None:
     assert gpu.used_milli == 1000  # I6: the countdown frees nothing, the node's proof does
     run_idle_pass()
     task = attempt_of(lab).task_rows.get()
-    lifecycle.record_task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE)
+    job_control.record_task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE)
     gpu.refresh_from_db()
     assert (now(lab).state, gpu.used_milli) == ("SUSPENDED", 0)
     assert now(lab).message.startswith("Suspended after ")
@@ -142,7 +150,9 @@ def test_a_busy_kernel_or_gpu_is_not_idle_and_any_use_ends_the_countdown(scene, 
     WorkspaceActivity.objects.update(tool_active_at=timezone.now() - 20 * MINUTE)
     run_idle_pass()
     minutes(scene, 40.0)
-    WorkspaceActivity.objects.update(gpu_inactive_until=timezone.now() - 3 * MINUTE)  # it had not seen that minute yet
+    WorkspaceActivity.objects.update(
+        gpu_inactive_until=timezone.now() - 3 * MINUTE
+    )  # it had not seen that minute yet
     run_idle_pass()
     assert told(lab) == ["idle", "idle_ended"] * 2 and seen(lab).gpu_active_at is not None
 
@@ -156,14 +166,18 @@ def test_what_is_not_measured_is_never_taken_for_idleness(scene, lab, lost) -> N
     tool(lab)
     run_idle_pass()
     assert told(lab) == ["idle"]
-    WorkspaceActivity.objects.update(gpu_inactive_since=None, gpu_inactive_until=None)  # as a pass that looks anew
+    WorkspaceActivity.objects.update(
+        gpu_inactive_since=None, gpu_inactive_until=None
+    )  # as a pass that looks anew
     match lost:
         case "minutes":
             NodeMetricsMinute.objects.filter(minute__gt=timezone.now() - 6 * MINUTE).delete()
         case "a minute":
             NodeMetricsMinute.objects.order_by("-minute")[5].delete()
         case "samples":
-            NodeMetricsMinute.objects.filter(pk=NodeMetricsMinute.objects.order_by("-minute")[5].pk).update(samples=9)
+            NodeMetricsMinute.objects.filter(pk=NodeMetricsMinute.objects.order_by("-minute")[5].pk).update(
+                samples=9
+            )
         case "the tool":
             WorkspaceActivity.objects.update(tool_polled_at=timezone.now() - 4 * MINUTE)
         case "the gateway was away":
@@ -184,7 +198,7 @@ def test_a_snooze_keeps_it_for_a_while_and_not_for_ever(scene, lab) -> None:
     for left in (1, 0):
         run_idle_pass()
         with pytest.raises(NotFound):
-            do_snooze(record.user(), lab)
+            do_snooze(factories.user(), lab)
         row = do_snooze(scene["owner"], lab)
         assert row.suspend_at is None and row.effective_snooze_count == 2 - left
         stays_kept(lab)
@@ -241,7 +255,10 @@ def test_a_step_hits_nothing_that_moved_since_it_was_decided(scene, lab) -> None
     assert not idle.suspend_idle(decided)
     decided = seen(lab)
     IdleExemption.objects.create(
-        job=lab, requested_by=scene["owner"], reason="a reason in words", expires_at=timezone.now() + 60 * MINUTE
+        job=lab,
+        requested_by=scene["owner"],
+        reason="a reason in words",
+        expires_at=timezone.now() + 60 * MINUTE,
     )
     assert not idle.suspend_idle(decided)
     IdleExemption.objects.all().delete()
@@ -270,7 +287,7 @@ def test_the_policy_counts_at_once_and_by_default_only_tells(scene, lab) -> None
 def test_a_projects_own_rule_counts_at_the_next_look_and_binds_those_below(scene, lab) -> None:
     minutes(scene, *[0.0] * 12)
     tool(lab)
-    top = record.project("above")
+    top = factories.project("above")
     Project.objects.filter(pk=scene["project"].pk).update(parent=top)
     do_change_policy(scene["admin"], scene["pool"], {"idle_after_s": 3600}, version=2)
     run_idle_pass()

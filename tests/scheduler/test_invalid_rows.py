@@ -13,6 +13,7 @@ from django.apps import apps
 from django.db import connection, models, transaction
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
 from portal.models import (
     Allocation,
     Attempt,
@@ -20,21 +21,20 @@ from portal.models import (
     Gpu,
     InvalidRow,
     Job,
-    Quota,
     JobVerdict,
+    Quota,
     Topology,
     UsageInterval,
 )
-from portal.services import lifecycle
-from portal.services.jobs import preview_query_body, request_from_job
-from portal.services.lifecycle import RankPlacement
-from portal.services.reservations import ReservationInput, do_save_reservation
-from portal.words.reasons import EndReason
-from scheduler import answers
+from portal.services.cluster.reservations import ReservationInput, do_save_reservation
+from portal.services.jobs.submission import preview_query_body, request_from_job
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from scheduler import what_if
 from scheduler.cycle import run_cycle
-from scheduler.foresee import run_forecast_pass
-from scheduler.remembered import CycleState
-from tests import record
+from scheduler.cycle_state import CycleState
+from scheduler.forecast.forecast_pass import run_forecast_pass
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -67,17 +67,17 @@ class World:
     """A pool with everything in it that can be corrupted, and another one with a single free node."""
 
     def __init__(self) -> None:
-        record.cluster_settings()
+        factories.cluster_settings()
         self.owner, self.pool, self.environment = (
-            record.user("ada"),
-            record.pool("main"),
-            record.environment("lab"),
+            factories.user("ada"),
+            factories.pool("main"),
+            factories.environment("lab"),
         )
-        self.node = record.node(self.pool, name="n1")
-        self.second = record.node(self.pool, name="n2", gpus=1)
+        self.node = factories.node(self.pool, name="n1")
+        self.second = factories.node(self.pool, name="n2", gpus=1)
         self.second.gpus.update(model="Other")
-        self.top = record.project("top", member=self.owner)
-        self.project = record.project("vision", parent=self.top)
+        self.top = factories.project("top", member=self.owner)
+        self.project = factories.project("vision", parent=self.top)
         self.quota = Quota.objects.create(project=self.project, pool=self.pool, guaranteed_milli=2000)
         self.topology = Topology.objects.create(name="fabric", levels=["rack"])
         self.running = self.submit(
@@ -86,7 +86,7 @@ class World:
         with transaction.atomic():
             row = Job.objects.select_for_update().get(pk=self.running.pk)
             gpu = self.node.gpus.get(index=0)
-            lifecycle.start_attempt(row, self.pool, [RankPlacement(self.node, [(gpu.pk, 1000)])], epoch=1)
+            job_control.start_attempt(row, self.pool, [RankPlacement(self.node, [(gpu.pk, 1000)])], epoch=1)
         self.attempt = Attempt.objects.get()
         self.task = self.attempt.task_rows.get()
         self.allocation = Allocation.objects.get()
@@ -96,25 +96,25 @@ class World:
         self.near = self.submit(
             name="near", gpus_per_task=4, near={"topology": "fabric", "required": "rack", "preferred": None}
         )
-        admin, later = record.user(admin=True), timezone.now() + dt.timedelta(days=90)
+        admin, later = factories.user(admin=True), timezone.now() + dt.timedelta(days=90)
         self.reservation = do_save_reservation(
             admin,
             ReservationInput(
                 "course", self.pool, [self.node], [self.project], later, later + dt.timedelta(days=1)
             ),
         )
-        self.other_owner, self.other_pool = record.user("bob"), record.pool("other")
-        self.free = record.node(self.other_pool, name="free", gpus=8)
-        self.other_project = record.project("nlp", member=self.other_owner)
-        self.other_environment = record.environment("other")
+        self.other_owner, self.other_pool = factories.user("bob"), factories.pool("other")
+        self.free = factories.node(self.other_pool, name="free", gpus=8)
+        self.other_project = factories.project("nlp", member=self.other_owner)
+        self.other_environment = factories.environment("other")
         self.remembered = CycleState()
 
     def submit(self, **fields: Any) -> Job:
-        return record.job(self.owner, self.project, self.environment, **{"pool": self.pool} | fields)
+        return factories.job(self.owner, self.project, self.environment, **{"pool": self.pool} | fields)
 
     def unrelated(self) -> Job:
         """A new job that can start on the free node."""
-        return record.job(
+        return factories.job(
             self.other_owner,
             self.other_project,
             self.other_environment,
@@ -247,9 +247,9 @@ def test_unrelated_job_starts_and_an_alarm_names_the_row(no_checks: None) -> Non
             world.remembered.reset()
         world.cycle()
         assert not InvalidRow.objects.filter(resolved_at__isnull=True).exists(), case
-        lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
+        job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
         for attempt in Attempt.objects.filter(job=job, ended_at__isnull=True):
-            lifecycle.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.COMPLETED)
+            job_control.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.COMPLETED)
 
 
 VALUES = {
@@ -296,7 +296,7 @@ def test_no_value_of_any_column_stops_the_others(no_checks: None, request: pytes
             world.cycle()
             assert not FailedCycle.objects.exists(), (case, FailedCycle.objects.latest("id").message)
             assert Job.objects.get(pk=job.pk).state == "RUNNING", case
-        lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
+        job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="bob")
 
 
 def test_forecasts_and_questions_go_on_beside_an_invalid_row(no_checks: None) -> None:
@@ -304,9 +304,9 @@ def test_forecasts_and_questions_go_on_beside_an_invalid_row(no_checks: None) ->
     job = world.unrelated()
     with corrupted(world.quota, weight="NaN"), corrupted(world.node, labels="[1]"):
         assert run_forecast_pass() >= 0
-        answers._cached_inputs = None
+        what_if._cached_inputs = None
         body = preview_query_body(world.other_owner, request_from_job(job))
         for _ in range(2):
-            found = answers._answer("would_start", body)
+            found = what_if._answer("would_start", body)
             assert found.get("starts_now") is True, found
-    answers._cached_inputs = None
+    what_if._cached_inputs = None

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from portal.models import Attempt, FailedCycle, Gpu, Job, AttemptProgress, Task
-from portal.selectors.progress import job_workload_fingerprint
-from portal.services.jobs import do_cancel_job
-from portal.words.throughput import Layout, LayoutSpeed
-from scheduler import expectations as module
-from scheduler.core.cluster import PendingRow, Snapshot
-from scheduler.core.policy import Policy
-from scheduler.core.saved import snapshot_from_json
+from portal.domain.throughput import Layout, LayoutSpeed
+from portal.models import Attempt, AttemptProgress, FailedCycle, Gpu, Job, Task
+from portal.selectors.jobs.progress import job_workload_fingerprint
+from portal.services.jobs.submission import do_cancel_job
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.serialization import snapshot_from_json
+from scheduler.core.model.snapshot import PendingRow, Snapshot
 from scheduler.cycle import run_cycle
-from scheduler.expectations import DurationEstimator
-from scheduler.snapshot import take_snapshot
-from tests import record
+from scheduler.forecast import duration_estimates as module
+from scheduler.forecast.duration_estimates import DurationEstimator
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,15 +31,15 @@ KNOWN = (LayoutSpeed(FAST, 100), LayoutSpeed(SLOW, 50))
 @pytest.fixture
 def scene() -> dict[str, Any]:
     """A node of one model, and by name after it one of another."""
-    record.cluster_settings()
-    scene = record.basic_cluster()
-    other = record.node(scene["pool"], name="z-last", cpu_milli=16_000)
+    factories.cluster_settings()
+    scene = factories.basic_cluster()
+    other = factories.node(scene["pool"], name="z-last", cpu_milli=16_000)
     Gpu.objects.filter(node=other).update(model="H200")
     return scene
 
 
 def submit(scene: dict[str, Any], **fields: Any) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def ran(scene: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **fields: Any) -> None:
@@ -67,7 +67,7 @@ def ran(scene: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **fie
 
 
 def photographed(expectations: DurationEstimator, policy: Policy | None = None) -> Snapshot:
-    inputs = take_snapshot(record.cluster_settings())
+    inputs = take_snapshot(factories.cluster_settings())
     return expectations.fill(inputs.snapshot, policy or inputs.policy)
 
 
@@ -99,7 +99,7 @@ def test_the_cycle_takes_the_faster_of_equal_nodes(scene, command: list[str], no
 
 
 def test_another_project_tells_nothing_of_ours(scene) -> None:
-    theirs = scene | {"project": record.project(member=scene["owner"])}
+    theirs = scene | {"project": factories.project(member=scene["owner"])}
     ran(theirs, 5.0, SLOW)
     ran(theirs, 10.0, FAST)
     ours, own = submit(scene), submit(theirs)
@@ -114,7 +114,7 @@ def test_what_is_learned_by_difference_is_what_is_learned_anew(scene, django_ass
         told = row_of(photographed(expectations), waits)
         assert told.layout_speeds == row_of(photographed(DurationEstimator()), waits).layout_speeds
     assert [speed.layout for speed in told.layout_speeds] == [SLOW, FAST]  # habits changed
-    snapshot = take_snapshot(record.cluster_settings()).snapshot
+    snapshot = take_snapshot(factories.cluster_settings()).snapshot
     with django_assert_num_queries(1):
         expectations.fill(snapshot, Policy())
 
@@ -157,7 +157,9 @@ def test_an_attempt_too_short_for_a_rate_or_that_stood_still_says_nothing(scene)
     ran(scene, 0.0, FAST, 9)
     waits = submit(scene)
     assert row_of(photographed(DurationEstimator()), waits).layout_speeds == KNOWN
-    AttemptProgress.objects.filter(gpu_model="H200").update(start_at=timezone.now() - dt.timedelta(seconds=59))
+    AttemptProgress.objects.filter(gpu_model="H200").update(
+        start_at=timezone.now() - dt.timedelta(seconds=59)
+    )
     AttemptProgress.objects.filter(gpu_model="H200").update(reported_at=timezone.now())
     assert row_of(photographed(DurationEstimator()), waits).layout_speeds == ()
 

@@ -11,10 +11,10 @@ from django.db.models import F
 from django.utils import timezone
 
 from portal.models import Lease
-from portal.services import restored
-from portal.services.restored import begin_recovery
+from portal.services.cluster import recovery
+from portal.services.cluster.recovery import begin_recovery
 from scheduler import leases
-from scheduler.leases import LeaseLostError, check, acquire, command_epoch, release, renew
+from scheduler.leases import LeaseLostError, acquire, check, command_epoch, release, renew
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -75,7 +75,7 @@ def test_restore_gives_epochs_above_all_given_since_the_backup(monkeypatch) -> N
     for seconds in range(
         3
     ):  # the same backup again and again: the record is back at the same epoch each time
-        monkeypatch.setattr(restored.timezone, "now", lambda at=now + dt.timedelta(seconds=seconds): at)
+        monkeypatch.setattr(recovery.timezone, "now", lambda at=now + dt.timedelta(seconds=seconds): at)
         Lease.objects.all().delete()
         Lease.objects.create(name="node:x", holder="a", epoch=node.epoch, expires_at=timezone.now())
         with transaction.atomic():

@@ -8,30 +8,30 @@ import time
 import pytest
 
 from agents.keys import make_keys, sign_agent
+from portal.domain.node_operations import OperationKind
+from portal.domain.states import JobState
 from portal.errors import Conflict, InvalidRequest
-from portal.models import AuditEntry, Job, JobEvent, NodeOperation, JobSignal
-from portal.services.jobs import do_cancel_job
-from portal.services.logs import log_path
-from portal.services.node_acts import do_request_operation
-from portal.services.sent_signals import do_send_signal, claim_signals
-from portal.words.node_acts import OperationKind
-from portal.words.states import JobState
-from tests import record
-from tests.engine_room import InProcessEngine, EngineHarness
+from portal.models import AuditEntry, Job, JobEvent, JobSignal, NodeOperation
+from portal.services.jobs.logs import log_path
+from portal.services.jobs.signals import claim_signals, do_send_signal
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.nodes.operations import do_request_operation
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene(harness: EngineHarness, request, tmp_path):
-    owner = record.user("ada")
+    owner = factories.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     made = {
         "node": harness.mark_enrolled(harness.create_node(name=name)),
         "owner": owner,
-        "admin": record.user("root", admin=True),
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "admin": factories.user("root", admin=True),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
         "engine": InProcessEngine(),
     }
     program = (harness.folder / "agent" / "agent.pyz").read_bytes()
@@ -42,8 +42,13 @@ def scene(harness: EngineHarness, request, tmp_path):
 
 def submit(scene, script: str) -> Job:
     command = ["sh", "-c", script]
-    return record.job(
-        scene["owner"], scene["project"], scene["environment"], command=command, memory_mib=64, termination_grace_s=1
+    return factories.job(
+        scene["owner"],
+        scene["project"],
+        scene["environment"],
+        command=command,
+        memory_mib=64,
+        termination_grace_s=1,
     )
 
 
@@ -100,7 +105,9 @@ def test_a_node_is_checked_tidied_and_given_another_program(harness, scene) -> N
         (tasks / name).mkdir()
         (tasks / name / "log").write_text("left behind")
         os.utime(tasks / name, (time.time() - age_s,) * 2)
-    checks = [do_request_operation(scene["admin"], node, act) for act in (OperationKind.GC, OperationKind.PREFLIGHT)]
+    checks = [
+        do_request_operation(scene["admin"], node, act) for act in (OperationKind.GC, OperationKind.PREFLIGHT)
+    ]
 
     def over() -> bool:
         if NodeOperation.objects.filter(finished_at__isnull=True).exists():

@@ -10,9 +10,9 @@ from django.urls import reverse
 
 from agents.keys import PURPOSES, key_path
 from portal.models import ClusterSettings, Node, NodeOperation
-from portal.services.enrolment import prepare_agent
-from scheduler.node_checks import run_enrolment
-from tests import record
+from portal.services.nodes.enrolment import prepare_agent
+from scheduler.nodes.node_checks import run_enrolment
+from tests import factories
 from tests.rig.agent import rig_agent
 
 pytestmark = [pytest.mark.rig, pytest.mark.django_db(transaction=True)]
@@ -24,14 +24,14 @@ PASSWORD = 'a "secret" of 1 use'
 def form(make_rig, settings, tmp_path):
     """A machine with an account that may use sudo, and the confirmed form that adds it as a node."""
     settings.DATA_DIR, settings.KEY_DIR = tmp_path, tmp_path / "keys"
-    record.cluster_settings()
+    factories.cluster_settings()
     prepare_agent(rig_agent())
     settings.KEY_FILES = {name: str(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
     machine = make_rig(1).nodes[0]
     machine.add_admin("opal", PASSWORD)
     return machine, {
         "name": "fresh",
-        "pool": record.pool().public_id,
+        "pool": factories.pool().public_id,
         "host": machine.address,
         "port": str(machine.port),
         "host_key": machine.host_key(),
@@ -44,7 +44,7 @@ def form(make_rig, settings, tmp_path):
 @pytest.fixture
 def admin(db) -> Client:
     client = Client()
-    client.force_login(record.user("root", admin=True))
+    client.force_login(factories.user("root", admin=True))
     return client
 
 

@@ -7,30 +7,30 @@ from dataclasses import replace
 import pytest
 
 from agents import link
-from agents.engines.ssh import AgentEngine
-from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, Project, JobVerdict
-from portal.services import lifecycle
-from portal.services.jobs import do_resume_job, do_suspend_job
-from portal.words.reasons import EndReason
-from portal.words.states import GpuHealth, JobState, NodeState
+from agents.engines.agent_engine import AgentEngine
+from portal.domain.reasons import EndReason
+from portal.domain.states import GpuHealth, JobState, NodeState
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, JobVerdict, Node, Project
+from portal.services.jobs.submission import do_resume_job, do_suspend_job
+from portal.services.lifecycle import job_control
 from scheduler import sweep
 from scheduler.cycle import run_cycle
-from tests import record
-from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, held_milli
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene(harness: EngineHarness, request):
-    owner = record.user("ada")
+    owner = factories.user("ada")
     name = f"n{abs(hash(request.node.name)) % 10**9}"
     return {
         "name": name,
         "node": harness.mark_enrolled(harness.create_node(name=name)),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
         "engine": InProcessEngine(),
     }
 
@@ -39,7 +39,7 @@ def submit(scene, *command: str, environment=None, **fields) -> Job:
     if command:
         fields["command"] = list(command)
     fields = {"memory_mib": 64, "termination_grace_s": 1, **fields}
-    return record.job(scene["owner"], scene["project"], environment or scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], environment or scene["environment"], **fields)
 
 
 def is_now(job: Job, state: str, *, attempt: str | None = None):
@@ -69,8 +69,10 @@ def test_the_whole_gang_ends_with_one_of_its_tasks(harness, scene) -> None:
     assert containers_alive(harness.folder / scene["name"]) == [] and held_milli() == 0
 
 
-def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not_hold_it(harness, scene) -> None:
-    parent = record.project("closed")
+def test_a_job_of_a_project_with_a_network_policy_stays_off_a_node_that_does_not_hold_it(
+    harness, scene
+) -> None:
+    parent = factories.project("closed")
     Project.objects.filter(pk=parent.pk).update(policy={"egress": "none"})
     Project.objects.filter(pk=scene["project"].pk).update(parent=parent)
     job = submit(scene, "true")
@@ -150,7 +152,9 @@ def test_a_suspended_job_has_its_grace_frees_its_gpu_and_runs_again(harness, sce
     assert job.attempt_count == 2 and len(containers_alive(harness.folder / scene["name"])) == 1
 
 
-def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(harness, scene, monkeypatch) -> None:
+def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(
+    harness, scene, monkeypatch
+) -> None:
     node = scene["node"]
     node.settings = node.settings | {"min_free_disk_mib": 10**9}
     node.save()
@@ -166,7 +170,9 @@ def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(harnes
     assert job.message == f"The disk of {node.name} is full. It waits again."
     assert held_milli() == 0
     reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "standing"), job)
-    assert AuditEntry.objects.filter(action="node.disk", after__state="cordoned", object_name=node.name).exists()
+    assert AuditEntry.objects.filter(
+        action="node.disk", after__state="cordoned", object_name=node.name
+    ).exists()
 
 
 def test_a_node_without_room_takes_no_work_until_it_has_room(harness, scene) -> None:
@@ -210,7 +216,7 @@ def test_an_agent_of_another_version_is_said_and_nothing_is_lost(harness, scene,
 
 
 def test_a_container_the_record_never_heard_of_is_stopped(harness, scene) -> None:
-    node, cluster = scene["node"], record.cluster_settings().cluster_id
+    node, cluster = scene["node"], factories.cluster_settings().cluster_id
     reach(scene, lambda: Node.objects.get().reachable)
     settings_path = harness.folder / "agent" / f"{node.public_id}.json"
     engine = AgentEngine.local(harness.folder / "agent" / "agent.pyz", settings_path, cluster=cluster)
@@ -269,7 +275,7 @@ SERVER = (
 
 
 def tool(*command: str):
-    environment = record.environment(runtime="process")
+    environment = factories.environment(runtime="process")
     environment.tool_command = list(command)
     environment.save()
     return environment
@@ -287,7 +293,7 @@ def test_a_workspace_is_ready_when_it_answers(harness, scene) -> None:
     attempt = job.attempts.get()
     assert attempt.ready_at > attempt.running_at
     assert set(attempt.task_rows.get().ports) == {"8888"}
-    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     reach(scene, is_now(job, JobState.CANCELLED), job)
 
 

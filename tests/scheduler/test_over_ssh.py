@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState, NodeState
 from portal.models import ImagePresence, Job, Node
-from portal.services import lifecycle
-from portal.services.bringing import do_prefetch_image
-from portal.services.image_archives import archive_config_digest
-from portal.services.image_pins import do_update_image
-from portal.services.logs import log_path
-from portal.words.reasons import EndReason
-from portal.words.states import JobState, NodeState
-from tests import record
-from tests.engine_room import held_milli, wait_for
+from portal.services.images.archives import archive_config_digest
+from portal.services.images.pins import do_update_image
+from portal.services.images.prefetch import do_prefetch_image
+from portal.services.jobs.logs import log_path
+from portal.services.lifecycle import job_control
+from tests import factories
+from tests.engine_harness import held_milli, wait_for
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
 from tests.rig.node import RigNode
-from tests.rig_scene import in_state, wait_until, two_rig_nodes, describe, submit
+from tests.two_rig_nodes import describe, in_state, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.early, pytest.mark.django_db(transaction=True)]
 
@@ -76,8 +76,8 @@ def test_too_much_memory_a_missing_image_and_a_full_disk_are_said(scene) -> None
     assert (job.reason, task.oom) == (EndReason.OUT_OF_MEMORY, True), describe(job)
     assert task.peak_memory_mib is None or task.peak_memory_mib >= 60
 
-    nowhere = record.environment(tool=False, image="localhost/nowhere:1", archive="/nowhere/image.tar")
-    job = record.job(scene["owner"], scene["project"], nowhere, command=["true"], max_attempts=1)
+    nowhere = factories.environment(tool=False, image="localhost/nowhere:1", archive="/nowhere/image.tar")
+    job = factories.job(scene["owner"], scene["project"], nowhere, command=["true"], max_attempts=1)
     wait_until(scene, in_state(job, JobState.FAILED), job)
     name = job.attempts.get().task_rows.get().node.name
     assert job.reason == EndReason.IMAGE_MISSING, describe(job)
@@ -119,7 +119,7 @@ def test_a_retagged_image_does_not_run_until_an_administrator_takes_it(scene) ->
     environment.refresh_from_db()
     assert environment.image_digest == pinned
     earlier = submit(scene, *says)
-    do_update_image(record.user("root", admin=True), environment)
+    do_update_image(factories.user("root", admin=True), environment)
     environment.refresh_from_db()
     later = submit(scene, *says)
     wait_until(scene, in_state(earlier, JobState.COMPLETED), earlier)
@@ -132,7 +132,7 @@ def test_a_retagged_image_does_not_run_until_an_administrator_takes_it(scene) ->
 def test_a_gang_runs_one_image_where_a_tag_names_two(scene) -> None:
     """The second node has another image under the tag, and not the one that the first resolved."""
     environment, second = scene["environment"], scene["machines"][1]
-    do_prefetch_image(record.user("root", admin=True), environment)
+    do_prefetch_image(factories.user("root", admin=True), environment)
     there = ImagePresence.objects.filter(environment=environment, node=scene["nodes"][1])
     wait_until(scene, lambda: there.get().state == "present")
     environment.refresh_from_db()
@@ -152,7 +152,7 @@ def test_a_node_that_is_cut_off_keeps_its_job_and_its_gpus(scene) -> None:
     assert node.problem and held_milli() == 4000
     other = submit(scene, "true", gpus_per_task=4)
     wait_until(scene, in_state(other, JobState.COMPLETED), other)
-    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     machine.heal()
     wait_until(scene, in_state(job, JobState.CANCELLED), job)
     assert held_milli() == 0 and containers(machine) == []
@@ -181,9 +181,9 @@ def test_another_host_key_is_never_spoken_to(scene) -> None:
 
 
 def test_an_image_is_brought_before_any_job_needs_it(scene) -> None:
-    second, admin = scene["nodes"][1], record.user("root", admin=True)
+    second, admin = scene["nodes"][1], factories.user("root", admin=True)
     there = ImagePresence.objects.filter(environment=scene["environment"], node=second)
-    nowhere = record.environment(tool=False, image="localhost/nowhere:1", archive="/nowhere/image.tar")
+    nowhere = factories.environment(tool=False, image="localhost/nowhere:1", archive="/nowhere/image.tar")
     assert do_prefetch_image(admin, scene["environment"]) == 1
     do_prefetch_image(admin, nowhere, second)
     wait_until(scene, lambda: there.get().state == "present")

@@ -9,12 +9,12 @@ import pytest
 from django.db.models import F
 from django.utils import timezone
 
-from agents.samples import ContainerStatus
-from portal.models import Attempt, Job, AttemptProgress
-from portal.services import progress
-from portal.words.throughput import Layout
-from tests import record
-from tests.engine_room import InProcessEngine, EngineHarness
+from agents.wire.messages import ContainerStatus
+from portal.domain.throughput import Layout
+from portal.models import Attempt, AttemptProgress, Job
+from portal.services.jobs import progress
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -26,18 +26,18 @@ def scene(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[str, A
     """A real agent with four pretend GPUs, and a person."""
     name = f"p{abs(hash(request.node.name)) % 10**9}"
     harness.mark_enrolled(harness.create_node(name=name, gpus=4), gpus=4)
-    owner = record.user("ada")
+    owner = factories.user("ada")
     return {
         "owner": owner,
-        "project": record.project("vision", member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project("vision", member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
         "engine": InProcessEngine(),
     }
 
 
 def submit(scene: dict[str, Any], script: str, **fields: Any) -> Job:
     fields = {"command": ["sh", "-c", script], "memory_mib": 64, "termination_grace_s": 1, **fields}
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def runs(job: Job) -> bool:

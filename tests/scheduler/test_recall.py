@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.carry import apply_plan, release_stopping_jobs
-from scheduler.core.check import SnapshotError
-from scheduler.core.cluster import PendingRow, Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.memory import DecisionCache
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
-from scheduler.core.saved import plan_to_json, snapshot_from_json, snapshot_to_json
-from scheduler.recall import IncrementalDecider
-from tests.core.drawn import cluster, node, project, quota, waits
+from scheduler.core.model.apply_plan import apply_plan, release_stopping_jobs
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.serialization import plan_to_json, snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import PendingRow, Snapshot
+from scheduler.core.model.validation import SnapshotError
+from scheduler.core.session.cache import DecisionCache
+from scheduler.incremental import IncrementalDecider
+from tests.core.cluster_builder import cluster, node, project, quota, waits
 
 
 def scene() -> Snapshot:
@@ -48,7 +48,7 @@ def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.Mo
         seen.append(snapshot)
         return decide(snapshot, policy, memory)
 
-    monkeypatch.setattr("scheduler.recall.decide", watched)
+    monkeypatch.setattr("scheduler.incremental.decide", watched)
     recall, first = IncrementalDecider(), scene()
     recall.decide(first, Policy())
     changed = replace(first.pending[0], priority=75)
@@ -60,14 +60,18 @@ def test_rows_that_say_the_same_are_the_objects_of_before(monkeypatch: pytest.Mo
 
 
 def test_where_many_wait_reasons_are_told_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.recall.EXPLAIN_ALL_LIMIT", 3)
-    monkeypatch.setattr("scheduler.recall.EXPLAIN_BATCH_SIZE", 2)
+    monkeypatch.setattr("scheduler.incremental.EXPLAIN_ALL_LIMIT", 3)
+    monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 2)
     recall, found = IncrementalDecider(), scene()
     more = tuple(waits(f"more{n}", "q", n) for n in range(1, 7))
     snapshot = replace(found, pending=(*found.pending, *more))
     whole = decide(snapshot, Policy())
     plan = recall.decide(snapshot, Policy())
-    assert (plan.starts, plan.evictions, plan.nominations) == (whole.starts, whole.evictions, whole.nominations)
+    assert (plan.starts, plan.evictions, plan.nominations) == (
+        whole.starts,
+        whole.evictions,
+        whole.nominations,
+    )
     assert (plan.explained, plan.verdicts) == (False, ())
     told = []
     while recall.has_unexplained:
@@ -84,8 +88,8 @@ def test_where_many_wait_reasons_are_told_piece_by_piece(monkeypatch: pytest.Mon
 def test_who_was_never_told_comes_first_then_who_was_told_longest_ago(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("scheduler.recall.EXPLAIN_ALL_LIMIT", 0)
-    monkeypatch.setattr("scheduler.recall.EXPLAIN_BATCH_SIZE", 2)
+    monkeypatch.setattr("scheduler.incremental.EXPLAIN_ALL_LIMIT", 0)
+    monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 2)
     recall = IncrementalDecider()
     jobs = [waits(f"j{n}", "q", 64) for n in range(5)]
     snapshot = replace(scene(), pending=tuple(jobs))

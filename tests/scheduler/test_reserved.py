@@ -8,14 +8,14 @@ import pytest
 from django.utils import timezone
 
 from portal.models import Cycle, Job, JobVerdict
-from portal.services.reservations import ReservationInput, do_cancel_reservation, do_save_reservation
-from portal.services.topologies import do_save_topology, do_set_labels
-from scheduler.core.cluster import Snapshot
+from portal.services.cluster.reservations import ReservationInput, do_cancel_reservation, do_save_reservation
+from portal.services.nodes.topologies import do_save_topology, do_set_labels
 from scheduler.core.decide import decide
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import Snapshot
 from scheduler.cycle import run_cycle
-from tests import record
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,9 +28,9 @@ def cycle() -> None:
 
 @pytest.fixture
 def scene():
-    record.cluster_settings()
-    made = record.basic_cluster() | {"admin": record.user(admin=True)}
-    made["other"] = record.project("other", member=made["owner"])
+    factories.cluster_settings()
+    made = factories.basic_cluster() | {"admin": factories.user(admin=True)}
+    made["other"] = factories.project("other", member=made["owner"])
     begin = timezone.now() + HOUR
     words = ReservationInput(
         "spring course", made["pool"], [made["node"]], [made["other"]], begin, begin + HOUR
@@ -39,7 +39,7 @@ def scene():
 
 
 def submit(scene, project: str, **asks) -> Job:
-    return record.job(scene["owner"], scene[project], scene["environment"], **asks)
+    return factories.job(scene["owner"], scene[project], scene["environment"], **asks)
 
 
 def test_only_who_is_surely_gone_and_who_it_is_for_start(scene) -> None:
@@ -69,7 +69,7 @@ def test_once_it_is_cancelled_everybody_starts(scene) -> None:
 def test_a_job_near_together_is_told_what_it_waits_for(scene) -> None:
     do_cancel_reservation(scene["admin"], scene["reservation"])
     do_save_topology(scene["admin"], "fabric", ["rack"])
-    apart = record.node(scene["pool"])
+    apart = factories.node(scene["pool"])
     do_set_labels(scene["admin"], scene["node"], {"rack": "r1"})
     do_set_labels(scene["admin"], apart, {"rack": "r2"})
     near = {"topology": "fabric", "required": "rack", "preferred": None}
@@ -88,12 +88,12 @@ def test_a_job_near_together_is_told_what_it_waits_for(scene) -> None:
 @pytest.mark.parametrize("kept_for", ["other", None], ids=["another project", "nobody"])
 def test_a_reservation_made_after_the_photograph_refuses_starts_on_its_nodes(scene, kept_for) -> None:
     do_cancel_reservation(scene["admin"], scene["reservation"])
-    apart = record.node(scene["pool"])
-    below = record.project("below", parent=scene["other"], member=scene["owner"])
+    apart = factories.node(scene["pool"])
+    below = factories.project("below", parent=scene["other"], member=scene["owner"])
     jobs = [
         submit(scene, "project", name="closed out", gpus_per_task=2),
         submit(scene, "other", name="kept for", gpus_per_task=1),
-        record.job(scene["owner"], below, scene["environment"], name="below it", gpus_per_task=1),
+        factories.job(scene["owner"], below, scene["environment"], name="below it", gpus_per_task=1),
         submit(scene, "project", name="elsewhere", gpus_per_task=4),
     ]
 

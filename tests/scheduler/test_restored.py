@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from django.db import connection, connections, transaction
 
-from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, Task, OrphanContainer
-from portal.services.jobs import do_cancel_job, do_hold_job
-from portal.services.restored import begin_recovery, do_adopt_orphan, do_stop_orphan
+from portal.domain.states import JobState
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, OrphanContainer, Task
+from portal.services.cluster.recovery import begin_recovery, do_adopt_orphan, do_stop_orphan
+from portal.services.jobs.submission import do_cancel_job, do_hold_job
 from portal.standalone import backup
-from portal.words.states import JobState
-from tests import record
-from tests.engine_room import InProcessEngine, EngineHarness, containers_alive, engine_harness
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, containers_alive, engine_harness
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,14 +52,20 @@ class Told:
 
     def __init__(self, harness: EngineHarness) -> None:
         self.harness, self.engine = harness, InProcessEngine()
-        self.admin, self.owner = record.user("root", admin=True), record.user("ada")
+        self.admin, self.owner = factories.user("root", admin=True), factories.user("ada")
         self.node = harness.mark_enrolled(harness.create_node(name="n1"))
-        self.project = record.project("vision", member=self.owner)
-        self.environment = record.environment(runtime="process", tool=False)
+        self.project = factories.project("vision", member=self.owner)
+        self.environment = factories.environment(runtime="process", tool=False)
 
     def submit(self, *command: str, **fields) -> Job:
-        fields = {"cpu_milli": 100, "memory_mib": 64, "termination_grace_s": 1, "command": list(command), **fields}
-        return record.job(self.owner, self.project, self.environment, **fields)
+        fields = {
+            "cpu_milli": 100,
+            "memory_mib": 64,
+            "termination_grace_s": 1,
+            "command": list(command),
+            **fields,
+        }
+        return factories.job(self.owner, self.project, self.environment, **fields)
 
     def reach(self, look, within_s: float = 30.0) -> None:
         def one_turn() -> bool:

@@ -10,49 +10,49 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
 from portal.errors import Conflict
 from portal.models import (
     Attempt,
     ClusterSettings,
     Environment,
     Job,
+    JobVerdict,
     Membership,
     Node,
     Project,
     Secret,
-    JobVerdict,
     User,
     Volume,
 )
-from portal.services import lifecycle
-from portal.services.jobs import do_resume_job, do_suspend_job
-from portal.services.lifecycle import OwnerNotPermittedError, RankPlacement
-from portal.services.projects import do_remove_member
-from portal.services.rights_changes import JobChoice, QueuedJobs
-from portal.services.secrets import do_save_secret
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
+from portal.services.jobs.submission import do_resume_job, do_suspend_job
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import OwnerNotPermittedError, RankPlacement
+from portal.services.lifecycle.rights_changes import JobChoice, QueuedJobs
+from portal.services.projects.projects import do_remove_member
+from portal.services.projects.secrets import do_save_secret
 from scheduler.cycle import run_cycle
-from scheduler.foresee import run_forecast_pass
-from scheduler.snapshot import SnapshotCache, take_snapshot
-from tests import record
-from tests.engine_room import InProcessEngine, EngineHarness, held_milli
+from scheduler.forecast.forecast_pass import run_forecast_pass
+from scheduler.snapshot.decision_input import SnapshotCache, take_snapshot
+from tests import factories
+from tests.engine_harness import EngineHarness, InProcessEngine, held_milli
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene() -> dict[str, Any]:
-    record.cluster_settings()
-    scene = record.basic_cluster()
-    scene["admin"] = record.user(admin=True)
+    factories.cluster_settings()
+    scene = factories.basic_cluster()
+    scene["admin"] = factories.user(admin=True)
     scene["volume"] = Volume.objects.create(name="sets", kind="host_path", path="/srv/sets")
     do_save_secret(scene["owner"], scene["owner"], "hub", "hf_value")
     return scene
 
 
 def submit(scene: dict[str, Any], **fields: Any) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def leaves(scene: dict[str, Any]) -> None:
@@ -76,11 +76,11 @@ def environment_is_withdrawn(scene: dict[str, Any]) -> None:
 
 
 def environment_is_for_others(scene: dict[str, Any]) -> None:
-    scene["environment"].projects.set([record.project()])
+    scene["environment"].projects.set([factories.project()])
 
 
 def volume_is_for_others(scene: dict[str, Any]) -> None:
-    scene["volume"].projects.set([record.project()])
+    scene["volume"].projects.set([factories.project()])
 
 
 def volume_is_removed(scene: dict[str, Any]) -> None:
@@ -111,12 +111,12 @@ def test_queued_job_waits_with_a_verdict_and_nothing_is_sent_for_a_decided_one(s
     with transaction.atomic():  # decided and committed while it had the right, not sent yet
         row = Job.objects.select_for_update().get(pk=decided.pk)
         gpu = scene["node"].gpus.order_by("index")[0]
-        attempt = lifecycle.start_attempt(
+        attempt = job_control.start_attempt(
             row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
         )
     lose(scene)
     with pytest.raises(OwnerNotPermittedError):
-        lifecycle.mark_task_sent(attempt.task_rows.get())
+        job_control.mark_task_sent(attempt.task_rows.get())
     assert Attempt.objects.get().start_sent_at is None
     run_cycle("test", "me")
     queued.refresh_from_db()
@@ -140,7 +140,7 @@ def test_job_starts_once_the_right_is_back(scene) -> None:
 
 
 def test_role_in_a_parent_project_counts_and_its_loss_too(scene) -> None:
-    parent = record.project(member=scene["owner"])
+    parent = factories.project(member=scene["owner"])
     scene["project"].parent = parent
     scene["project"].save()
     Membership.objects.filter(user=scene["owner"], project=scene["project"]).delete()
@@ -173,7 +173,7 @@ def test_elastic_job_does_not_grow_without_the_right(scene) -> None:
         row = Job.objects.select_for_update().get(pk=job.pk)
         gpus = scene["node"].gpus.order_by("index")[:2]
         seats = [RankPlacement(scene["node"], [(gpu.pk, 1000)]) for gpu in gpus]
-        attempt = lifecycle.start_attempt(row, scene["pool"], seats, epoch=1)
+        attempt = job_control.start_attempt(row, scene["pool"], seats, epoch=1)
     becomes_viewer(scene)
     run_cycle("test", "me")
     assert attempt.task_rows.count() == 2
@@ -185,31 +185,31 @@ def test_elastic_job_does_not_grow_without_the_right(scene) -> None:
 def test_number_of_queries_does_not_grow_with_jobs_and_owners(scene) -> None:
     def queries() -> int:
         with CaptureQueriesContext(connection) as seen:
-            take_snapshot(record.cluster_settings())
+            take_snapshot(factories.cluster_settings())
         return len(seen.captured_queries)
 
     submit(scene, **USES)
     few = queries()
     for _ in range(3):
-        other = record.user()
+        other = factories.user()
         Membership.objects.create(user=other, project=scene["project"], role="member")
         do_save_secret(other, other, "hub", "x")
-        record.job(other, scene["project"], scene["environment"], **USES)
+        factories.job(other, scene["project"], scene["environment"], **USES)
     assert queries() == few
 
 
 @pytest.fixture
 def node_scene(harness: EngineHarness, request: pytest.FixtureRequest) -> dict[str, Any]:
-    record.cluster_settings()
-    owner, name = record.user("ada"), f"n{abs(hash(request.node.name)) % 10**9}"
+    factories.cluster_settings()
+    owner, name = factories.user("ada"), f"n{abs(hash(request.node.name)) % 10**9}"
     node = harness.mark_enrolled(harness.create_node(name=name))
     Node.objects.filter(pk=node.pk).update(reachable=True, runtime="process")
     return {
         "name": name,
         "node": node,
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(runtime="process", tool=False),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(runtime="process", tool=False),
         "engine": InProcessEngine(),
     }
 

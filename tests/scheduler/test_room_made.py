@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from portal.domain.reasons import EndReason
 from portal.models import Attempt, Job, Quota
-from portal.services import lifecycle
-from portal.services.jobs import do_cancel_job, do_hold_job
-from portal.words.reasons import EndReason
+from portal.services.jobs.submission import do_cancel_job, do_hold_job
+from portal.services.lifecycle import job_control
 from scheduler.cycle import run_cycle
-from scheduler.snapshot import take_snapshot
-from tests import record
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene():
     """One node of one GPU; ``vision`` borrows it, ``nlp`` is promised it."""
-    record.cluster_settings()
-    pool = record.pool()
-    ada, ben, cem = record.user("ada"), record.user("ben"), record.user("cem")
-    vision, nlp = record.project("vision", member=ada), record.project("nlp", member=ben)
+    factories.cluster_settings()
+    pool = factories.pool()
+    ada, ben, cem = factories.user("ada"), factories.user("ben"), factories.user("cem")
+    vision, nlp = factories.project("vision", member=ada), factories.project("nlp", member=ben)
     nlp.memberships.create(user=cem, role="manager")
     Quota.objects.create(project=nlp, pool=pool, guaranteed_milli=1000)
     return {
-        "node": record.node(pool, gpus=1),
-        "environment": record.environment(tool=False),
+        "node": factories.node(pool, gpus=1),
+        "environment": factories.environment(tool=False),
         "ada": ada,
         "ben": ben,
         "cem": cem,
@@ -36,7 +36,7 @@ def scene():
 
 
 def submit(scene, who: str, project: str, **fields) -> Job:
-    return record.job(scene[who], scene[project], scene["environment"], **fields)
+    return factories.job(scene[who], scene[project], scene["environment"], **fields)
 
 
 def cycle() -> None:
@@ -48,8 +48,8 @@ def evicted(scene) -> tuple[Attempt, Job]:
     victim = submit(scene, "ada", "vision", name="borrower")
     cycle()
     task = victim.attempts.get().task_rows.get()
-    assert lifecycle.mark_task_sent(task)
-    lifecycle.record_task_running(task.pk, container="c", ports={})
+    assert job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
     winner = submit(scene, "ben", "nlp", name="entitled")
     cycle()
     attempt = victim.attempts.get()
@@ -59,7 +59,7 @@ def evicted(scene) -> tuple[Attempt, Job]:
 
 def gone(attempt: Attempt) -> None:
     """Its node proves that it has left."""
-    lifecycle.record_task_ended(attempt.task_rows.get().pk, exit_code=143, reason=EndReason.EXIT_CODE)
+    job_control.record_task_ended(attempt.task_rows.get().pk, exit_code=143, reason=EndReason.EXIT_CODE)
 
 
 def state(job: Job) -> str:
@@ -69,7 +69,7 @@ def state(job: Job) -> str:
 
 def promised_to(job: Job) -> tuple[bool, bool]:
     """Whether somebody leaves for it, and whether a place is kept for it, as the next decision sees it."""
-    snapshot = take_snapshot(record.cluster_settings()).snapshot
+    snapshot = take_snapshot(factories.cluster_settings()).snapshot
     left = any(row.job == job.public_id and row.nominated_tasks for row in snapshot.pending)
     return any(row.preempted_for == job.public_id for row in snapshot.running), left
 
@@ -109,6 +109,8 @@ def test_a_promise_ends_with_the_next_attempt(scene) -> None:
     attempt, winner = evicted(scene)
     gone(attempt)
     cycle()
-    lifecycle.request_stop(winner.attempts.get().pk, EndReason.PREEMPTED)  # it had not begun: it waits again
+    job_control.request_stop(
+        winner.attempts.get().pk, EndReason.PREEMPTED
+    )  # it had not begun: it waits again
     assert state(winner) == "PENDING"
     assert promised_to(winner) == (False, False)

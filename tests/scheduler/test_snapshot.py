@@ -10,28 +10,28 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from agents.engines.answers import parse_event
-from agents.engines.contract import TaskExited
+from agents.engines.interface import TaskExited
+from agents.engines.parsing import parse_event
+from portal.domain.reasons import EndReason
 from portal.errors import Conflict
 from portal.models import Environment, Job, Node, Quota, Reservation, Topology, UsageInterval, Volume
-from portal.services import lifecycle
-from portal.services.gpus import record_foreign_processes
-from portal.services.holdings import allocate_gpus
-from portal.services.lifecycle import RankPlacement
-from portal.services.reservations import (
+from portal.services.cluster.reservations import (
     ReservationInput,
     do_cancel_reservation,
     do_save_reservation,
 )
-from portal.words.reasons import EndReason
-from scheduler.core.check import check_snapshot
-from scheduler.core.cluster import TopologyConstraint, ReservationRow, TopologyRow
-from scheduler.core.policy import PolicyError
-from scheduler.core.saved import snapshot_from_json, snapshot_to_json
-from scheduler.dispatch import end_reason
-from scheduler.images import record_images
-from scheduler.snapshot import SnapshotCache, take_snapshot
-from tests import record
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.allocations import allocate_gpus
+from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.nodes.gpus import record_foreign_processes
+from scheduler.core.model.policy import PolicyError
+from scheduler.core.model.serialization import snapshot_from_json, snapshot_to_json
+from scheduler.core.model.snapshot import ReservationRow, TopologyConstraint, TopologyRow
+from scheduler.core.model.validation import check_snapshot
+from scheduler.nodes.dispatch import end_reason
+from scheduler.nodes.image_pulls import record_images
+from scheduler.snapshot.decision_input import SnapshotCache, take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,14 +41,14 @@ QUERIES = 32
 
 @pytest.fixture
 def scene():
-    pool = record.pool()
-    owner = record.user("ada")
+    pool = factories.pool()
+    owner = factories.user("ada")
     return {
         "pool": pool,
-        "node": record.node(pool),
+        "node": factories.node(pool),
         "owner": owner,
-        "project": record.project(member=owner),
-        "environment": record.environment(),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(),
     }
 
 
@@ -56,17 +56,17 @@ def place(scene, job: Job, gpus: int = 1, milli: int = 1000):
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         free = scene["node"].gpus.filter(used_milli=0)[:gpus]
-        return lifecycle.start_attempt(
+        return job_control.start_attempt(
             row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, milli) for gpu in free])], epoch=1
         )
 
 
 def submit(scene, **fields) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def count_queries() -> int:
-    settings = record.cluster_settings()
+    settings = factories.cluster_settings()
     with CaptureQueriesContext(
         connection,
     ) as seen:
@@ -79,8 +79,8 @@ def test_the_number_of_queries_does_not_grow(scene) -> None:
     submit(scene)
     few = count_queries()
     for _ in range(3):
-        node = record.node(scene["pool"])
-        record.project(parent=scene["project"])
+        node = factories.node(scene["pool"])
+        factories.project(parent=scene["project"])
         submit(scene).avoid_nodes.add(node)
     place(scene, submit(scene))
     place(scene, submit(scene))
@@ -95,7 +95,7 @@ def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
     near = {"topology": "fabric", "required": "rack", "preferred": None}
     place(scene, submit(scene, near=near))
     submit(scene, near={"topology": "fabric", "required": None, "preferred": "block"})
-    snapshot = take_snapshot(record.cluster_settings()).snapshot
+    snapshot = take_snapshot(factories.cluster_settings()).snapshot
     assert snapshot.topologies == (TopologyRow("fabric", ("block", "rack")),)
     assert snapshot.nodes[0].labels == (("block", "a"), ("rack", "r7"))
     assert [gpu.nvlink_island for gpu in snapshot.nodes[0].gpus] == [None, None, 1, 1]
@@ -105,8 +105,8 @@ def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
 
 
 def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
-    admin, now, hour = record.user(admin=True), timezone.now(), dt.timedelta(hours=1)
-    gone = record.node(scene["pool"])
+    admin, now, hour = factories.user(admin=True), timezone.now(), dt.timedelta(hours=1)
+    gone = factories.node(scene["pool"])
 
     def reserve(name, nodes, projects, begin, end) -> Reservation:
         asked = ReservationInput(name, scene["pool"], nodes, projects, now + begin * hour, now + end * hour)
@@ -118,7 +118,7 @@ def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
     do_cancel_reservation(admin, reserve("cancelled", [scene["node"]], [], 5, 6))
     over = reserve("over", [scene["node"]], [], 7, 8)
     Reservation.objects.filter(pk=over.pk).update(period=(now - 2 * hour, now - hour))
-    snapshot = take_snapshot(record.cluster_settings()).snapshot
+    snapshot = take_snapshot(factories.cluster_settings()).snapshot
     node, project = scene["node"].public_id, scene["project"].public_id
     assert snapshot.reservations == (
         ReservationRow(
@@ -130,7 +130,7 @@ def test_it_tells_what_is_reserved_and_not_over(scene) -> None:
         ),
     )  # fmt: skip
     submit(scene)
-    check_snapshot(take_snapshot(record.cluster_settings()).snapshot)
+    check_snapshot(take_snapshot(factories.cluster_settings()).snapshot)
 
 
 def test_it_tells_what_is_held_and_by_whom(scene) -> None:
@@ -138,8 +138,8 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
     place(scene, shared, milli=300)
     whole = submit(scene, gpus_per_task=2, time_limit_s=60, priority=-3)
     attempt = place(scene, whole, gpus=2)
-    assert lifecycle.mark_task_sent(attempt.task_rows.get())
-    lifecycle.request_stop(attempt.pk, EndReason.PREEMPTED)
+    assert job_control.mark_task_sent(attempt.task_rows.get())
+    job_control.request_stop(attempt.pk, EndReason.PREEMPTED)
     waiting = submit(scene, gpu_model="Test 80", kind="workspace")
     Volume.objects.create(name="home", kind="home", owner=scene["owner"], node=scene["node"])
     Quota.objects.create(
@@ -150,7 +150,7 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
         user_limit_milli=3000,
     )
 
-    inputs = take_snapshot(record.cluster_settings())
+    inputs = take_snapshot(factories.cluster_settings())
 
     (node,) = inputs.snapshot.nodes
     assert [(gpu.used_milli, gpu.exclusive) for gpu in node.gpus] == [
@@ -177,11 +177,11 @@ def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> N
     strict = submit(scene, name="strict", after=[prep, other, done])
     loose = submit(scene, name="loose", after=[prep, other], ignore_dependency_failure=True)
     free = submit(scene, name="free", after=[done])
-    lifecycle.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="x")
+    job_control.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="x")
     Job.objects.filter(pk=done.pk).update(state="RUNNING")  # as its start would
     Job.objects.filter(pk=done.pk).update(state="COMPLETED", ended_at=timezone.now())
 
-    rows = {row.name: row for row in take_snapshot(record.cluster_settings()).snapshot.pending}
+    rows = {row.name: row for row in take_snapshot(factories.cluster_settings()).snapshot.pending}
 
     # what ended otherwise than it must still holds it back: it is cancelled soon, and never starts
     assert [each.name for each in rows["strict"].dependencies] == ["prep", "other"]
@@ -195,10 +195,10 @@ def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> N
 
 
 def test_nodes_of_another_runtime_are_avoided(scene) -> None:
-    process = record.node(scene["pool"], runtime="process")
-    docker = record.node(scene["pool"], runtime="docker")
+    process = factories.node(scene["pool"], runtime="process")
+    docker = factories.node(scene["pool"], runtime="docker")
     submit(scene)
-    (pending,) = take_snapshot(record.cluster_settings()).snapshot.pending
+    (pending,) = take_snapshot(factories.cluster_settings()).snapshot.pending
     assert pending.avoid_nodes == pending.ineligible_nodes == (process.public_id,)
     assert docker.public_id not in pending.avoid_nodes
 
@@ -206,11 +206,11 @@ def test_nodes_of_another_runtime_are_avoided(scene) -> None:
 def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
     Environment.objects.filter(pk=scene["environment"].pk).update(min_driver="525.60.13")
     drivers = {"470.82.01": True, "525.60.13": False, "535.104.5": False, "simulated": False, None: True}
-    nodes = {driver: record.node(scene["pool"], hello={"driver": driver}) for driver in drivers}
+    nodes = {driver: factories.node(scene["pool"], hello={"driver": driver}) for driver in drivers}
     scene["node"].delete()
     submit(scene, name="with", gpus_per_task=1)
     submit(scene, name="without", gpus_per_task=0)
-    rows = {row.name: row for row in take_snapshot(record.cluster_settings()).snapshot.pending}
+    rows = {row.name: row for row in take_snapshot(factories.cluster_settings()).snapshot.pending}
     assert set(rows["with"].ineligible_nodes) == {
         nodes[driver].public_id for driver, old in drivers.items() if old
     }
@@ -219,13 +219,13 @@ def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
 
 def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(scene) -> None:
     known = {"12.2": True, "12.10": False, "13.0": False, None: False}
-    nodes = {cuda: record.node(scene["pool"], hello={"max_cuda_version": cuda}) for cuda in known}
+    nodes = {cuda: factories.node(scene["pool"], hello={"max_cuda_version": cuda}) for cuda in known}
     scene["node"].delete()
     submit(scene, name="with", gpus_per_task=1)
     submit(scene, name="without", gpus_per_task=0)
 
     def rows() -> dict[str, tuple[str, tuple[str, ...]]]:
-        pending = take_snapshot(record.cluster_settings()).snapshot.pending
+        pending = take_snapshot(factories.cluster_settings()).snapshot.pending
         return {row.name: (row.required_cuda, row.ineligible_nodes) for row in pending}
 
     assert rows() == {"with": ("", ()), "without": ("", ())}
@@ -243,13 +243,13 @@ def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(s
 
 def test_what_one_node_says_of_an_image_keeps_jobs_off_that_node_alone(scene) -> None:
     lying, others = (
-        record.node(scene["pool"], hello={"max_cuda_version": "13.0"}),
-        [record.node(scene["pool"], hello={"max_cuda_version": "13.0"}) for _ in range(2)],
+        factories.node(scene["pool"], hello={"max_cuda_version": "13.0"}),
+        [factories.node(scene["pool"], hello={"max_cuda_version": "13.0"}) for _ in range(2)],
     )
     submit(scene, name="with", gpus_per_task=1)
 
     def row() -> tuple[str, tuple[str, ...]]:
-        (pending,) = take_snapshot(record.cluster_settings()).snapshot.pending
+        (pending,) = take_snapshot(factories.cluster_settings()).snapshot.pending
         return pending.required_cuda, pending.ineligible_nodes
 
     for word in ("99.9", "x" * 8, "9" * 64):
@@ -269,13 +269,16 @@ def image_row(environment: Environment, cuda: str | None) -> dict[str, object]:
 
 def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(scene) -> None:
     told = {"enforced": False, "message": "Shares of its GPUs are not enforced: they are pretend ones."}
-    cannot = record.node(scene["pool"], hello={"gpu_sharing": told})
-    record.node(scene["pool"], hello={"gpu_sharing": {**told, "enforced": True}})
+    cannot = factories.node(scene["pool"], hello={"gpu_sharing": told})
+    factories.node(scene["pool"], hello={"gpu_sharing": {**told, "enforced": True}})
     submit(scene, name="whole")
     submit(scene, name="share", milli_per_gpu=500)
 
     def unfit() -> dict[str, set[str]]:
-        return {row.name: set(row.ineligible_nodes) for row in take_snapshot(record.cluster_settings()).snapshot.pending}
+        return {
+            row.name: set(row.ineligible_nodes)
+            for row in take_snapshot(factories.cluster_settings()).snapshot.pending
+        }
 
     assert unfit() == {"whole": set(), "share": set()}
     type(scene["pool"]).objects.update(policy={"gpu_sharing_requires_mps": "yes"})
@@ -299,15 +302,19 @@ def test_a_task_that_lost_the_daemon_of_its_share_ends_with_that_reason() -> Non
 
 def test_a_gpu_on_which_a_foreign_program_works_takes_nothing_new(scene) -> None:
     album = SnapshotCache()
-    assert all(gpu.healthy for row in take_snapshot(record.cluster_settings(), album).snapshot.nodes for gpu in row.gpus)
+    assert all(
+        gpu.healthy
+        for row in take_snapshot(factories.cluster_settings(), album).snapshot.nodes
+        for gpu in row.gpus
+    )
     gpu = scene["node"].gpus.first()
     record_foreign_processes(scene["node"].public_id, {gpu.uuid: "python (process 7) of root"})
-    (row,) = take_snapshot(record.cluster_settings(), album).snapshot.nodes
+    (row,) = take_snapshot(factories.cluster_settings(), album).snapshot.nodes
     assert [each.uuid for each in row.gpus if not each.healthy] == [gpu.uuid]
     with transaction.atomic(), pytest.raises(Conflict, match="process 7"):
         allocate_gpus([(gpu.pk, 1000, 0)])
     record_foreign_processes(scene["node"].public_id, {gpu.uuid: ""})
-    (row,) = take_snapshot(record.cluster_settings(), album).snapshot.nodes
+    (row,) = take_snapshot(factories.cluster_settings(), album).snapshot.nodes
     assert all(each.healthy for each in row.gpus)
 
 
@@ -319,7 +326,7 @@ def test_past_use_fades_by_half_each_half_life(scene) -> None:
         started_at=now - dt.timedelta(seconds=2 * usage_half_life_s),
         ended_at=now - dt.timedelta(seconds=usage_half_life_s),
     )
-    (row,) = take_snapshot(record.cluster_settings()).snapshot.usage
+    (row,) = take_snapshot(factories.cluster_settings()).snapshot.usage
     expected = usage_half_life_s / math.log(2) * (0.5 - 0.25)
     assert row.gpu_seconds == pytest.approx(expected, rel=1e-4)
     assert (row.project, row.user) == (scene["project"].public_id, scene["owner"].public_id)
@@ -328,14 +335,14 @@ def test_past_use_fades_by_half_each_half_life(scene) -> None:
 def test_a_job_whose_start_failed_pauses_before_the_next(scene) -> None:
     job = submit(scene)
     attempt = place(scene, job)
-    lifecycle.request_stop(attempt.pk, EndReason.DISK_FULL)
-    (pending,) = take_snapshot(record.cluster_settings()).snapshot.pending
+    job_control.request_stop(attempt.pk, EndReason.DISK_FULL)
+    (pending,) = take_snapshot(factories.cluster_settings()).snapshot.pending
     assert pending.not_before_s is not None
     assert 5 < pending.not_before_s - timezone.now().timestamp() <= 10
 
 
 def test_a_knob_out_of_range_is_refused(scene) -> None:
-    settings = record.cluster_settings()
+    settings = factories.cluster_settings()
     settings.policy = {"usage_half_life_s": 1}
     with pytest.raises(PolicyError):
         take_snapshot(settings)
@@ -346,12 +353,12 @@ def test_a_pool_brings_its_own_knobs_and_its_own_memory(scene) -> None:
     attempt = place(scene, submit(scene))
     now = timezone.now()
     UsageInterval.objects.filter(job=attempt.job).update(started_at=now - dt.timedelta(seconds=day_s))
-    before = take_snapshot(record.cluster_settings()).snapshot
+    before = take_snapshot(factories.cluster_settings()).snapshot
     assert before.pools[0].settings == () and before.pools[0].placement is None
     (long_memory,) = before.usage
     scene["pool"].policy = {"placement": "spread", "usage_half_life_s": day_s / 4}
     scene["pool"].save()
-    inputs = take_snapshot(record.cluster_settings())
+    inputs = take_snapshot(factories.cluster_settings())
     assert inputs.snapshot.pools[0].placement == "spread"
     assert dict(inputs.snapshot.pools[0].settings) == scene["pool"].policy
     (short_memory,) = inputs.snapshot.usage

@@ -8,24 +8,25 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from portal.domain.reasons import VerdictCode
 from portal.models import ClusterSettings, Job, JobEvent, JobVerdict
-from portal.words.reasons import VerdictCode
-from scheduler import leases, standings
-from scheduler.core.cluster import JobId
-from scheduler.core.plan import Verdict
-from scheduler.snapshot import take_snapshot
-from scheduler.standings import VerdictStore
-from tests import record
+from scheduler import leases
+from scheduler.commit import verdict_store
+from scheduler.commit.verdict_store import VerdictStore
+from scheduler.core.model.plan import Verdict
+from scheduler.core.model.snapshot import JobId
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def waiting() -> list[Job]:
-    settings = record.cluster_settings()
+    settings = factories.cluster_settings()
     assert isinstance(settings, ClusterSettings)
-    scene: dict[str, Any] = record.basic_cluster()
-    return [record.job(scene["owner"], scene["project"], scene["environment"]) for _ in range(5)]
+    scene: dict[str, Any] = factories.basic_cluster()
+    return [factories.job(scene["owner"], scene["project"], scene["environment"]) for _ in range(5)]
 
 
 def written(
@@ -50,7 +51,7 @@ def free_told(jobs: list[Job]) -> list[int]:
 def test_what_is_new_is_written_at_once_and_what_is_the_same_is_not(
     waiting: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standings, "MAX_REFRESHED", 2)
+    monkeypatch.setattr(verdict_store, "MAX_REFRESHED", 2)
     assert written(waiting, free=1) == 5
     assert written(waiting, free=1) == 0
     assert written(waiting, free=1, code=VerdictCode.OVER_FAIR_SHARE) == 5
@@ -58,7 +59,7 @@ def test_what_is_new_is_written_at_once_and_what_is_the_same_is_not(
 
 
 def test_new_numbers_reach_everybody_in_turns(waiting: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standings, "MAX_REFRESHED", 2)
+    monkeypatch.setattr(verdict_store, "MAX_REFRESHED", 2)
     written(waiting, free=1)
     since = JobVerdict.objects.get(job=waiting[0]).code_since
     assert written(waiting, free=2) == 2
@@ -77,7 +78,9 @@ def test_what_a_process_knows_it_need_not_read_and_still_sees_what_others_wrote(
     with CaptureQueriesContext(connection) as queries:
         assert known.read() == VerdictStore().read()
     assert sum("message" in query["sql"] for query in queries) == 1  # only who knows nothing reads them
-    JobVerdict.objects.filter(job=waiting[0]).update(message="Something else.", p50_at=waiting[0].submitted_at)
+    JobVerdict.objects.filter(job=waiting[0]).update(
+        message="Something else.", p50_at=waiting[0].submitted_at
+    )
     JobVerdict.objects.filter(job=waiting[1]).delete()
     assert known.read() == VerdictStore().read()
     assert written(waiting, free=1, known=known) == 2

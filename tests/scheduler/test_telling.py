@@ -9,35 +9,35 @@ from typing import Any
 import pytest
 
 from portal.models import ClusterSettings, Job, JobVerdict
-from portal.valkey import valkey_client
-from portal.wake import has_queued_messages
+from portal.outbox import has_queued_messages
+from portal.valkey.client import valkey_client
 from scheduler import tasks
-from scheduler.core.cluster import JobId
-from scheduler.core.plan import Verdict
-from scheduler.core.telling import VerdictReport
+from scheduler.core.model.plan import Verdict
+from scheduler.core.model.snapshot import JobId
+from scheduler.core.verdicts.report import VerdictReport
 from scheduler.cycle import CycleResult, run_cycle
-from scheduler.remembered import CycleState
+from scheduler.cycle_state import CycleState
 from scheduler.tasks import CycleRunner
-from tests import record
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    record.cluster_settings()
-    monkeypatch.setattr("scheduler.recall.EXPLAIN_ALL_LIMIT", 1)
-    return record.basic_cluster()
+    factories.cluster_settings()
+    monkeypatch.setattr("scheduler.incremental.EXPLAIN_ALL_LIMIT", 1)
+    return factories.basic_cluster()
 
 
 def submit(scene: dict[str, Any], jobs: int) -> list[Job]:
-    return [record.job(scene["owner"], scene["project"], scene["environment"]) for _ in range(jobs)]
+    return [factories.job(scene["owner"], scene["project"], scene["environment"]) for _ in range(jobs)]
 
 
 def test_a_cycle_that_others_follow_starts_jobs_and_tells_only_some(
     scene: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.recall.EXPLAIN_BATCH_SIZE", 4)
+    monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 4)
     submit(scene, 14)
     remembered = CycleState()
     first = run_cycle("test", "holder", remembered, next_cycle_requested=lambda: True)
@@ -73,7 +73,7 @@ def test_the_last_of_many_old_hints_has_the_rest_told(
     """The hints of a burst are all older than the cycle that the first of them began."""
     left = [True]
     ran: list[bool] = []
-    monkeypatch.setattr("scheduler.recall.EXPLAIN_BATCH_SIZE", 4)
+    monkeypatch.setattr("scheduler.incremental.EXPLAIN_BATCH_SIZE", 4)
     monkeypatch.setattr(tasks, "has_queued_messages", lambda queue: left[0])
 
     def counted(*arguments: Any, **named: Any) -> CycleResult | None:

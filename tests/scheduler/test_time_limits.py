@@ -11,18 +11,23 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from portal.ask import HEARTBEAT_KEY
-from portal.errors import Conflict, InvalidRequest, Forbidden, NotFound
-from portal.models import Attempt, AuditEntry, TimeLimitExtension, Job, JobEvent
-from portal.selectors.time_limits import ends_at
-from portal.services import lifecycle
-from portal.services.lifecycle import RankPlacement
-from portal.services.policy import do_change_policy
-from portal.services.time_limits import do_request_extension, do_decide_extension, close_lapsed_extensions, warn_before_ends
-from portal.words.reasons import EndReason
+from portal.domain.reasons import EndReason
+from portal.engine_client import HEARTBEAT_KEY
+from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from portal.models import Attempt, AuditEntry, Job, JobEvent, TimeLimitExtension
+from portal.selectors.jobs.time_limits import ends_at
+from portal.services.cluster.policy_settings import do_change_policy
+from portal.services.jobs.time_limits import (
+    close_lapsed_extensions,
+    do_decide_extension,
+    do_request_extension,
+    warn_before_ends,
+)
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
 from scheduler.sweep import stop_overdue_attempts
-from tests import record
-from tests.engine_room import engine_harness, wait_for
+from tests import factories
+from tests.engine_harness import engine_harness, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,14 +36,14 @@ HOUR = 3600
 
 @pytest.fixture
 def scene():
-    record.cluster_settings()
-    return record.basic_cluster() | {"admin": record.user(admin=True), "manager": record.user()}
+    factories.cluster_settings()
+    return factories.basic_cluster() | {"admin": factories.user(admin=True), "manager": factories.user()}
 
 
 def running(scene, *, limit_s: int | None = 8 * HOUR, ran_s: float = 0.0, gpus: int = 4, **asks) -> Job:
     """A job that runs against a limit on the first GPUs of the node, for so long already."""
     asks = {"gpus_per_task": gpus, "time_limit_s": limit_s, **asks}
-    job = record.job(scene["owner"], scene["project"], scene["environment"], **asks)
+    job = factories.job(scene["owner"], scene["project"], scene["environment"], **asks)
     with transaction.atomic():
         locked = Job.objects.select_for_update().get(pk=job.pk)
         seats = [
@@ -47,10 +52,12 @@ def running(scene, *, limit_s: int | None = 8 * HOUR, ran_s: float = 0.0, gpus: 
                 [(gpu.pk, 1000) for gpu in scene["node"].gpus.filter(used_milli=0).order_by("index")[:gpus]],
             )
         ]
-        attempt = lifecycle.start_attempt(locked, scene["pool"], seats, epoch=1)
+        attempt = job_control.start_attempt(locked, scene["pool"], seats, epoch=1)
     task = attempt.task_rows.get()
-    lifecycle.mark_task_sent(task)
-    lifecycle.record_task_running(task.pk, container="c", ports={}, at=timezone.now() - dt.timedelta(seconds=ran_s))
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(
+        task.pk, container="c", ports={}, at=timezone.now() - dt.timedelta(seconds=ran_s)
+    )
     return now(job)
 
 
@@ -89,7 +96,12 @@ def test_people_are_warned_once_before_each_end(scene) -> None:
 def test_the_end_comes_by_the_grace_of_the_job_and_lapses_what_waits(scene) -> None:
     job = running(scene, ran_s=8 * HOUR + 1)
     asked = TimeLimitExtension.objects.create(
-        job=job, attempt=job.attempts.get(), requested_by=scene["owner"], extra_s=60, state="waiting", impact_known=False
+        job=job,
+        attempt=job.attempts.get(),
+        requested_by=scene["owner"],
+        extra_s=60,
+        state="waiting",
+        impact_known=False,
     )
     assert close_lapsed_extensions() == 0
     stop_overdue_attempts()
@@ -111,7 +123,7 @@ def test_without_an_answer_a_request_waits_for_an_administrator(scene) -> None:
         with pytest.raises(InvalidRequest):
             do_request_extension(scene["owner"], job, wrong)
     with pytest.raises(NotFound):
-        do_request_extension(record.user(), job, HOUR)
+        do_request_extension(factories.user(), job, HOUR)
     asked = do_request_extension(scene["owner"], job, HOUR, "the last epoch")
     assert (asked.state, asked.impact_known, asked.affects_other_projects) == ("waiting", False, True)
     with pytest.raises(Conflict):
@@ -133,7 +145,7 @@ def test_without_an_answer_a_request_waits_for_an_administrator(scene) -> None:
 @pytest.mark.calm
 def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
     scene["project"].memberships.create(user=scene["manager"], role="manager")
-    elsewhere = record.project("elsewhere", member=scene["owner"])
+    elsewhere = factories.project("elsewhere", member=scene["owner"])
     job = running(scene)
     store = redis.Redis.from_url(settings.REDIS_URL)
     with engine_harness() as harness:
@@ -141,7 +153,7 @@ def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
         wait_for("a worker answers", lambda: store.exists(HEARTBEAT_KEY), 30)
         free = wait_for("an answer", lambda: _known(scene, job), 20)
         assert free.state == "granted" and now(job).time_limit_s == 9 * HOUR
-        mine = record.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
+        mine = factories.job(scene["owner"], scene["project"], scene["environment"], gpus_per_task=4)
         time.sleep(1.1)  # answers may come from a photograph of a second ago
         asked = wait_for("an answer", lambda: _known(scene, job, delayed=1), 20)
         assert [one["job"] for one in asked.delays] == [mine.public_id]
@@ -151,7 +163,7 @@ def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
             do_decide_extension(scene["owner"], asked, grant=True)
         do_decide_extension(scene["manager"], asked, grant=False, answer="they are next")
         assert now(job).time_limit_s == 9 * HOUR
-        record.job(scene["owner"], elsewhere, scene["environment"], gpus_per_task=4)
+        factories.job(scene["owner"], elsewhere, scene["environment"], gpus_per_task=4)
         asked = wait_for("an answer", lambda: _known(scene, job, delayed=2), 20)
         assert asked.beyond
         with pytest.raises(Forbidden, match="Administrators"):

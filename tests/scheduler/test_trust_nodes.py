@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import NodeState
 from portal.models import Attempt, Job, Membership, Node
-from portal.selectors.cluster_map import clock_skew_message
-from portal.selectors.measures import collect_metrics
-from portal.services import lifecycle
-from portal.words.reasons import EndReason
-from portal.words.states import NodeState
-from scheduler import dispatch
-from tests import record
-from tests.engine_room import InProcessEngine, containers_alive, engine_harness, held_milli
-from tests.unkillable import missing_freezer, unkillable
+from portal.selectors.metrics import collect_metrics
+from portal.selectors.nodes.cluster_map import clock_skew_message
+from portal.services.lifecycle import job_control
+from scheduler.nodes import dispatch
+from tests import factories
+from tests.engine_harness import InProcessEngine, containers_alive, engine_harness, held_milli
+from tests.unkillable_process import missing_freezer, unkillable
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,14 +35,18 @@ def harness(settings):
 
 
 def test_a_node_where_jobs_fail_is_put_aside_then_tried_with_one_job_and_trusted(harness) -> None:
-    owners = [record.user(name) for name in ("ada", "ben")]
-    project = record.project(member=owners[0])
+    owners = [factories.user(name) for name in ("ada", "ben")]
+    project = factories.project(member=owners[0])
     Membership.objects.create(project=project, user=owners[1], role="member")
-    environment, pool, engine = record.environment(runtime="process", tool=False), record.pool(), InProcessEngine()
+    environment, pool, engine = (
+        factories.environment(runtime="process", tool=False),
+        factories.pool(),
+        InProcessEngine(),
+    )
     bad, good = (harness.mark_enrolled(harness.create_node(pool=pool, name=name)) for name in ("bad", "good"))
 
     def submit(number: int, script: str) -> Job:
-        return record.job(
+        return factories.job(
             owners[number % 2], project, environment, command=["sh", "-c", script], memory_mib=64
         )
 
@@ -87,16 +91,26 @@ def pid_of(harness, job: Job) -> int:
 @pytest.mark.skipif(missing_freezer() is not None, reason=missing_freezer() or "")
 def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(harness, monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "STUCK_AFTER_KILL_S", 1.0)
-    owner, engine = record.user("ada"), InProcessEngine()
-    project, environment = record.project(member=owner), record.environment(runtime="process", tool=False)
+    owner, engine = factories.user("ada"), InProcessEngine()
+    project, environment = (
+        factories.project(member=owner),
+        factories.environment(runtime="process", tool=False),
+    )
     node = harness.mark_enrolled(harness.create_node(name="alone"))
 
     def submit(script: str) -> Job:
-        words = {"command": ["sh", "-c", script], "cpu_milli": 100, "memory_mib": 64, "termination_grace_s": 1}
-        return record.job(owner, project, environment, **words)
+        words = {
+            "command": ["sh", "-c", script],
+            "cpu_milli": 100,
+            "memory_mib": 64,
+            "termination_grace_s": 1,
+        }
+        return factories.job(owner, project, environment, **words)
 
     def reach(look) -> None:
-        assert engine.run_until(look, 40), list(Node.objects.values("breaker_state", "breaker_cause", "status_message"))
+        assert engine.run_until(look, 40), list(
+            Node.objects.values("breaker_state", "breaker_cause", "status_message")
+        )
 
     def trust_of() -> tuple[str, str]:
         node.refresh_from_db()
@@ -106,9 +120,9 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(harness, mo
     reach(lambda: Attempt.objects.filter(state="RUNNING").count() == 3)
     stuck, other, third = jobs
     with unkillable(pid_of(harness, stuck)):
-        lifecycle.cancel_job(stuck.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+        job_control.cancel_job(stuck.pk, EndReason.CANCELLED_BY_USER, actor="ada")
         reach(lambda: trust_of() == ("quarantined", "stuck"))
-        lifecycle.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+        job_control.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
         reach(lambda: Job.objects.get(pk=other.pk).state == "CANCELLED")
         late = submit("true")
         reach(lambda: hasattr(Job.objects.get(pk=late.pk), "standing"))
@@ -119,16 +133,21 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(harness, mo
         assert node.reachable and not node.incidents.exclude(kind="stuck").exists()
     reach(lambda: Job.objects.get(pk=stuck.pk).state == "CANCELLED")
     reach(lambda: Job.objects.get(pk=late.pk).state == "COMPLETED" and trust_of()[0] == "healthy")
-    lifecycle.cancel_job(third.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(third.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     reach(lambda: held_milli() == 0 and containers_alive(harness.folder) == [])
 
 
 @pytest.mark.long
 def test_a_clock_that_is_off_is_told_and_hinders_nothing(harness, monkeypatch) -> None:
-    owner, engine, real = record.user("ada"), InProcessEngine(), time.time
-    project, environment = record.project(member=owner), record.environment(runtime="process", tool=False)
+    owner, engine, real = factories.user("ada"), InProcessEngine(), time.time
+    project, environment = (
+        factories.project(member=owner),
+        factories.environment(runtime="process", tool=False),
+    )
     node = harness.mark_enrolled(harness.create_node(name="slow"))
-    job = record.job(owner, project, environment, command=["sleep", "600"], memory_mib=64, termination_grace_s=1)
+    job = factories.job(
+        owner, project, environment, command=["sleep", "600"], memory_mib=64, termination_grace_s=1
+    )
     assert engine.run_until(lambda: job.attempts.filter(state="RUNNING").exists(), 40)
     monkeypatch.setattr(time, "time", lambda: real() + 300.0)  # this process is the worker
 
@@ -141,6 +160,6 @@ def test_a_clock_that_is_off_is_told_and_hinders_nothing(harness, monkeypatch) -
     assert collect_metrics().clock_skewed_nodes == 1
     assert containers_alive(harness.folder) and job.attempts.get().state == "RUNNING"
     monkeypatch.undo()
-    lifecycle.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     assert engine.run_until(lambda: held_milli() == 0 and not told(), 40)
     assert clock_skew_message(node) == ""

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from agents.keys import make_keys, sign_agent
-from portal.models import AuditEntry, NodeOperation, AgentRollout
-from portal.services.logs import log_path
-from portal.services.node_acts import do_request_operation, do_upgrade_all
-from portal.words.node_acts import OperationKind
-from portal.words.states import JobState
-from scheduler import node_acts
-from tests import record
+from portal.domain.node_operations import OperationKind
+from portal.domain.states import JobState
+from portal.models import AgentRollout, AuditEntry, NodeOperation
+from portal.services.jobs.logs import log_path
+from portal.services.nodes.operations import do_request_operation, do_upgrade_all
+from scheduler.nodes import node_operations
+from tests import factories
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
-from tests.rig_scene import in_state, wait_until, two_rig_nodes, submit
+from tests.two_rig_nodes import in_state, submit, two_rig_nodes, wait_until
 
 pytestmark = [pytest.mark.rig, pytest.mark.long, pytest.mark.django_db(transaction=True)]
 
@@ -29,7 +29,7 @@ def scene(make_rig, rig_cluster: RigCluster, tiny_image: RigImage, settings, tmp
     """Two enrolled nodes that both have the tiny image, and an administrator."""
     made = two_rig_nodes(make_rig, rig_cluster, tiny_image, [[tiny_image.store]] * 2, settings, tmp_path)
     return made | {
-        "admin": record.user("root", admin=True),
+        "admin": factories.user("root", admin=True),
         "folder": tmp_path / "agent",
         "cluster": rig_cluster,
     }
@@ -76,10 +76,12 @@ def test_agents_are_replaced_under_a_job_that_runs(scene, monkeypatch, tmp_path:
     assert rollout.ok and rollout.message == "2 of 2 nodes run the new agent.", steps
     newer = programs(scene)
     assert len(newer) == 1 and not newer & first
-    wait_until(scene, lambda: NodeOperation.objects.filter(kind="preflight", ok__isnull=False).count() >= 4, job)
+    wait_until(
+        scene, lambda: NodeOperation.objects.filter(kind="preflight", ok__isnull=False).count() >= 4, job
+    )
 
     publish(scene, broken())
-    monkeypatch.setattr(node_acts, "UPGRADE_CONFIRM_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(node_operations, "UPGRADE_CONFIRM_TIMEOUT_S", 5.0)
     check = do_request_operation(scene["admin"], scene["nodes"][place], OperationKind.UPGRADE)
     wait_until(scene, over(check), job, within_s=90)
     assert not check.ok and check.steps[-1]["message"].endswith("the node runs the one before again."), (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import transaction
 
-from portal.after_commit import send_after_commit
+from portal.on_commit import send_after_commit
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -6,18 +6,18 @@ import pytest
 
 from portal.errors import Conflict, Forbidden, NotFound
 from portal.models import AuditEntry, GpuAlert
-from portal.selectors.alarms import AlertView, alerts, open_alert_count
-from portal.services.alarms import do_acknowledge_alert, record_xid
-from portal.services.gpus import record_foreign_processes
-from tests import record
+from portal.selectors.nodes.alerts import AlertView, alerts, open_alert_count
+from portal.services.nodes.alerts import do_acknowledge_alert, record_xid
+from portal.services.nodes.gpus import record_foreign_processes
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def gpu():
-    record.cluster_settings()
-    return record.node(record.pool(), gpus=2).gpus.get(index=0)
+    factories.cluster_settings()
+    return factories.node(factories.pool(), gpus=2).gpus.get(index=0)
 
 
 def told(**only) -> list[tuple[str, int, bool]]:
@@ -28,7 +28,7 @@ def told(**only) -> list[tuple[str, int, bool]]:
 
 
 def test_an_xid_is_counted_until_somebody_looked_and_then_begins_anew(gpu) -> None:
-    admin, member = record.user(admin=True), record.user()
+    admin, member = factories.user(admin=True), factories.user()
     record_xid(gpu.node_id, gpu.uuid, 79, 1)
     record_xid(gpu.node_id, gpu.uuid, 79, 2)
     record_xid(gpu.node_id, gpu.uuid, 31, 5)  # a program's own fault is kept, and is no alarm
@@ -62,7 +62,7 @@ def test_a_foreign_program_is_an_alarm_while_it_is_there_and_until_somebody_look
     assert seen("").resolved_at is not None and open_alert_count() == 1  # it is gone, and nobody has looked
     row = seen("python (process 78) of carol")
     assert (row.repeat_count, row.resolved_at, row.subject) == (2, None, "python (process 78) of carol")
-    do_acknowledge_alert(record.user(admin=True), row.public_id, "She stops it at noon")
+    do_acknowledge_alert(factories.user(admin=True), row.public_id, "She stops it at noon")
     assert (
         seen("").resolved_at is not None and open_alert_count() == 0
     )  # also where it was acknowledged before it went

@@ -14,13 +14,13 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
 from portal.models import Attempt, Job, JobEvent
-from portal.services import lifecycle
-from portal.services.checkpoints import MIN_UPDATE_INTERVAL, record_checkpoint
-from portal.services.demo import SCRIPT
-from portal.services.lifecycle import RankPlacement
-from portal.words.reasons import EndReason
-from tests import record
+from portal.services.cluster.demo import SCRIPT
+from portal.services.jobs.checkpoints import MIN_UPDATE_INTERVAL, record_checkpoint
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,15 +30,17 @@ SECOND = dt.timedelta(seconds=1)
 @pytest.fixture
 def attempt() -> Attempt:
     """One that has run for an hour."""
-    scene = record.basic_cluster()
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    scene = factories.basic_cluster()
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     gpu = scene["node"].gpus.first()
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
-        made = lifecycle.start_attempt(row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1)
+        made = job_control.start_attempt(
+            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+        )
     task = made.task_rows.get()
-    assert lifecycle.mark_task_sent(task)
-    lifecycle.record_task_running(task.pk, container="c", ports={}, at=timezone.now() - 3600 * SECOND)
+    assert job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={}, at=timezone.now() - 3600 * SECOND)
     return read(made)
 
 
@@ -70,7 +72,9 @@ def test_it_moves_forward_only_and_at_most_twice_a_minute(attempt: Attempt) -> N
     assert written == [0, 30, 60, 90]
     last = read(attempt).checkpoint_at
     assert last == began + 90 * SECOND
-    assert not record_checkpoint(read(attempt), 600.0, polled_at=began + 120 * SECOND)  # its clock was set back
+    assert not record_checkpoint(
+        read(attempt), 600.0, polled_at=began + 120 * SECOND
+    )  # its clock was set back
     assert read(attempt).checkpoint_at == last
     assert all(later - earlier >= MIN_UPDATE_INTERVAL.total_seconds() for earlier, later in pairwise(written))
 
@@ -100,7 +104,7 @@ def test_it_leaves_no_event_and_does_not_touch_the_job(attempt: Attempt) -> None
 
 def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(attempt: Attempt) -> None:
     now = timezone.now()
-    lifecycle.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.COMPLETED)
+    job_control.record_task_ended(attempt.task_rows.get().pk, exit_code=0, reason=EndReason.COMPLETED)
     assert not record_checkpoint(attempt, 1.0, polled_at=now)  # as it was read before it ended
     waiting = read(attempt)
     waiting.running_at = None

@@ -5,39 +5,41 @@ from __future__ import annotations
 import pytest
 from django.db import IntegrityError, transaction
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
 from portal.errors import InvalidRequest
 from portal.models import Dependency, Job, JobEvent, OutboxMessage
-from portal.services import lifecycle
-from portal.services.dependencies import MAX_DEPENDENCIES, cancel_dependents
-from portal.services.jobs import do_cancel_job, do_resubmit_job
-from portal.services.lifecycle import RankPlacement
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
-from tests import record
+from portal.services.jobs.dependencies import MAX_DEPENDENCIES, cancel_dependents
+from portal.services.jobs.submission import do_cancel_job, do_resubmit_job
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def scene():
-    return record.basic_cluster()
+    return factories.basic_cluster()
 
 
 def submit(scene, name: str = "next", **fields) -> Job:
     owner, project = fields.pop("owner", scene["owner"]), fields.pop("project", scene["project"])
-    return record.job(owner, project, scene["environment"], name=name, **fields)
+    return factories.job(owner, project, scene["environment"], name=name, **fields)
 
 
 def end(scene, job: Job, exit_code: int = 0) -> None:
     """Runs a job on the first GPU to its end."""
     job.refresh_from_db()
     gpu = scene["node"].gpus.order_by("index").first()
-    attempt = lifecycle.start_attempt(job, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1)
+    attempt = job_control.start_attempt(
+        job, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+    )
     task = attempt.task_rows.get()
-    lifecycle.mark_task_sent(task)
-    lifecycle.record_task_running(task.pk, container="c", ports={})
+    job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
     reason = EndReason.EXIT_CODE if exit_code else EndReason.COMPLETED
-    lifecycle.record_task_ended(task.pk, exit_code=exit_code, reason=reason)
+    job_control.record_task_ended(task.pk, exit_code=exit_code, reason=reason)
     job.refresh_from_db()
 
 
@@ -82,7 +84,7 @@ def test_a_cancelled_job_that_never_ran_takes_its_chain_along(scene):
 
 
 def test_a_job_of_another_project_is_not_named(scene):
-    other = record.project(member=scene["owner"])
+    other = factories.project(member=scene["owner"])
     prep = submit(scene, "secret-name", project=other)
     job = submit(scene, after=[prep])
     do_cancel_job(scene["owner"], prep)
@@ -92,8 +94,8 @@ def test_a_job_of_another_project_is_not_named(scene):
 
 
 def test_what_may_not_be_named_is_refused_by_field(scene):
-    stranger = record.user()
-    hidden = submit(scene, "hidden", owner=stranger, project=record.project(member=stranger))
+    stranger = factories.user()
+    hidden = submit(scene, "hidden", owner=stranger, project=factories.project(member=stranger))
     with pytest.raises(InvalidRequest) as refusal:
         submit(scene, after=[hidden])
     assert refusal.value.fields == {"after": f"There is no job {hidden.public_id}, or you may not see it."}

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import InvalidRequest, Forbidden
+from portal.domain.states import NodeState
+from portal.errors import Forbidden, InvalidRequest
 from portal.models import AuditEntry, Node, Project
-from portal.selectors.egress import egress_allow_list, denied_addresses, network_policy, restricted_pools
-from portal.services import nodes
-from portal.services.projects import do_change_project
-from portal.words.states import NodeState
-from tests import record
+from portal.selectors.nodes.network_policy import (
+    denied_addresses,
+    egress_allow_list,
+    network_policy,
+    restricted_pools,
+)
+from portal.services.nodes import nodes
+from portal.services.projects.projects import do_change_project
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def scene():
-    admin, manager = record.user("root", admin=True), record.user("dean")
-    above = record.project("faculty", manager=manager)
+    admin, manager = factories.user("root", admin=True), factories.user("dean")
+    above = factories.project("faculty", manager=manager)
     return {
         "admin": admin,
         "manager": manager,
         "above": above,
-        "below": record.project("lab", parent=above),
-        "pool": record.pool(),
+        "below": factories.project("lab", parent=above),
+        "pool": factories.pool(),
     }
 
 
@@ -49,7 +54,7 @@ def test_a_project_holds_the_strictest_policy_of_its_pool_and_those_above_it(sce
     Project.objects.update(policy={})
     pool.policy = {"egress": "none"}
     pool.save()
-    assert network_policy(pool, record.project("other"))["mode"] == "none"
+    assert network_policy(pool, factories.project("other"))["mode"] == "none"
 
 
 def test_the_nearest_list_counts(scene) -> None:
@@ -79,8 +84,8 @@ def test_only_administrators_change_a_list_and_only_to_destinations(scene) -> No
 def test_the_portal_and_every_node_are_denied(scene, settings) -> None:
     settings.PORTAL_URL, settings.APPS_DOMAIN = "https://192.0.2.7:8443", "192.0.2.8.localhost:8000"
     settings.ALLOWED_HOSTS, settings.EGRESS_DENY = ["192.0.2.9", ".example.org", "*"], ["198.51.100.0/24"]
-    record.node(scene["pool"], host="203.0.113.4", addresses=["203.0.113.5", "2001:db8::5", "127.0.0.1"])
-    record.node(scene["pool"], host="203.0.113.6", name="gone")
+    factories.node(scene["pool"], host="203.0.113.4", addresses=["203.0.113.5", "2001:db8::5", "127.0.0.1"])
+    factories.node(scene["pool"], host="203.0.113.6", name="gone")
     Node.objects.filter(name="gone").update(state="retired")
     found = denied_addresses()
     assert {
@@ -93,7 +98,7 @@ def test_a_node_cannot_close_an_address_on_others_by_reporting_it(scene) -> None
     """What it reports counts when it is enrolled, and when an administrator takes it into service."""
     from tests.services.test_nodes import hello
 
-    node = record.node(scene["pool"], boot_id="one", host="203.0.113.4")
+    node = factories.node(scene["pool"], boot_id="one", host="203.0.113.4")
 
     def reports(address: str) -> None:
         row = {"name": "eth0", "address": address, "prefix": 24, "addresses": [f"{address}/24", "nonsense"]}

@@ -7,15 +7,15 @@ from django.db import IntegrityError, transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from portal.errors import Conflict, Unsatisfiable, InvalidRequest
+from portal.domain.end_states import backoff_s
+from portal.domain.reasons import EndReason
+from portal.domain.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES
+from portal.errors import Conflict, InvalidRequest, Unsatisfiable
 from portal.models import Allocation, Attempt, Gpu, Job, Quota, Task, UsageInterval
-from portal.services import elastic, lifecycle
-from portal.services.elastic import ScaleUpSession, TaskEviction
-from portal.services.lifecycle import RankPlacement
-from portal.words.ends import backoff_s
-from portal.words.reasons import EndReason
-from portal.words.states import LIVE_ATTEMPT_STATES, TERMINAL_JOB_STATES
-from tests import record
+from portal.services.lifecycle import elastic, job_control
+from portal.services.lifecycle.elastic import ScaleUpSession, TaskEviction
+from portal.services.lifecycle.job_control import RankPlacement
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,7 +23,7 @@ TASKS, LEAST = 4, 2
 
 
 def submit(scene, **asks) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **asks)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **asks)
 
 
 @pytest.mark.parametrize(
@@ -36,20 +36,20 @@ def submit(scene, **asks) -> Job:
 )
 def test_a_minimum_that_cannot_be_is_refused_by_field(asks) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        submit(record.basic_cluster(), **asks)
+        submit(factories.basic_cluster(), **asks)
     assert set(refusal.value.fields) == {"min_tasks"}
 
 
 @pytest.mark.parametrize("least", [0, 3])
 def test_the_database_refuses_it_too(least) -> None:
-    job = submit(record.basic_cluster(), tasks=2, min_tasks=2)
+    job = submit(factories.basic_cluster(), tasks=2, min_tasks=2)
     assert not job.is_elastic and job.required_tasks == 2
     with pytest.raises(IntegrityError), transaction.atomic():
         Job.objects.filter(pk=job.pk).update(min_tasks=least)
 
 
 def test_a_job_that_can_begin_here_is_accepted_however_far_it_would_grow() -> None:
-    scene = record.basic_cluster()  # four GPUs
+    scene = factories.basic_cluster()  # four GPUs
     Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
     assert submit(scene, tasks=100, min_tasks=2).is_elastic
     with pytest.raises(Unsatisfiable):
@@ -67,10 +67,10 @@ class World:
     """One job of two to four tasks on a node of four GPUs, and all that can befall it."""
 
     def __init__(self) -> None:
-        self.scene = record.basic_cluster()
+        self.scene = factories.basic_cluster()
         self.job = submit(self.scene, tasks=TASKS, min_tasks=LEAST, max_attempts=20)
         with transaction.atomic():
-            lifecycle.start_attempt(self._locked(), self.scene["pool"], self._seats(LEAST), epoch=1)
+            job_control.start_attempt(self._locked(), self.scene["pool"], self._seats(LEAST), epoch=1)
         self.attempt = self.job.attempts.get()
 
     def _locked(self) -> Job:
@@ -105,8 +105,8 @@ class World:
 
     def start(self, pick: int) -> None:
         task = self._task(pick)
-        if task is not None and lifecycle.mark_task_sent(task):
-            lifecycle.record_task_running(task.pk, container=f"c{task.rank}", ports={})
+        if task is not None and job_control.mark_task_sent(task):
+            job_control.record_task_running(task.pk, container=f"c{task.rank}", ports={})
 
     def fail(self, pick: int) -> None:
         self._end(pick, 3, EndReason.EXIT_CODE)
@@ -121,7 +121,7 @@ class World:
         task = self._task(pick)
         if task is not None:
             for _ in range(2):  # told twice, it ends once
-                lifecycle.record_task_ended(task.pk, exit_code=code, reason=reason)
+                job_control.record_task_ended(task.pk, exit_code=code, reason=reason)
 
     def refuse(self, pick: int) -> None:
         task = self._task(pick)
@@ -129,7 +129,7 @@ class World:
             elastic.end_tasks([task.pk], EndReason.START_REFUSED, message="No.")
 
     def cancel(self, _: int) -> None:
-        lifecycle.cancel_job(self.job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+        job_control.cancel_job(self.job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
 
     def _live(self) -> int:
         return self.attempt.task_rows.filter(container_removed=False).count()
@@ -148,8 +148,12 @@ class World:
         assert self.job.attempts.count() == 1
         if self.job.state == "RUNNING":
             assert self.attempt.state in LIVE_ATTEMPT_STATES
-            if self.attempt.stop_requested_at is None and not any(task.state == "COMPLETED" for task in tasks):
-                stay = [t for t in tasks if t.state in LIVE_ATTEMPT_STATES and t.eviction_requested_at is None]
+            if self.attempt.stop_requested_at is None and not any(
+                task.state == "COMPLETED" for task in tasks
+            ):
+                stay = [
+                    t for t in tasks if t.state in LIVE_ATTEMPT_STATES and t.eviction_requested_at is None
+                ]
                 assert len(stay) >= LEAST
         else:
             assert not live and self.attempt.state not in LIVE_ATTEMPT_STATES

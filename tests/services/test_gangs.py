@@ -8,24 +8,25 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from portal.errors import Conflict, Unsatisfiable, InvalidRequest, Forbidden
+from portal.domain.gang_fabric import GangFabric
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobState
+from portal.errors import Conflict, Forbidden, InvalidRequest, Unsatisfiable
 from portal.models import Allocation, Attempt, AuditEntry, Job, Node, NodePool, Rendezvous, Task
-from portal.selectors.interfaces import node_gang_address
-from portal.services import lifecycle, reaching, trust
-from portal.services.lifecycle import RankPlacement
-from portal.services.node_network import do_set_interface, do_set_gang_fabric
-from portal.services.nodes import record_network_info
-from portal.services.reaching import should_check_rendezvous
-from portal.words.fabric import GangFabric
-from portal.words.reasons import EndReason
-from portal.words.states import JobState
+from portal.selectors.nodes.gang_address import node_gang_address
+from portal.services.lifecycle import job_control, rendezvous_check
+from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
+from portal.services.nodes import breaker
+from portal.services.nodes.gang_fabric import do_set_gang_fabric, do_set_interface
+from portal.services.nodes.nodes import record_network_info
 from scheduler import sweep
 from scheduler.core.decide import decide
-from scheduler.mounts import JobVolumes
-from scheduler.reaching import exclude_faulty_node
-from scheduler.snapshot import take_snapshot
-from scheduler.start_spec import RankAssignment, build_task_spec
-from tests import record
+from scheduler.nodes.gang_connectivity import exclude_faulty_node
+from scheduler.nodes.task_mounts import JobVolumes
+from scheduler.nodes.task_spec import RankAssignment, build_task_spec
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -33,13 +34,17 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def hello(number: int, ports: tuple[int, int] = (32_000, 32_002)) -> dict[str, object]:
     plain = {"name": "eth0", "address": f"192.0.2.{number}", "chosen": True}
     fabric = {"name": "ib0", "address": f"10.0.0.{number}", "chosen": False}
-    return {"interfaces": [fabric, plain], "rendezvous_ports": list(ports), "capabilities": ["rendezvous_port"]}
+    return {
+        "interfaces": [fabric, plain],
+        "rendezvous_ports": list(ports),
+        "capabilities": ["rendezvous_port"],
+    }
 
 
 @pytest.fixture
 def scene():
-    scene = record.basic_cluster() | {"other": None}
-    scene["nodes"] = [scene["node"], record.node(scene["pool"])]
+    scene = factories.basic_cluster() | {"other": None}
+    scene["nodes"] = [scene["node"], factories.node(scene["pool"])]
     NodePool.objects.update(allow_host_network=True)
     scene["pool"].refresh_from_db()
     for number, node in enumerate(scene["nodes"], 1):
@@ -49,7 +54,7 @@ def scene():
 
 
 def submit(scene, **fields) -> Job:
-    return record.job(scene["owner"], scene["project"], scene["environment"], **{"tasks": 2, **fields})
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **{"tasks": 2, **fields})
 
 
 def place(scene, job: Job, *nodes: Node) -> Attempt:
@@ -62,7 +67,7 @@ def place(scene, job: Job, *nodes: Node) -> Attempt:
             gpu = node.gpus.filter(used_milli=0).exclude(pk__in=taken).order_by("index").first()
             taken.add(gpu.pk)
             seats.append(RankPlacement(node, [(gpu.pk, 1000)]))
-        return lifecycle.start_attempt(row, NodePool.objects.get(pk=scene["pool"].pk), seats, epoch=1)
+        return job_control.start_attempt(row, NodePool.objects.get(pk=scene["pool"].pk), seats, epoch=1)
 
 
 def tasks(attempt: Attempt) -> list[Task]:
@@ -87,12 +92,12 @@ def test_ranks_meet_at_the_chosen_interface_and_a_port_of_their_own(scene) -> No
 def test_a_port_is_free_again_with_the_end_and_not_the_next_to_be_tried(scene) -> None:
     job = submit(scene)
     attempt = place(scene, job)
-    lifecycle.request_stop(attempt.pk, EndReason.START_REFUSED)
+    job_control.request_stop(attempt.pk, EndReason.START_REFUSED)
     again = place(scene, job)
     assert (again.number, again.rendezvous.port) == (2, 32_001)
     assert place(scene, submit(scene)).rendezvous.port == 32_002
     assert place(scene, submit(scene)).rendezvous.port == 32_000
-    third = record.node(scene["pool"], hello=hello(3))
+    third = factories.node(scene["pool"], hello=hello(3))
     with pytest.raises(Conflict, match="in use"):
         place(scene, submit(scene), scene["node"], third)
 
@@ -115,40 +120,40 @@ def test_gangs_on_nodes_of_before_run_without_a_meeting(scene) -> None:
 def test_a_task_that_a_restored_record_finds_running_does_not_keep_the_others(scene) -> None:
     attempt = place(scene, submit(scene))
     first, second = tasks(attempt)
-    lifecycle.record_task_running(first.pk, container="c0", ports={})
-    assert lifecycle.mark_task_sent(second)
-    lifecycle.record_task_prepared(second.pk)
+    job_control.record_task_running(first.pk, container="c0", ports={})
+    assert job_control.mark_task_sent(second)
+    job_control.record_task_prepared(second.pk)
     attempt.refresh_from_db()
-    assert attempt.all_prepared_at is not None and lifecycle.mark_task_sent(tasks(attempt)[1])
+    assert attempt.all_prepared_at is not None and job_control.mark_task_sent(tasks(attempt)[1])
 
 
 def test_nobody_begins_before_everybody_is_prepared(scene) -> None:
     attempt = place(scene, submit(scene))
     first, second = tasks(attempt)
-    assert attempt.gang_start and lifecycle.mark_task_sent(first)
-    lifecycle.record_task_prepared(first.pk)
-    assert not lifecycle.mark_task_sent(first)
-    assert lifecycle.mark_task_sent(second)
-    lifecycle.record_task_prepared(second.pk)
+    assert attempt.gang_start and job_control.mark_task_sent(first)
+    job_control.record_task_prepared(first.pk)
+    assert not job_control.mark_task_sent(first)
+    assert job_control.mark_task_sent(second)
+    job_control.record_task_prepared(second.pk)
     attempt.refresh_from_db()
     assert attempt.all_prepared_at is not None
-    assert all(lifecycle.mark_task_sent(task) for task in tasks(attempt))
+    assert all(job_control.mark_task_sent(task) for task in tasks(attempt))
 
 
 def test_a_refusal_frees_what_no_node_was_told_of_and_keeps_the_rest_until_it_is_proved(scene) -> None:
     job = submit(scene)
     attempt = place(scene, job)
     first, second = tasks(attempt)
-    assert lifecycle.mark_task_sent(first)
-    lifecycle.record_task_prepared(first.pk)
-    lifecycle.request_stop(attempt.pk, EndReason.START_REFUSED, message="The node refused.")
+    assert job_control.mark_task_sent(first)
+    job_control.record_task_prepared(first.pk)
+    job_control.request_stop(attempt.pk, EndReason.START_REFUSED, message="The node refused.")
     proofs = Allocation.objects.filter(task__attempt=attempt).order_by("task__rank")
     assert list(proofs.values_list("proof", flat=True)) == ["", "never_started"]
-    assert not lifecycle.mark_task_sent(second)
-    lifecycle.record_task_prepared(second.pk)  # an answer that came late changes nothing
+    assert not job_control.mark_task_sent(second)
+    job_control.record_task_prepared(second.pk)  # an answer that came late changes nothing
     job.refresh_from_db()
     assert job.state == JobState.RUNNING
-    lifecycle.record_task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_LOST)
+    job_control.record_task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_LOST)
     job.refresh_from_db()
     attempt.refresh_from_db()
     assert (job.state, attempt.state, attempt.stop_reason) == (JobState.PENDING, "FAILED", "start_refused")
@@ -158,8 +163,8 @@ def test_a_refusal_frees_what_no_node_was_told_of_and_keeps_the_rest_until_it_is
 def test_an_attempt_of_before_keeps_its_gpus_until_its_nodes_speak(scene) -> None:
     attempt = place(scene, submit(scene))
     Attempt.objects.filter(pk=attempt.pk).update(gang_start=False)
-    assert lifecycle.mark_task_sent(tasks(attempt)[0])
-    lifecycle.request_stop(attempt.pk, EndReason.START_REFUSED)
+    assert job_control.mark_task_sent(tasks(attempt)[0])
+    job_control.request_stop(attempt.pk, EndReason.START_REFUSED)
     assert not Allocation.objects.exclude(proof="").exists()
 
 
@@ -167,8 +172,8 @@ def test_a_gang_does_not_wait_for_a_node_that_fell_silent(scene) -> None:
     job = submit(scene)
     attempt = place(scene, job)
     first, _ = tasks(attempt)
-    assert lifecycle.mark_task_sent(first)
-    lifecycle.record_task_prepared(first.pk)
+    assert job_control.mark_task_sent(first)
+    job_control.record_task_prepared(first.pk)
     ago = timezone.now() - dt.timedelta(seconds=sweep.GANG_NODE_WAIT_S - 5)
     silent = Node.objects.filter(pk=scene["nodes"][1].pk)
     silent.update(reachable=False, unreachable_since=ago)
@@ -177,7 +182,7 @@ def test_a_gang_does_not_wait_for_a_node_that_fell_silent(scene) -> None:
     assert attempt.stop_requested_at is None
     silent.update(unreachable_since=ago - dt.timedelta(seconds=10))
     sweep.stop_gangs_on_unreachable_nodes()
-    lifecycle.record_task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_LOST)
+    job_control.record_task_ended(first.pk, exit_code=None, reason=EndReason.CONTAINER_LOST)
     job.refresh_from_db()
     assert (job.state, job.reason) == (JobState.PENDING, "start_refused")
 
@@ -188,13 +193,13 @@ def test_one_rank_that_fails_ends_all_and_restarts_them_as_often_as_was_asked(sc
     for states in [("PENDING", "FAILED"), ("FAILED", None)]:
         attempt = place(scene, job)
         for task in tasks(attempt):
-            lifecycle.mark_task_sent(task)
-            lifecycle.record_task_running(task.pk, container=f"c{task.pk}", ports={})
+            job_control.mark_task_sent(task)
+            job_control.record_task_running(task.pk, container=f"c{task.pk}", ports={})
         first, second = tasks(attempt)
-        lifecycle.record_task_ended(second.pk, exit_code=137, reason=EndReason.EXIT_CODE)
+        job_control.record_task_ended(second.pk, exit_code=137, reason=EndReason.EXIT_CODE)
         attempt.refresh_from_db()
         assert (attempt.state, attempt.stop_reason) == ("COMPLETING", "exit_code")
-        lifecycle.record_task_ended(first.pk, exit_code=143, reason=EndReason.EXIT_CODE)
+        job_control.record_task_ended(first.pk, exit_code=143, reason=EndReason.EXIT_CODE)
         job.refresh_from_db()
         assert (job.state, job.exit_code) == (states[0] if wants else "FAILED", 137)
         if not wants:
@@ -219,7 +224,7 @@ def test_what_is_asked_for_is_checked(scene) -> None:
 
 
 def test_administrators_open_the_network_and_choose_interfaces(scene) -> None:
-    admin, devices = record.user(admin=True), ("/dev/infiniband/uverbs0",)
+    admin, devices = factories.user(admin=True), ("/dev/infiniband/uverbs0",)
     with pytest.raises(Forbidden):
         do_set_gang_fabric(scene["owner"], scene["pool"], allowed=False, fabric=GangFabric())
     with pytest.raises(InvalidRequest, match="is no device"):
@@ -238,7 +243,7 @@ def test_administrators_open_the_network_and_choose_interfaces(scene) -> None:
 
 
 def name(scene, **named) -> None:
-    do_set_gang_fabric(record.user(admin=True), scene["pool"], allowed=True, fabric=GangFabric(**named))
+    do_set_gang_fabric(factories.user(admin=True), scene["pool"], allowed=True, fabric=GangFabric(**named))
     for node in (scene["pool"], *scene["nodes"]):
         node.refresh_from_db()
 
@@ -254,7 +259,7 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
     second.refresh_from_db()
     assert second.lacks == "It has no address in 10.0.0.0/24."
     gang, single = submit(scene, gpus_per_task=second.gpus.count()), submit(scene, tasks=1)
-    inputs = take_snapshot(record.cluster_settings())
+    inputs = take_snapshot(factories.cluster_settings())
     unfit = {row.job: row.ineligible_nodes for row in inputs.snapshot.pending}
     assert unfit == {gang.public_id: (second.public_id,), single.public_id: ()}
     verdict = next(v for v in decide(inputs.snapshot, inputs.policy).verdicts if v.job == gang.public_id)
@@ -263,7 +268,7 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
         f"{second.name} lacks what its pool names for gangs: It has no address in 10.0.0.0/24."
         in verdict.message
     )
-    do_set_interface(record.user(admin=True), second, "eth0")  # an administrator knows better of this one
+    do_set_interface(factories.user(admin=True), second, "eth0")  # an administrator knows better of this one
     second.refresh_from_db()
     assert second.lacks == "" and node_gang_address(second, scene["pool"].fabric).address == "192.0.2.2"
 
@@ -277,7 +282,7 @@ def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(s
     rows = [place(scene, submit(scene)).rendezvous for _ in range(3)]
     assert [row.address for row in rows] == ["10.9.0.39", "10.9.0.38", "10.9.0.37"]
     assert {(row.network, row.node_network, row.tried) for row in rows} == {("fabric0", False, False)}
-    lifecycle.request_stop(rows[0].attempt_id, EndReason.START_REFUSED)
+    job_control.request_stop(rows[0].attempt_id, EndReason.START_REFUSED)
     assert place(scene, submit(scene)).rendezvous.address == "10.9.0.36"  # one that failed is not the next
     attempt = rows[1].attempt
     for task in tasks(attempt):
@@ -293,11 +298,13 @@ def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(s
 
 
 def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) -> None:
-    third = record.node(scene["pool"])
+    third = factories.node(scene["pool"])
     scene["nodes"].append(third)
     for number, node in enumerate(scene["nodes"], 1):
         told = hello(number)
-        Node.objects.filter(pk=node.pk).update(agent_info=told | {"capabilities": [*told["capabilities"], "check_rendezvous"]})
+        Node.objects.filter(pk=node.pk).update(
+            agent_info=told | {"capabilities": [*told["capabilities"], "check_rendezvous"]}
+        )
         node.refresh_from_db()
     first, second, third = scene["nodes"]
     attempt = place(scene, submit(scene, tasks=4), first, second, second, third)
@@ -311,46 +318,52 @@ def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) 
 
     rows = tasks(attempt)
     for task in rows[:3]:
-        lifecycle.record_task_prepared(task.pk)
+        job_control.record_task_prepared(task.pk)
     assert to_try() == [] and listens_since() is None
-    lifecycle.record_task_prepared(rows[3].pk)
+    job_control.record_task_prepared(rows[3].pk)
     assert to_try() == [1, 2, 3]
-    reaching.record_rendezvous_reached(rows[1].pk)
+    rendezvous_check.record_rendezvous_reached(rows[1].pk)
     assert to_try() == [3]
     attempt.refresh_from_db()
     assert attempt.all_prepared_at is None
     since = listens_since()
     assert since is not None
     # one that fails asks whether anybody listened at all
-    assert not reaching.record_rendezvous_failure(rows[3].pk, since)
-    assert to_try() == [] and lifecycle.should_prepare(tasks(attempt)[0], attempt)
-    assert not reaching.record_rendezvous_failure(rows[3].pk, since)  # of the time before: it says nothing
-    lifecycle.record_task_prepared(rows[0].pk)
+    assert not rendezvous_check.record_rendezvous_failure(rows[3].pk, since)
+    assert to_try() == [] and job_control.should_prepare(tasks(attempt)[0], attempt)
+    assert not rendezvous_check.record_rendezvous_failure(
+        rows[3].pk, since
+    )  # of the time before: it says nothing
+    job_control.record_task_prepared(rows[0].pk)
     assert to_try() == [3]
     again = listens_since()
-    assert again is not None and again != since and not reaching.record_rendezvous_failure(rows[3].pk, since)
-    assert reaching.record_rendezvous_failure(rows[3].pk, again)
-    reaching.record_rendezvous_reached(rows[3].pk)
+    assert (
+        again is not None
+        and again != since
+        and not rendezvous_check.record_rendezvous_failure(rows[3].pk, since)
+    )
+    assert rendezvous_check.record_rendezvous_failure(rows[3].pk, again)
+    rendezvous_check.record_rendezvous_reached(rows[3].pk)
     attempt.refresh_from_db()
     assert attempt.all_prepared_at is not None and to_try() == []
 
     # the agent of rank 0's node listens until rank 0 begins: another rank would take it for that
     def to_start() -> list[int]:
         fresh = Attempt.objects.select_related("rendezvous").get(pk=attempt.pk)
-        return [task.rank for task in tasks(attempt) if lifecycle.should_start(task, fresh)]
+        return [task.rank for task in tasks(attempt) if job_control.should_start(task, fresh)]
 
     assert to_start() == [0]
-    lifecycle.record_task_running(rows[0].pk, container="c", ports={})
+    job_control.record_task_running(rows[0].pk, container="c", ports={})
     assert to_start() == [1, 2, 3]
 
 
 def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> None:
-    nodes = [*scene["nodes"], record.node(scene["pool"]), record.node(scene["pool"])]
+    nodes = [*scene["nodes"], factories.node(scene["pool"]), factories.node(scene["pool"])]
     Node.objects.update(state="ready", breaker_state="healthy")
     job = submit(scene)
 
     def apart(tried: Node, first: Node, whose: Job = job) -> list[str]:
-        cause = trust.record_peer_unreachable(tried.pk, first.pk, job=whose, message="b cannot reach a")
+        cause = breaker.record_peer_unreachable(tried.pk, first.pk, job=whose, message="b cannot reach a")
         exclude_faulty_node(whose, tried, first, cause)
         return sorted(job.avoid_nodes.values_list("name", flat=True))
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Conflict, Unsatisfiable, InvalidRequest, Forbidden, NotFound
+from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unsatisfiable
 from portal.models import Node, NodePool, OutboxMessage, Quota
-from portal.services.jobs import do_cancel_job, do_resubmit_job
-from tests import record
+from portal.services.jobs.submission import do_cancel_job, do_resubmit_job
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def scene():
-    pool = record.pool("main")
-    owner = record.user("ada")
+    pool = factories.pool("main")
+    owner = factories.user("ada")
     for name in ("n1", "n2"):
-        record.node(pool, name=name)
-    project = record.project("nlp", member=owner)
-    return {"pool": pool, "owner": owner, "project": project, "environment": record.environment()}
+        factories.node(pool, name=name)
+    project = factories.project("nlp", member=owner)
+    return {"pool": pool, "owner": owner, "project": project, "environment": factories.environment()}
 
 
 def submit(scene, user=None, **fields):
-    return record.job(user or scene["owner"], scene["project"], scene["environment"], **fields)
+    return factories.job(user or scene["owner"], scene["project"], scene["environment"], **fields)
 
 
 def test_a_submitted_job_waits_and_wakes_the_engine(scene):
@@ -54,7 +54,7 @@ def test_more_than_one_person_may_ever_hold_is_refused_with_the_nearest(scene):
 
 
 def test_a_limit_of_an_ancestor_is_named(scene):
-    parent = record.project("language")
+    parent = factories.project("language")
     scene["project"].parent = parent
     scene["project"].save()
     Quota.objects.create(project=parent, pool=scene["pool"], limit_milli=2000)
@@ -127,8 +127,8 @@ def never(scene, **fields):
 )
 def test_what_no_node_could_ever_hold(scene, fields, says, nearest):
     """Two large nodes in one pool, a small one with another GPU in a second."""
-    other = record.pool("other")
-    small = record.node(other, name="small", gpus=1, cpu_milli=4000, memory_mib=8000)
+    other = factories.pool("other")
+    small = factories.node(other, name="small", gpus=1, cpu_milli=4000, memory_mib=8000)
     small.gpus.update(model="Other 40", memory_mib=40_960)
     message, found = never(scene, **fields)
     assert says in message
@@ -136,21 +136,21 @@ def test_what_no_node_could_ever_hold(scene, fields, says, nearest):
 
 
 def test_what_another_pool_could_hold_names_it(scene):
-    other = record.pool("other")
-    record.node(other, gpus=1, runtime="process").gpus.update(model="Other 40")
+    other = factories.pool("other")
+    factories.node(other, gpus=1, runtime="process").gpus.update(model="Other 40")
     message, nearest = never(scene, pool=other)
     assert "No node of the pool other runs containers. The pool main has some that do." in message
     assert nearest == {"pool": scene["pool"].public_id}
-    record.node(other, gpus=1).gpus.update(model="Other 40")
+    factories.node(other, gpus=1).gpus.update(model="Other 40")
     message, nearest = never(scene, pool=other, gpu_model="Test 80")
     assert "There is no Test 80 GPU in the pool other; the pool main has some." in message
     assert nearest == {"pool": scene["pool"].public_id}
 
 
 def test_a_runtime_that_no_node_has(scene):
-    process = record.environment(runtime="process", prefix="/usr")
+    process = factories.environment(runtime="process", prefix="/usr")
     with pytest.raises(Unsatisfiable, match="No node of this cluster runs environments without a container"):
-        record.job(scene["owner"], scene["project"], process)
+        factories.job(scene["owner"], scene["project"], process)
     Node.objects.update(state="retired")
     with pytest.raises(Unsatisfiable, match="There is no node yet"):
         submit(scene)
@@ -158,7 +158,7 @@ def test_a_runtime_that_no_node_has(scene):
 
 def test_a_pool_must_both_hold_it_and_allow_it(scene):
     """The limit of the large pool is not lifted by a small pool that has none."""
-    record.node(record.pool("tiny"), gpus=1)
+    factories.node(factories.pool("tiny"), gpus=1)
     Quota.objects.create(project=scene["project"], pool=scene["pool"], limit_milli=2000)
     message, nearest = never(scene, gpus_per_task=3)
     assert "limit of nlp in main is 2" in message
@@ -209,8 +209,8 @@ def test_nonsense_is_refused_by_field(scene, fields, named):
 
 def test_strangers_do_not_learn_that_the_project_exists(scene):
     with pytest.raises(NotFound):
-        submit(scene, user=record.user())
-    viewer = record.user()
+        submit(scene, user=factories.user())
+    viewer = factories.user()
     scene["project"].memberships.create(user=viewer, role="viewer")
     with pytest.raises(Forbidden):
         submit(scene, user=viewer)
@@ -220,7 +220,7 @@ def test_strangers_do_not_learn_that_the_project_exists(scene):
 
 def test_cancel_by_others(scene):
     job = submit(scene)
-    other = record.user()
+    other = factories.user()
     with pytest.raises(NotFound):
         do_cancel_job(other, job)
     scene["project"].memberships.create(user=other, role="member")
@@ -242,15 +242,15 @@ def test_start_again_makes_the_same_request(scene):
 
 def test_one_account_for_all_is_for_one_person_alone(scene):
     """Without root the runtime process cannot keep people apart."""
-    admin = record.user(admin=True)
-    node = record.node(scene["pool"], runtime="process", hello={"per_user_isolation": False})
-    process = record.environment(runtime="process", prefix="/usr")
-    assert record.job(admin, scene["project"], process).state == "PENDING"
+    admin = factories.user(admin=True)
+    node = factories.node(scene["pool"], runtime="process", hello={"per_user_isolation": False})
+    process = factories.environment(runtime="process", prefix="/usr")
+    assert factories.job(admin, scene["project"], process).state == "PENDING"
     with pytest.raises(Forbidden, match="one account"):
-        record.job(scene["owner"], scene["project"], process)
-    record.user(password=record.PASSWORD)
+        factories.job(scene["owner"], scene["project"], process)
+    factories.user(password=factories.PASSWORD)
     with pytest.raises(Forbidden, match="second person"):
-        record.job(admin, scene["project"], process)
+        factories.job(admin, scene["project"], process)
     node.agent_info = {"per_user_isolation": True}
     node.save()
-    assert record.job(scene["owner"], scene["project"], process).state == "PENDING"
+    assert factories.job(scene["owner"], scene["project"], process).state == "PENDING"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Unsatisfiable, InvalidRequest
+from portal.errors import InvalidRequest, Unsatisfiable
 from portal.models import Gpu, Quota
 from scheduler.core.decide import decide
-from scheduler.core.policy import Policy
-from scheduler.snapshot import take_snapshot
-from tests import record
+from scheduler.core.model.policy import Policy
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene():
     """A node with two whole GPUs of capability 8.0 and two slices."""
-    made = record.basic_cluster()
+    made = factories.basic_cluster()
     made["node"].gpus.update(compute_capability=8.0)
     made["node"].gpus.filter(index__gte=2).update(mig_profile="1g.10gb", memory_mib=9_728)
     return made
 
 
 def submit(scene, **asks):
-    return record.job(scene["owner"], scene["project"], scene["environment"], **asks)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], **asks)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_whole_gpus_and_slices_are_counted_apart(scene) -> None:
 def test_the_scheduler_places_each_on_its_kind(scene) -> None:
     small = submit(scene, mig_profile="1g.10gb", min_compute_capability=8.0)
     whole = submit(scene, gpus_per_task=2)
-    plan = decide(take_snapshot(record.cluster_settings()).snapshot, Policy())
+    plan = decide(take_snapshot(factories.cluster_settings()).snapshot, Policy())
     kinds = dict(Gpu.objects.values_list("uuid", "mig_profile"))
     got = {
         start.job: {kinds[share.uuid] for task in start.tasks for share in task.gpus} for start in plan.starts

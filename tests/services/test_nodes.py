@@ -6,14 +6,15 @@ import pytest
 from django.core.management.base import CommandError
 from django.db import IntegrityError, transaction
 
-from portal.errors import Conflict, InvalidRequest, Forbidden
+from portal.domain.reasons import EndReason
+from portal.domain.states import GpuHealth, NodeState, NodeTransport
+from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.management.commands.node_setup import Command
-from portal.models import AuditEntry, Gpu, GpuAlert, Job, GpuLink, Node
-from portal.services import enrolment, lifecycle, node_acts, nodes
-from portal.services.gpus import do_return_gpu_to_service, record_gpu_health
-from portal.words.reasons import EndReason
-from portal.words.states import GpuHealth, NodeTransport, NodeState
-from tests import record
+from portal.models import AuditEntry, Gpu, GpuAlert, GpuLink, Job, Node
+from portal.services.lifecycle import job_control
+from portal.services.nodes import enrolment, nodes, operations
+from portal.services.nodes.gpus import do_return_gpu_to_service, record_gpu_health
+from tests import factories
 from tests.services.test_lifecycle import place, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -21,15 +22,15 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    pool = record.pool()
-    owner, admin = record.user(), record.user(admin=True)
+    pool = factories.pool()
+    owner, admin = factories.user(), factories.user(admin=True)
     return {
         "pool": pool,
-        "node": record.node(pool, boot_id="one"),
+        "node": factories.node(pool, boot_id="one"),
         "owner": owner,
         "admin": admin,
-        "project": record.project(member=owner),
-        "environment": record.environment(),
+        "project": factories.project(member=owner),
+        "environment": factories.environment(),
     }
 
 
@@ -63,7 +64,7 @@ def hello(scene, boot_id="one", gpus=None, **more):
 
 
 def running(scene) -> Job:
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     run(place(scene, job))
     return job
 
@@ -133,9 +134,15 @@ def test_a_gpu_that_vanishes_is_lost_and_its_job_is_asked_to_leave(scene):
         do_return_gpu_to_service(scene["owner"], back)
     assert do_return_gpu_to_service(scene["admin"], back).health == GpuHealth.OK
     acts = (
-        AuditEntry.objects.filter(action__startswith="gpu.").order_by("id").values_list("action", "after__health")
+        AuditEntry.objects.filter(action__startswith="gpu.")
+        .order_by("id")
+        .values_list("action", "after__health")
     )
-    assert list(acts) == [("gpu.health", "lost"), ("gpu.health", "quarantined"), ("gpu.return_to_service", "ok")]
+    assert list(acts) == [
+        ("gpu.health", "lost"),
+        ("gpu.health", "quarantined"),
+        ("gpu.return_to_service", "ok"),
+    ]
 
 
 def test_a_fatal_fault_ends_what_runs_and_a_lesser_one_only_keeps_new_work_off(scene):
@@ -148,13 +155,13 @@ def test_a_fatal_fault_ends_what_runs_and_a_lesser_one_only_keeps_new_work_off(s
     attempt.refresh_from_db()
     assert (attempt.state, attempt.stop_reason) == ("COMPLETING", "gpu_lost")
     task = attempt.task_rows.get()
-    lifecycle.record_task_ended(task.pk, exit_code=137, reason=EndReason.EXIT_CODE)
+    job_control.record_task_ended(task.pk, exit_code=137, reason=EndReason.EXIT_CODE)
     attempt.refresh_from_db()
     assert (attempt.state, attempt.message) == (
         "FAILED",
         f"A GPU of {scene['node'].name} failed. The driver told XID 95.",
     )
-    other = record.job(scene["owner"], scene["project"], scene["environment"])
+    other = factories.job(scene["owner"], scene["project"], scene["environment"])
     with pytest.raises(Conflict, match="not healthy"):
         place(scene, other)
 
@@ -186,7 +193,7 @@ def test_a_gpu_with_a_warning_takes_work_and_says_so_until_it_is_over(scene):
 def test_a_gpu_that_moves_to_another_node_is_not_held_against_it(scene):
     told = hello(scene)["gpus"]
     nodes.record_hello(scene["node"].pk, hello(scene, gpus=told[1:]), received_s=100)
-    other = record.node(scene["pool"], gpus=0)
+    other = factories.node(scene["pool"], gpus=0)
     nodes.record_hello(other.pk, hello(scene, gpus=told[:1]), received_s=100)
     moved = Gpu.objects.get(uuid=told[0]["uuid"])
     assert (moved.node, moved.health, moved.health_reason) == (other, GpuHealth.OK, "")
@@ -194,7 +201,7 @@ def test_a_gpu_that_moves_to_another_node_is_not_held_against_it(scene):
 
 def test_a_gpu_that_another_node_has_or_holds_does_not_move_and_raises_an_alarm(scene):
     job, node = running(scene), scene["node"]
-    newcomer = record.node(scene["pool"], gpus=0)
+    newcomer = factories.node(scene["pool"], gpus=0)
     told = hello(scene)["gpus"]
     own = {"uuid": "GPU-own", "index": 9, "model": "X", "memory_mib": 1000, "health": "ok"}
     for _ in range(2):
@@ -217,7 +224,7 @@ def test_a_gpu_that_another_node_has_or_holds_does_not_move_and_raises_an_alarm(
 
 def test_a_gpu_of_a_retired_node_moves(scene):
     Node.objects.filter(pk=scene["node"].pk).update(state=NodeState.RETIRED.value)
-    newcomer = record.node(scene["pool"], gpus=0)
+    newcomer = factories.node(scene["pool"], gpus=0)
     nodes.record_hello(newcomer.pk, hello(scene), received_s=100)
     assert newcomer.gpus.count() == 4 and not GpuAlert.objects.exists()
 
@@ -333,10 +340,12 @@ def test_the_command_offers_the_choices_of_the_script():
 
 
 def test_check_steps_appear_in_order(scene):
-    check = node_acts.do_start_connection_test(scene["admin"], scene["node"])
-    node_acts.record_operation_step(check.public_id, name="tcp", ok=True, message="Answers.", seconds=0.01)
-    node_acts.record_operation_step(check.public_id, name="key", ok=False, message="Another key.", seconds=0.02)
-    node_acts.record_connection_test_finished(check.public_id, False)
+    check = operations.do_start_connection_test(scene["admin"], scene["node"])
+    operations.record_operation_step(check.public_id, name="tcp", ok=True, message="Answers.", seconds=0.01)
+    operations.record_operation_step(
+        check.public_id, name="key", ok=False, message="Another key.", seconds=0.02
+    )
+    operations.record_connection_test_finished(check.public_id, False)
     check.refresh_from_db()
     assert [step["name"] for step in check.steps] == ["tcp", "key"]
     assert check.ok is False

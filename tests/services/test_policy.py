@@ -6,22 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from portal.errors import InvalidRequest, Forbidden, PreconditionFailed
+from portal.domain.policy_settings import (
+    CHOICE_SETTINGS,
+    NUMBER_SETTINGS,
+    default_value,
+    setting_error,
+    setting_names,
+)
+from portal.errors import Forbidden, InvalidRequest, PreconditionFailed
 from portal.management.commands.policy_docs import policy_text
 from portal.models import AuditEntry, ClusterSettings, NodePool, OutboxMessage
-from portal.selectors.policy import settings_sheet
-from portal.selectors.project_policy import effective_rules
-from portal.services.policy import do_change_policy
-from portal.words.knobs import CHOICE_SETTINGS, NUMBER_SETTINGS, default_value, setting_error, setting_names
-from tests import record
+from portal.selectors.scheduling.project_settings import effective_rules
+from portal.selectors.scheduling.settings import settings_sheet
+from portal.services.cluster.policy_settings import do_change_policy
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def admin():
-    record.cluster_settings()
-    return record.user("ada", admin=True)
+    factories.cluster_settings()
+    return factories.user("ada", admin=True)
 
 
 def values(pool: NodePool | None) -> dict[str, object]:
@@ -29,7 +35,7 @@ def values(pool: NodePool | None) -> dict[str, object]:
 
 
 def test_a_pool_stands_above_the_cluster_and_the_cluster_above_the_default(admin) -> None:
-    pool, other = record.pool("one"), record.pool("two")
+    pool, other = factories.pool("one"), factories.pool("two")
     do_change_policy(admin, None, {"usage_weight": 0.5, "preempt_min_runtime_s": 60}, version=1)
     do_change_policy(admin, pool, {"usage_weight": 2}, version=1)
     assert values(None)["usage_weight"] == values(other)["usage_weight"] == 0.5
@@ -43,8 +49,19 @@ def test_every_default_may_stand_and_nothing_beyond_the_range() -> None:
     for name in setting_names():
         assert setting_error(name, default_value(name)) is None
     for knob in NUMBER_SETTINGS.values():
-        assert setting_error(knob.name, knob.minimum) is None and setting_error(knob.name, knob.maximum) is None
-        for value in (knob.minimum - 1, knob.maximum * 2 + 1, "7", True, None, float("nan"), float("inf"), 10**400):
+        assert (
+            setting_error(knob.name, knob.minimum) is None and setting_error(knob.name, knob.maximum) is None
+        )
+        for value in (
+            knob.minimum - 1,
+            knob.maximum * 2 + 1,
+            "7",
+            True,
+            None,
+            float("nan"),
+            float("inf"),
+            10**400,
+        ):
             assert setting_error(knob.name, value), (knob.name, value)
     for choice in CHOICE_SETTINGS.values():
         assert setting_error(choice.name, "nonsense") and setting_error(choice.name, 1)
@@ -71,7 +88,7 @@ def test_a_refusal_names_the_knob_and_changes_nothing(admin, knobs, field) -> No
 
 def test_a_budget_of_the_cycle_is_no_pools_own(admin) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        do_change_policy(admin, record.pool(), {"max_steps_per_cycle": 1000}, version=1)
+        do_change_policy(admin, factories.pool(), {"max_steps_per_cycle": 1000}, version=1)
     assert "whole cluster" in refusal.value.fields["max_steps_per_cycle"]
 
 
@@ -84,7 +101,7 @@ def test_two_administrators_do_not_overwrite_each_other(admin) -> None:
 
 
 def test_it_is_audited_with_old_and_new_values_and_wakes_the_scheduler(admin) -> None:
-    pool = record.pool("one")
+    pool = factories.pool("one")
     do_change_policy(admin, pool, {"placement": "spread"}, version=1, reason="noisy neighbours")
     do_change_policy(admin, pool, {"placement": None, "usage_weight": 0}, version=2)
     first, second = AuditEntry.objects.filter(action="policy.change").order_by("id")
@@ -105,7 +122,7 @@ def test_what_changes_nothing_leaves_no_trace(admin) -> None:
 
 def test_others_may_not(admin) -> None:
     with pytest.raises(Forbidden, match="Only administrators change the policy"):
-        do_change_policy(record.user(), None, {"usage_weight": 2}, version=1)
+        do_change_policy(factories.user(), None, {"usage_weight": 2}, version=1)
 
 
 def test_the_page_of_the_docs_is_current() -> None:
@@ -113,9 +130,9 @@ def test_the_page_of_the_docs_is_current() -> None:
 
 
 def test_a_manager_holds_idle_knobs_stricter_and_longer_only_as_far_as_the_pool_lets(admin) -> None:
-    pool, manager, member = record.pool("one"), record.user("mia"), record.user("max")
-    top = record.project("top", manager=manager, member=member)
-    below = record.project("below", parent=top)
+    pool, manager, member = factories.pool("one"), factories.user("mia"), factories.user("max")
+    top = factories.project("top", manager=manager, member=member)
+    below = factories.project("below", parent=top)
 
     def held(project) -> tuple[object, str]:
         row = NodePool.objects.get(pk=pool.pk)
@@ -132,7 +149,9 @@ def test_a_manager_holds_idle_knobs_stricter_and_longer_only_as_far_as_the_pool_
     do_change_policy(admin, pool, {"idle_project_max_factor": 3}, version=1)
     do_change_policy(manager, top, {"idle_after_s": 7200, "idle_action": "suspend"}, version=1, reason="long")
     assert (held(top), held(below)) == ((7200, "project"), (7200, "above"))
-    with pytest.raises(InvalidRequest) as refusal:  # what is above binds those below, its manager at both, too
+    with pytest.raises(
+        InvalidRequest
+    ) as refusal:  # what is above binds those below, its manager at both, too
         do_change_policy(manager, below, {"idle_after_s": 10_800, "idle_action": "notify"}, version=1)
     assert set(refusal.value.fields) == {"idle_after_s", "idle_action"}
     do_change_policy(admin, pool, {"idle_project_max_factor": 1, "idle_after_s": 1800}, version=2)

@@ -11,14 +11,21 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portal.models import Attempt, Gpu, Job, JobEvent, Node, AttemptProgress, Topology
-from portal.selectors.progress import compare_job_layouts, attempt_progress, job_workload_fingerprint
-from portal.services import lifecycle
-from portal.services.lifecycle import RankPlacement
-from portal.services.progress import record_progress
-from portal.words.reasons import EndReason
-from portal.words.throughput import Layout, GpuPosition, layout_of, levels_crossed, rate_per_s, workload_fingerprint
-from tests import record
+from portal.domain.reasons import EndReason
+from portal.domain.throughput import (
+    GpuPosition,
+    Layout,
+    layout_of,
+    levels_crossed,
+    rate_per_s,
+    workload_fingerprint,
+)
+from portal.models import Attempt, AttemptProgress, Gpu, Job, JobEvent, Node, Topology
+from portal.selectors.jobs.progress import attempt_progress, compare_job_layouts, job_workload_fingerprint
+from portal.services.jobs.progress import record_progress
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from tests import factories
 
 database = pytest.mark.django_db(transaction=True)
 
@@ -27,13 +34,13 @@ SECOND = dt.timedelta(seconds=1)
 
 @pytest.fixture
 def scene():
-    return record.basic_cluster()
+    return factories.basic_cluster()
 
 
 def begun(scene, *, nodes: list[Node] | None = None, gpus: int = 1, **fields) -> Attempt:
     """An attempt that has run for an hour, with a task on each of the nodes."""
     nodes = nodes or [scene["node"]]
-    job = record.job(
+    job = factories.job(
         scene["owner"],
         scene["project"],
         scene["environment"],
@@ -47,16 +54,18 @@ def begun(scene, *, nodes: list[Node] | None = None, gpus: int = 1, **fields) ->
     seats = [RankPlacement(node, [(gpu.pk, 1000) for gpu in free.filter(node=node)[:gpus]]) for node in nodes]
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
-        made = lifecycle.start_attempt(row, scene["pool"], seats, epoch=1)
+        made = job_control.start_attempt(row, scene["pool"], seats, epoch=1)
     for task in made.task_rows.all():
-        assert lifecycle.mark_task_sent(task)
-        lifecycle.record_task_running(task.pk, container=f"c{task.pk}", ports={}, at=timezone.now() - 3600 * SECOND)
+        assert job_control.mark_task_sent(task)
+        job_control.record_task_running(
+            task.pk, container=f"c{task.pk}", ports={}, at=timezone.now() - 3600 * SECOND
+        )
     return read(made)
 
 
 def end(attempt: Attempt) -> None:
     for task in attempt.task_rows.all():
-        lifecycle.record_task_ended(task.pk, exit_code=0, reason=EndReason.COMPLETED)
+        job_control.record_task_ended(task.pk, exit_code=0, reason=EndReason.COMPLETED)
 
 
 def read(attempt: Attempt) -> Attempt:
@@ -187,7 +196,7 @@ def test_the_record_itself_refuses_what_goes_backwards(scene) -> None:
 def test_it_is_kept_with_how_its_gpus_lay(scene) -> None:
     Topology.objects.create(name="a-fabric", levels=["hall", "row"])
     Topology.objects.create(name="b-fabric", levels=["block", "rack"])
-    nodes = [scene["node"], record.node(scene["pool"], labels={"block": "x", "rack": "2"})]
+    nodes = [scene["node"], factories.node(scene["pool"], labels={"block": "x", "rack": "2"})]
     Node.objects.filter(pk=nodes[0].pk).update(labels={"block": "x", "rack": "1"})
     for node in nodes:
         Gpu.objects.filter(node=node, index__gte=2).update(nvlink_island=1)
@@ -305,7 +314,7 @@ def test_layouts_are_compared_once_three_of_two_are_known(scene) -> None:
 
 @database
 def test_an_elastic_job_says_nothing_of_a_layout(scene) -> None:
-    nodes = [scene["node"], record.node(scene["node"].pool, gpus=4)]
+    nodes = [scene["node"], factories.node(scene["node"].pool, gpus=4)]
     for per_s, island in ((10, 0), (20, 1)):
         for _ in range(3):
             attempt = ran(scene, per_s, island=island, nodes=nodes, min_tasks=1)
@@ -316,7 +325,7 @@ def test_an_elastic_job_says_nothing_of_a_layout(scene) -> None:
 @database
 def test_another_project_says_nothing_of_ours(scene) -> None:
     job = begun(scene, gpus=2).job
-    other = scene | {"project": record.project(member=scene["owner"])}
+    other = scene | {"project": factories.project(member=scene["owner"])}
     for per_s, island in ((10, 0), (5, 1)) * 3:
         ran(other, per_s, island=island)
     assert compare_job_layouts(begun(other, gpus=2).job) != []

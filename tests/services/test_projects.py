@@ -6,12 +6,12 @@ import pytest
 from django.db import ProgrammingError, transaction
 
 from portal import access
-from portal.errors import Conflict, InvalidRequest, Forbidden, NotFound, PreconditionFailed
+from portal.domain.states import Role
+from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound, PreconditionFailed
 from portal.models import AuditEntry, Quota
-from portal.services import projects
-from portal.services.projects import QuotaValues
-from portal.words.states import Role
-from tests import record
+from portal.services.projects import projects
+from portal.services.projects.projects import QuotaValues
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
@@ -21,7 +21,7 @@ def numbers(guaranteed=0, limit=None, weight=1.0, priority=0) -> QuotaValues:
 
 
 def test_admins_make_projects_and_managers_make_children():
-    admin, manager = record.user(admin=True), record.user()
+    admin, manager = factories.user(admin=True), factories.user()
     vision = projects.do_create_project(admin, name="vision", manager=manager)
     child = projects.do_create_project(manager, name="vision-small", parent=vision)
     assert child.parent == vision
@@ -34,13 +34,13 @@ def test_admins_make_projects_and_managers_make_children():
     with pytest.raises(InvalidRequest):
         projects.do_create_project(admin, name="vision\n")
     with pytest.raises(NotFound):
-        projects.do_create_project(record.user(), name="x", parent=vision)
+        projects.do_create_project(factories.user(), name="x", parent=vision)
 
 
 def test_the_tree_has_no_circle():
-    admin = record.user(admin=True)
-    a = record.project("a")
-    b = record.project("b", parent=a)
+    admin = factories.user(admin=True)
+    a = factories.project("a")
+    b = factories.project("b", parent=a)
     with pytest.raises(InvalidRequest, match="below itself"):
         projects.do_change_project(admin, a, parent=b)
     with pytest.raises(InvalidRequest):
@@ -48,8 +48,8 @@ def test_the_tree_has_no_circle():
 
 
 def test_a_quota_edit_needs_the_version_it_was_made_from():
-    admin = record.user(admin=True)
-    project, pool = record.project(), record.pool()
+    admin = factories.user(admin=True)
+    project, pool = factories.project(), factories.pool()
     quota = projects.do_change_quota(admin, project, pool, numbers(4000), version=0)
     assert quota.version == 1
     projects.do_change_quota(admin, project, pool, numbers(2000, 3000), version=1, reason="paper")
@@ -65,8 +65,8 @@ def test_a_quota_edit_needs_the_version_it_was_made_from():
 
 
 def test_a_quota_change_can_be_undone_once():
-    admin = record.user(admin=True)
-    project, pool = record.project(), record.pool()
+    admin = factories.user(admin=True)
+    project, pool = factories.project(), factories.pool()
     projects.do_change_quota(admin, project, pool, numbers(4000), version=0)
     quota = projects.do_change_quota(admin, project, pool, numbers(1000), version=1)
     newest, first = quota.changes.all()
@@ -78,8 +78,8 @@ def test_a_quota_change_can_be_undone_once():
 
 
 def test_what_one_person_may_hold_is_kept_audited_and_undone():
-    admin = record.user(admin=True)
-    project, pool = record.project(), record.pool()
+    admin = factories.user(admin=True)
+    project, pool = factories.project(), factories.pool()
     quota = projects.do_change_quota(admin, project, pool, QuotaValues(user_limit_milli=0), version=0)
     assert quota.user_limit_milli == 0
     entry = AuditEntry.objects.filter(action="quota.change").first()
@@ -107,32 +107,32 @@ def test_what_one_person_may_hold_is_kept_audited_and_undone():
 def test_nonsense_quotas(bad, named):
     with pytest.raises(InvalidRequest) as refusal:
         projects.do_change_quota(
-            record.user(admin=True), record.project(), record.pool(), bad, version=None
+            factories.user(admin=True), factories.project(), factories.pool(), bad, version=None
         )
     assert named in refusal.value.fields
     assert not Quota.objects.exists()
 
 
 def test_managers_do_not_change_quotas():
-    manager = record.user()
-    project = record.project(manager=manager)
+    manager = factories.user()
+    project = factories.project(manager=manager)
     with pytest.raises(Forbidden, match="Only administrators change quotas"):
-        projects.do_change_quota(manager, project, record.pool(), numbers(1), version=0)
+        projects.do_change_quota(manager, project, factories.pool(), numbers(1), version=0)
 
 
 def test_roles_reach_down_the_tree_and_never_up():
-    person = record.user()
-    top = record.project()
-    middle = record.project(parent=top, member=person)
-    leaf = record.project(parent=middle)
+    person = factories.user()
+    top = factories.project()
+    middle = factories.project(parent=top, member=person)
+    leaf = factories.project(parent=middle)
     assert access.role_in(person, leaf) is Role.MEMBER
     assert access.role_in(person, top) is None
     assert set(access.visible_projects(person)) == {middle, leaf}
 
 
 def test_losing_a_place_moves_the_rights_version():
-    admin, person = record.user(admin=True), record.user()
-    project = record.project(member=person)
+    admin, person = factories.user(admin=True), factories.user()
+    project = factories.project(member=person)
     before = person.rights_version
     projects.do_remove_member(admin, project, person)
     person.refresh_from_db()
@@ -141,7 +141,7 @@ def test_losing_a_place_moves_the_rights_version():
 
 
 def test_the_audit_trail_only_grows():
-    projects.do_create_project(record.user(admin=True), name="x")
+    projects.do_create_project(factories.user(admin=True), name="x")
     with pytest.raises(ProgrammingError, match="append-only"), transaction.atomic():
         AuditEntry.objects.update(reason="changed")
     with pytest.raises(ProgrammingError, match="append-only"), transaction.atomic():
@@ -149,9 +149,9 @@ def test_the_audit_trail_only_grows():
 
 
 def test_a_move_takes_the_rights_that_came_from_above():
-    admin, above, own = record.user(admin=True), record.user(), record.user()
-    parent = record.project(viewer=above)
-    child = record.project(parent=parent, viewer=own)
+    admin, above, own = factories.user(admin=True), factories.user(), factories.user()
+    parent = factories.project(viewer=above)
+    child = factories.project(parent=parent, viewer=own)
     projects.do_change_project(admin, child, title="Moved nowhere yet")
     above.refresh_from_db()
     before = above.rights_version, own.rights_version

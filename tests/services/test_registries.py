@@ -6,19 +6,19 @@ import json
 
 import pytest
 
-from agents.node.image_names import registry_host
 from agents.node.runtimes.arguments import pull
-from portal.errors import InvalidRequest, Forbidden
+from agents.node.spec.image_names import registry_host
+from portal.errors import Forbidden, InvalidRequest
 from portal.models import AuditEntry, RegistryLogin
-from portal.services.registries import do_delete_login, do_save_login, login_for_image
-from tests import record
+from portal.services.images.registries import do_delete_login, do_save_login, login_for_image
+from tests import factories
 
 
 @pytest.mark.django_db
 def test_a_login_is_kept_sealed_and_goes_to_its_own_registry() -> None:
-    admin = record.user(admin=True)
+    admin = factories.user(admin=True)
     with pytest.raises(Forbidden):
-        do_save_login(record.user(), "reg.example.org", "robot", "open-sesame")
+        do_save_login(factories.user(), "reg.example.org", "robot", "open-sesame")
     do_save_login(admin, "reg.example.org:5000", "robot", "open-sesame")
     row = do_save_login(admin, "reg.example.org:5000", "robot2", "open-sesame-2")
     assert login_for_image("reg.example.org:5000/lab/image:1") == ("robot2", "open-sesame-2")

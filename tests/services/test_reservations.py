@@ -10,23 +10,23 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from portal.errors import Conflict, InvalidRequest, Forbidden, PreconditionFailed
+from portal.domain.reasons import EndReason
+from portal.errors import Conflict, Forbidden, InvalidRequest, PreconditionFailed
 from portal.models import AuditEntry, OutboxMessage, Reservation, ReservationNode
-from portal.selectors.reservations import node_reservations
-from portal.services import lifecycle
-from portal.services.reservations import (
+from portal.selectors.scheduling.reservations import node_reservations
+from portal.services.cluster.reservations import (
     ReservationInput,
     choose_nodes,
-    drain_started_reservations,
     do_cancel_reservation,
     do_restore_reservation,
     do_save_reservation,
+    drain_started_reservations,
     get_nodes,
     get_projects,
 )
-from portal.words.reasons import EndReason
+from portal.services.lifecycle import job_control
 from scheduler.cycle import run_cycle
-from tests import record
+from tests import factories
 from tests.services.test_lifecycle import place, run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,8 +36,8 @@ HOUR = dt.timedelta(hours=1)
 
 @pytest.fixture
 def scene():
-    made = record.basic_cluster() | {"admin": record.user(admin=True)}
-    made["other"] = record.node(made["pool"])
+    made = factories.basic_cluster() | {"admin": factories.user(admin=True)}
+    made["other"] = factories.node(made["pool"])
     return made
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_reserved_is_refused_by_field(scene, changes, field) -> N
 
 
 def test_nodes_of_another_pool_are_refused(scene) -> None:
-    stranger = record.node(record.pool())
+    stranger = factories.node(factories.pool())
     with pytest.raises(InvalidRequest, match="of the pool"):
         do_save_reservation(scene["admin"], words(scene, nodes=[stranger]))
     with pytest.raises(InvalidRequest, match="has no node called"):
@@ -104,7 +104,7 @@ def test_two_reservations_of_a_node_never_overlap(scene) -> None:
         do_save_reservation(scene["admin"], words(scene, 4, 8, nodes=[scene["node"]]))
     assert (refusal.value.code, refusal.value.details["reservation"]) == ("already_reserved", first.public_id)
     after = do_save_reservation(
-        scene["admin"], words(scene, begin=0, end=8, nodes=[record.node(scene["pool"])])
+        scene["admin"], words(scene, begin=0, end=8, nodes=[factories.node(scene["pool"])])
     )
     assert after.reserved.count() == 1
     next_one = words(scene)
@@ -165,7 +165,7 @@ def test_a_cancellation_can_be_taken_back_while_the_nodes_are_free(scene) -> Non
 
 
 def test_a_count_takes_nodes_with_least_on_them(scene) -> None:
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     place(scene, job)
     now = timezone.now()
     (chosen,) = choose_nodes(scene["pool"], 1, now, now + HOUR)
@@ -179,7 +179,7 @@ def test_a_count_takes_nodes_with_least_on_them(scene) -> None:
 
 def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_off(scene) -> None:
     stays = do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[scene["other"]], projects=[]))
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     attempt = place(scene, job)
     run(attempt)
     clears = {"nodes": [scene["node"]], "projects": [], "clears": True, "name": "new fans"}
@@ -196,7 +196,7 @@ def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_
     assert stays.drained_at is None
     assert AuditEntry.objects.get(action="reservation.clear").after == {"tasks": 1}
     (task,) = attempt.task_rows.values_list("pk", flat=True)
-    lifecycle.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
+    job_control.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
     job.refresh_from_db()
     assert job.state == "PENDING"
     assert run_cycle("test", "me").started == 0

@@ -5,24 +5,25 @@ from __future__ import annotations
 import pytest
 from django.db import transaction
 
-from agents.engines.contract import Container, TaskKey
-from portal.errors import Conflict, InvalidRequest, Forbidden, NotFound
-from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, Task, OrphanContainer
-from portal.selectors.restored import recovery_status
-from portal.services import lifecycle, nodes
-from portal.services.jobs import do_resubmit_job
-from portal.services.lifecycle import RankPlacement
-from portal.services.restored import (
+from agents.engines.interface import Container, TaskKey
+from portal.domain.reasons import EndReason
+from portal.domain.states import NodeState
+from portal.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from portal.models import AuditEntry, ClusterSettings, Gpu, Job, Node, OrphanContainer, Task
+from portal.selectors.nodes.recovery import recovery_status
+from portal.services.cluster.recovery import (
     begin_recovery,
     do_adopt_orphan,
     do_stop_orphan,
     end_recovery_if_complete,
     record_orphans,
 )
-from portal.words.reasons import EndReason
-from portal.words.states import NodeState
-from scheduler.snapshot import take_snapshot
-from tests import record
+from portal.services.jobs.submission import do_resubmit_job
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.nodes import nodes
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,15 +31,15 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene():
     """Two nodes after a restore, and an administrator."""
-    record.cluster_settings()
-    pool, ada = record.pool(), record.user("ada")
+    factories.cluster_settings()
+    pool, ada = factories.pool(), factories.user("ada")
     scene = {
         "pool": pool,
-        "nodes": [record.node(pool, gpus=2), record.node(pool, gpus=2)],
+        "nodes": [factories.node(pool, gpus=2), factories.node(pool, gpus=2)],
         "ada": ada,
-        "admin": record.user("root", admin=True),
-        "vision": record.project("vision", member=ada),
-        "environment": record.environment(tool=False),
+        "admin": factories.user("root", admin=True),
+        "vision": factories.project("vision", member=ada),
+        "environment": factories.environment(tool=False),
     }
     begin_recovery()
     Node.objects.update(reachable=True)
@@ -97,14 +98,14 @@ def test_labels_say_whose_it_is_and_else_it_is_the_administrators(scene) -> None
     assert do_adopt_orphan(scene["admin"], foreign).pk == other.pk, "asked twice is once"
     assert used(scene) == [1000, 300]
     assert AuditEntry.objects.filter(action="container.adopt").count() == 2
-    take_snapshot(record.cluster_settings())  # what is kept is a true photograph
+    take_snapshot(factories.cluster_settings())  # what is kept is a true photograph
 
 
 def test_a_stub_ends_like_others_and_never_starts_again(scene) -> None:
     (row,) = seen(scene, container(scene, "newer22"))
     job = do_adopt_orphan(scene["admin"], row)
     task = Task.objects.get(attempt__job=job)
-    lifecycle.record_task_ended(task.pk, exit_code=None, reason=EndReason.NODE_REBOOTED, proof="rebooted")
+    job_control.record_task_ended(task.pk, exit_code=None, reason=EndReason.NODE_REBOOTED, proof="rebooted")
     job.refresh_from_db()
     assert (job.state, job.reason, used(scene)) == ("FAILED", "node_rebooted", [0, 0])
     with pytest.raises(Conflict) as refusal:
@@ -117,7 +118,7 @@ def test_a_drained_stub_does_not_wait_again(scene) -> None:
     job = do_adopt_orphan(scene["admin"], row)
     nodes.do_set_node_state(scene["admin"], scene["nodes"][0], NodeState.DRAINED)
     task = Task.objects.get(attempt__job=job)
-    lifecycle.record_task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE)
+    job_control.record_task_ended(task.pk, exit_code=143, reason=EndReason.EXIT_CODE)
     job.refresh_from_db()
     assert job.state == "FAILED"
 
@@ -138,7 +139,7 @@ def test_a_gang_is_kept_whole_and_ranks_that_come_later_join(scene) -> None:
 
 
 def test_a_job_that_the_record_knows_goes_on_with_that_attempt(scene) -> None:
-    job = record.job(scene["ada"], scene["vision"], scene["environment"])
+    job = factories.job(scene["ada"], scene["vision"], scene["environment"])
     (row,) = seen(scene, container(scene, job.public_id, attempt=4))
     assert do_adopt_orphan(scene["admin"], row).pk == job.pk
     job.refresh_from_db()
@@ -148,25 +149,25 @@ def test_a_job_that_the_record_knows_goes_on_with_that_attempt(scene) -> None:
 
 
 def test_a_gpu_that_the_record_promises_to_another_is_not_given_twice(scene) -> None:
-    holder = record.job(scene["ada"], scene["vision"], scene["environment"], name="holder")
+    holder = factories.job(scene["ada"], scene["vision"], scene["environment"], name="holder")
     gpu = scene["nodes"][0].gpus.get(index=0)
     with transaction.atomic():
         seat = RankPlacement(scene["nodes"][0], [(gpu.pk, 500)])
-        attempt = lifecycle.start_attempt(holder, scene["pool"], [seat], epoch=1)
+        attempt = job_control.start_attempt(holder, scene["pool"], [seat], epoch=1)
     (row,) = seen(scene, container(scene, "newer22"))
     with pytest.raises(Conflict) as refusal:
         do_adopt_orphan(scene["admin"], row)
     assert refusal.value.code == "gpu_taken" and "to holder" in refusal.value.message
     row.refresh_from_db()
     assert (row.decision, used(scene), Job.objects.filter(is_placeholder=True).count()) == ("", [500, 0], 0)
-    lifecycle.request_stop(attempt.pk, EndReason.START_REFUSED)
+    job_control.request_stop(attempt.pk, EndReason.START_REFUSED)
     do_adopt_orphan(scene["admin"], row)
     assert used(scene) == [1000, 0]
 
 
 def test_what_cannot_be_kept_is_refused_with_a_reason(scene) -> None:
-    ended = record.job(scene["ada"], scene["vision"], scene["environment"])
-    lifecycle.cancel_job(ended.pk, EndReason.CANCELLED_BY_USER, actor="ada")
+    ended = factories.job(scene["ada"], scene["vision"], scene["environment"])
+    job_control.cancel_job(ended.pk, EndReason.CANCELLED_BY_USER, actor="ada")
     strange = Container(TaskKey("x" * 40, 1, 0), "fw-x", "d", "running")
     no_gpu = Container(TaskKey("newer22", 1, 0), "fw-y", "d", "running", gpus=(("GPU-elsewhere", 1000),))
     rows = seen(scene, container(scene, ended.public_id), strange, no_gpu)
@@ -180,7 +181,7 @@ def test_what_cannot_be_kept_is_refused_with_a_reason(scene) -> None:
 
 
 def test_stopping_is_for_the_whole_attempt_and_counts_when_the_node_says_so(scene) -> None:
-    job = record.job(scene["ada"], scene["vision"], scene["environment"], tasks=2)
+    job = factories.job(scene["ada"], scene["vision"], scene["environment"], tasks=2)
     gang = (container(scene, job.public_id), container(scene, job.public_id, rank=1, gpus=(1,)))
     rows = seen(scene, *gang)
     do_stop_orphan(scene["admin"], rows[1])
@@ -235,7 +236,7 @@ def test_a_node_that_was_fenced_before_the_backup_is_looked_at(scene) -> None:
 
 
 def test_a_workspace_is_kept_and_not_ended_for_want_of_an_answer(scene) -> None:
-    lab = record.job(scene["ada"], scene["vision"], record.environment(), kind="workspace")
+    lab = factories.job(scene["ada"], scene["vision"], factories.environment(), kind="workspace")
     (row,) = seen(scene, container(scene, lab.public_id))
     do_adopt_orphan(scene["admin"], row)
     attempt = lab.attempts.get()

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from django.db import transaction
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import DesiredState, JobState, Role, RuntimeKind
+from portal.domain.volumes import VolumeKind
 from portal.models import AuditEntry, Gpu, Job, Membership
-from portal.services import lifecycle
-from portal.services.catalogue import EnvironmentInput, do_save_environment
-from portal.services.lifecycle import RankPlacement
-from portal.services.people import do_change_user
-from portal.services.projects import do_change_project, do_remove_member, do_set_member
-from portal.services.rights_changes import ChoiceRequired, JobChoice, QueuedJobs, RunningJobs
-from portal.services.volumes import VolumeInput, do_save_volume
-from portal.words.reasons import EndReason
-from portal.words.states import DesiredState, JobState, Role, RuntimeKind
-from portal.words.volumes import VolumeKind
-from tests import record
+from portal.services.accounts.users import do_change_user
+from portal.services.images.environments import EnvironmentInput, do_save_environment
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
+from portal.services.lifecycle.rights_changes import ChoiceRequired, JobChoice, QueuedJobs, RunningJobs
+from portal.services.projects.projects import do_change_project, do_remove_member, do_set_member
+from portal.services.projects.volumes import VolumeInput, do_save_volume
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -27,20 +27,20 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def scene() -> dict[str, Any]:
     """A member with a queued job, one whose start was decided, one that runs, and one of another person."""
-    scene = record.basic_cluster() | {"admin": record.user(admin=True)}
+    scene = factories.basic_cluster() | {"admin": factories.user(admin=True)}
     words = VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets")
     scene["volume"] = do_save_volume(scene["admin"], words)
-    other = record.user()
+    other = factories.user()
     Membership.objects.create(user=other, project=scene["project"], role="member")
     uses = {"volumes": [{"volume": "sets"}]}
     for name, owner in (("queued", scene["owner"]), ("decided", scene["owner"]), ("running", scene["owner"])):
-        scene[name] = record.job(owner, scene["project"], scene["environment"], name=name, **uses)
-    scene["others"] = record.job(other, scene["project"], record.environment())
+        scene[name] = factories.job(owner, scene["project"], scene["environment"], name=name, **uses)
+    scene["others"] = factories.job(other, scene["project"], factories.environment())
     place(scene, scene["decided"])
     attempt = place(scene, scene["running"])
     task = attempt.task_rows.get()
-    assert lifecycle.mark_task_sent(task)
-    lifecycle.record_task_running(task.pk, container="c", ports={})
+    assert job_control.mark_task_sent(task)
+    job_control.record_task_running(task.pk, container="c", ports={})
     return scene
 
 
@@ -48,7 +48,9 @@ def place(scene: dict[str, Any], job: Job) -> Any:
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
         gpu = Gpu.objects.filter(used_milli=0).order_by("index")[0]
-        return lifecycle.start_attempt(row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1)
+        return job_control.start_attempt(
+            row, scene["pool"], [RankPlacement(scene["node"], [(gpu.pk, 1000)])], epoch=1
+        )
 
 
 def remove(scene: dict[str, Any], **choice: Any) -> None:
@@ -73,7 +75,7 @@ def withdraw_environment(scene: dict[str, Any], **choice: Any) -> None:
 
 
 def close_volume(scene: dict[str, Any], **choice: Any) -> None:
-    words = VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets", projects=[record.project()])
+    words = VolumeInput("sets", VolumeKind.HOST_PATH, path="/srv/sets", projects=[factories.project()])
     do_save_volume(scene["admin"], words, scene["volume"], **choice)
 
 
@@ -90,7 +92,7 @@ CHANGES: list[Callable[..., None]] = [
 @pytest.fixture(params=CHANGES, ids=lambda change: change.__name__)
 def change(scene: dict[str, Any], request: pytest.FixtureRequest) -> Callable[..., None]:
     if request.param is move_project:
-        parent = record.project(member=scene["owner"])
+        parent = factories.project(member=scene["owner"])
         scene["project"].parent = parent
         scene["project"].save()
         Membership.objects.filter(user=scene["owner"], project=scene["project"]).delete()
@@ -118,7 +120,10 @@ def test_by_default_queued_jobs_are_held_and_running_ones_finish(scene, change) 
         job = now(scene, name)
         assert (job.state, job.held, job.desired_state) == (JobState.PENDING, True, DesiredState.RUN)
         assert "Held by" in job.events.get(kind="held").message
-    assert (now(scene, "running").state, now(scene, "running").desired_state) == (JobState.RUNNING, DesiredState.RUN)
+    assert (now(scene, "running").state, now(scene, "running").desired_state) == (
+        JobState.RUNNING,
+        DesiredState.RUN,
+    )
     assert not now(scene, "others").held
     assert sum(Gpu.objects.values_list("used_milli", flat=True)) == 1000  # what was decided let go
     entry = AuditEntry.objects.get(action="rights.jobs")
@@ -143,7 +148,7 @@ def test_cancel_and_stop_end_all_of_them(scene, change) -> None:
 
 def test_change_that_takes_no_right_asks_for_no_choice(scene) -> None:
     do_set_member(scene["admin"], scene["project"], scene["owner"], Role.MANAGER, choice=None)
-    parent = record.project(member=scene["owner"])
+    parent = factories.project(member=scene["owner"])
     scene["project"].parent = parent
     scene["project"].save()
     remove(scene, choice=None)  # the role in the parent is enough

@@ -7,13 +7,18 @@ import json
 import pytest
 
 from portal.access import visible_secrets
-from portal.errors import InvalidRequest, Forbidden, NotFound
+from portal.errors import Forbidden, InvalidRequest, NotFound
 from portal.models import AuditEntry, Membership, Secret
-from portal.services.jobs import request_from_job
-from portal.services.secrets import SecretMissingError, do_delete_secret, do_save_secret, read_job_secrets
-from scheduler.mounts import JobVolumes
-from scheduler.start_spec import RankAssignment, build_task_spec
-from tests import record
+from portal.services.jobs.submission import request_from_job
+from portal.services.projects.secrets import (
+    SecretMissingError,
+    do_delete_secret,
+    do_save_secret,
+    read_job_secrets,
+)
+from scheduler.nodes.task_mounts import JobVolumes
+from scheduler.nodes.task_spec import RankAssignment, build_task_spec
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 VALUE = "it's a\n'quoted' $(value) \\ of \"mine\""
@@ -21,14 +26,14 @@ VALUE = "it's a\n'quoted' $(value) \\ of \"mine\""
 
 @pytest.fixture
 def scene():
-    made = record.basic_cluster()
-    made["manager"] = record.user()
+    made = factories.basic_cluster()
+    made["manager"] = factories.user()
     Membership.objects.create(project=made["project"], user=made["manager"], role="manager")
     return made
 
 
 def job_with(scene, *secrets):
-    return record.job(scene["owner"], scene["project"], scene["environment"], secrets=secrets)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], secrets=secrets)
 
 
 def test_a_value_goes_in_and_is_never_shown(scene) -> None:
@@ -44,8 +49,8 @@ def test_a_value_goes_in_and_is_never_shown(scene) -> None:
             do_save_secret(owner, owner, name, value)
     assert set(visible_secrets(owner).values_list("project", flat=True)) == {None, project.pk}
     assert [row.project for row in visible_secrets(manager)] == [project]
-    assert not visible_secrets(record.user()).exists()
-    assert not visible_secrets(record.user(admin=True)).filter(owner=owner).exists()
+    assert not visible_secrets(factories.user()).exists()
+    assert not visible_secrets(factories.user(admin=True)).filter(owner=owner).exists()
     told = json.dumps(list(AuditEntry.objects.values("before", "after", "object_name")))
     sealed = "".join(Secret.objects.values_list("encrypted_value", flat=True))
     assert AuditEntry.objects.filter(action="secret.create").count() == 2
@@ -90,7 +95,9 @@ def test_a_job_gets_its_secrets_while_its_owner_may_have_them(scene) -> None:
 def test_the_digest_on_a_label_tells_nothing_of_a_value(scene) -> None:
     job, given = job_with(scene), read_job_secrets(job_with(scene))
     specs = [
-        build_task_spec("lab", job, RankAssignment(1, 0, ()), scene["node"], JobVolumes(), "", given._replace(**more))
+        build_task_spec(
+            "lab", job, RankAssignment(1, 0, ()), scene["node"], JobVolumes(), "", given._replace(**more)
+        )
         for more in (
             {"variables": {"A": "1"}, "files": {"f": "1"}},
             {"variables": {"A": "2"}, "files": {"f": "2"}},

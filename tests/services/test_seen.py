@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from agents.bundle import build_archive
-from agents.engines.ssh import hello_to_json
+from agents.engines.agent_engine import hello_to_json
 from agents.local import open_local
 from portal.models import Gpu, GpuLink, Node
-from portal.services import nodes
-from tests import record
-from tests.standins import nvml
+from portal.services.nodes import nodes
+from tests import factories
+from tests.fakes import nvml
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,7 +31,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def node() -> Node:
-    return record.node(record.pool(), gpus=0)
+    return factories.node(factories.pool(), gpus=0)
 
 
 def settings_of(folder: Path, gpus: str) -> Path:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import AttemptState, JobState
 from portal.errors import Conflict
 from portal.models import AuditEntry, Job
-from portal.services import lifecycle
-from portal.services.jobs import do_cancel_job, do_resume_job, do_suspend_job
-from portal.words.reasons import EndReason
-from portal.words.states import AttemptState, JobState
-from tests import record
+from portal.services.jobs.submission import do_cancel_job, do_resume_job, do_suspend_job
+from portal.services.lifecycle import job_control
+from tests import factories
 from tests.services.test_lifecycle import place, run, used
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def scene():
-    return record.basic_cluster()
+    return factories.basic_cluster()
 
 
 @pytest.fixture
 def lab(scene):
     """A workspace that runs on one GPU, with the row of its only task."""
-    job = record.job(scene["owner"], scene["project"], scene["environment"], kind="workspace")
+    job = factories.job(scene["owner"], scene["project"], scene["environment"], kind="workspace")
     return job, run(place(scene, job))[0]
 
 
@@ -33,7 +33,7 @@ def now(job: Job) -> Job:
 
 
 def let_go(task: int) -> None:
-    lifecycle.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
+    job_control.record_task_ended(task, exit_code=143, reason=EndReason.EXIT_CODE)
 
 
 def test_a_suspended_workspace_keeps_its_gpu_until_the_node_lets_go_and_runs_again(scene, lab) -> None:
@@ -46,7 +46,11 @@ def test_a_suspended_workspace_keeps_its_gpu_until_the_node_lets_go_and_runs_aga
     assert now(job).attempts.get().state == AttemptState.SUSPENDED
     do_resume_job(scene["owner"], now(job))
     again = now(job)
-    assert (again.state, again.desired_state, again.submitted_at) == (JobState.PENDING, "run", job.submitted_at)
+    assert (again.state, again.desired_state, again.submitted_at) == (
+        JobState.PENDING,
+        "run",
+        job.submitted_at,
+    )
     run(place(scene, again))
     assert now(job).attempt_count == 2 and used(scene)[0] == 1000
     with pytest.raises(Conflict):
@@ -66,7 +70,7 @@ def test_who_resumes_before_the_node_let_go_waits_as_soon_as_it_has(scene, lab) 
 def test_suspending_and_another_end_cross_cleanly(scene, lab) -> None:
     job, task = lab
     attempt = job.attempts.get()
-    lifecycle.request_stop(attempt.pk, EndReason.PREEMPTED)
+    job_control.request_stop(attempt.pk, EndReason.PREEMPTED)
     do_suspend_job(scene["owner"], job)  # it was to wait again: now by hand
     let_go(task)
     assert (now(job).state, "waits again" in now(job).message) == (JobState.SUSPENDED, False)
@@ -80,9 +84,11 @@ def test_suspending_and_another_end_cross_cleanly(scene, lab) -> None:
 def test_who_would_be_tried_again_after_a_failure_of_its_own_is_suspended_instead(
     scene, retry, state
 ) -> None:
-    job = record.job(scene["owner"], scene["project"], scene["environment"], tasks=2, retry_on_failure=retry)
+    job = factories.job(
+        scene["owner"], scene["project"], scene["environment"], tasks=2, retry_on_failure=retry
+    )
     first, second = run(place(scene, job))
-    lifecycle.record_task_ended(first, exit_code=1, reason=EndReason.EXIT_CODE)  # the other follows
+    job_control.record_task_ended(first, exit_code=1, reason=EndReason.EXIT_CODE)  # the other follows
     if retry:
         do_suspend_job(scene["owner"], job)
     else:
@@ -94,7 +100,7 @@ def test_who_would_be_tried_again_after_a_failure_of_its_own_is_suspended_instea
 
 def test_what_is_about_to_end_for_good_is_not_suspended(scene, lab) -> None:
     job, task = lab
-    lifecycle.request_stop(job.attempts.get().pk, EndReason.TIME_LIMIT)
+    job_control.request_stop(job.attempts.get().pk, EndReason.TIME_LIMIT)
     with pytest.raises(Conflict):
         do_suspend_job(scene["owner"], job)
     let_go(task)
@@ -102,9 +108,9 @@ def test_what_is_about_to_end_for_good_is_not_suspended(scene, lab) -> None:
 
 
 def test_who_waits_is_suspended_at_once_and_a_manager_leaves_an_audit_row(scene) -> None:
-    manager = record.user()
+    manager = factories.user()
     scene["project"].memberships.create(user=manager, role="manager")
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     assert do_suspend_job(manager, job).state == JobState.SUSPENDED
     with pytest.raises(Conflict):
         place(scene, job)  # the engine had decided on an earlier look

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Conflict, InvalidRequest, Forbidden
+from portal.domain.labels import MAX_LABELS
+from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import AuditEntry, Node, OutboxMessage, Topology
-from portal.services.jobs import do_cancel_job
-from portal.services.topologies import do_delete_topology, do_save_topology, do_set_labels
-from portal.words.labels import MAX_LABELS
-from tests import record
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.nodes.topologies import do_delete_topology, do_save_topology, do_set_labels
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene():
-    return record.basic_cluster() | {"admin": record.user(admin=True)}
+    return factories.basic_cluster() | {"admin": factories.user(admin=True)}
 
 
 def test_labels_are_set_whole_and_written_down(scene) -> None:
@@ -97,7 +97,7 @@ def test_what_is_no_topology_is_refused(scene, name, levels, field) -> None:
 
 
 def submit(scene, near):
-    return record.job(scene["owner"], scene["project"], scene["environment"], near=near)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], near=near)
 
 
 @pytest.mark.parametrize(

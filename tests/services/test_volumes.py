@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from portal.errors import Conflict, InvalidRequest, Forbidden
+from portal.domain.volumes import FIRST_PROJECT_GID, VolumeKind, VolumeScope
+from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.models import AuditEntry, Volume
-from portal.services.jobs import JobRequest, validate_request, do_cancel_job, do_submit_job, request_from_job
-from portal.services.volumes import VolumeInput, do_delete_volume, do_save_volume
-from portal.words.volumes import FIRST_PROJECT_GID, VolumeScope, VolumeKind
+from portal.services.jobs.submission import (
+    JobRequest,
+    do_cancel_job,
+    do_submit_job,
+    request_from_job,
+    validate_request,
+)
+from portal.services.projects.volumes import VolumeInput, do_delete_volume, do_save_volume
 from scheduler.cycle import run_cycle
-from scheduler.mounts import VolumeNotAllowedError, read_job_volumes, is_basic_mount, build_mounts
-from scheduler.snapshot import take_snapshot
-from tests import record
+from scheduler.nodes.task_mounts import VolumeNotAllowedError, build_mounts, is_basic_mount, read_job_volumes
+from scheduler.snapshot.decision_input import take_snapshot
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
 def scene():
-    record.cluster_settings()
-    made = record.basic_cluster() | {"admin": record.user(admin=True)}
-    made["other"] = record.node(made["pool"], gpus=4)
+    factories.cluster_settings()
+    made = factories.basic_cluster() | {"admin": factories.user(admin=True)}
+    made["other"] = factories.node(made["pool"], gpus=4)
     return made
 
 
@@ -59,9 +65,11 @@ def test_only_admins_declare_and_what_cannot_be_is_named_by_field(scene) -> None
 
 
 def test_a_job_names_what_its_project_may_use(scene) -> None:
-    admin, elsewhere = scene["admin"], record.project()
+    admin, elsewhere = scene["admin"], factories.project()
     do_save_volume(admin, VolumeInput("sets", VolumeKind.DATASET, path="/data/sets"))
-    closed = do_save_volume(admin, VolumeInput("closed", VolumeKind.HOST_PATH, path="/c", projects=[elsewhere]))
+    closed = do_save_volume(
+        admin, VolumeInput("closed", VolumeKind.HOST_PATH, path="/c", projects=[elsewhere])
+    )
     home = f"/home/{scene['owner'].username}"
     assert "no volume called nowhere" in fault(scene, {"volume": "nowhere"})
     assert "may not use it" in fault(scene, {"volume": "closed"})
@@ -92,10 +100,10 @@ def test_a_job_runs_only_where_its_volumes_are(scene) -> None:
     do_save_volume(admin, VolumeInput("two", VolumeKind.HOST_PATH, path="/two", nodes=[there]))
     do_save_volume(admin, VolumeInput("all", VolumeKind.HOST_PATH, path="/all", pool=scene["pool"]))
     assert fault(scene, {"volume": "one"}, {"volume": "two"}) == "No node has all of one, two."
-    assert fault(scene, {"volume": "one"}, pool=record.pool("far")).startswith("No node of far has one")
+    assert fault(scene, {"volume": "one"}, pool=factories.pool("far")).startswith("No node of far has one")
     job = do_submit_job(scene["owner"], asked(scene, {"volume": "one"}, {"volume": "all"}))
     free = do_submit_job(scene["owner"], asked(scene))
-    pending = {each.job: each for each in take_snapshot(record.cluster_settings()).snapshot.pending}
+    pending = {each.job: each for each in take_snapshot(factories.cluster_settings()).snapshot.pending}
     assert pending[job.public_id].ineligible_nodes == (there.public_id,)
     assert pending[free.public_id].ineligible_nodes == ()
     do_save_volume(admin, VolumeInput("one", VolumeKind.HOST_PATH, path="/one", nodes=[there]), row)
@@ -106,7 +114,7 @@ def test_a_job_runs_only_where_its_volumes_are(scene) -> None:
 def test_what_a_node_is_told_of_each_kind(scene) -> None:
     admin, job, node = (
         scene["admin"],
-        record.job(scene["owner"], scene["project"], scene["environment"]),
+        factories.job(scene["owner"], scene["project"], scene["environment"]),
         scene["node"],
     )
     for words in (

@@ -16,31 +16,31 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
+from portal.domain.reasons import EndReason
+from portal.domain.states import Role
 from portal.models import (
     Allocation,
     Attempt,
     ClusterSettings,
     Environment,
-    ImagePresence,
     Gpu,
+    ImagePresence,
     Job,
     JobEvent,
+    JobVerdict,
     Membership,
     Node,
+    NodeMetricsMinute,
     NodePool,
     Project,
     Quota,
-    JobVerdict,
     Task,
     Template,
-    NodeMetricsMinute,
     User,
 )
-from portal.services import lifecycle
-from portal.services.jobs import JobRequest, do_submit_job
-from portal.services.lifecycle import RankPlacement
-from portal.words.reasons import EndReason
-from portal.words.states import Role
+from portal.services.jobs.submission import JobRequest, do_submit_job
+from portal.services.lifecycle import job_control
+from portal.services.lifecycle.job_control import RankPlacement
 
 PASSWORD = "a fair way to share"
 
@@ -191,10 +191,10 @@ def start(
         seats.append(RankPlacement(scene.nodes[node], [(gpu.pk, 1000) for gpu in gpus]))
     begun = now - ran
     locked = Job.objects.select_for_update().get(pk=job.pk)
-    attempt = lifecycle.start_attempt(locked, seats[0].node.pool, seats, epoch=1, now=begun)
+    attempt = job_control.start_attempt(locked, seats[0].node.pool, seats, epoch=1, now=begun)
     for task in attempt.task_rows.all():
-        lifecycle.mark_task_sent(task)
-        lifecycle.record_task_running(
+        job_control.mark_task_sent(task)
+        job_control.record_task_running(
             task.pk,
             container=f"fw-x-{job.public_id}-1-{task.rank}",
             ports={},
@@ -202,7 +202,7 @@ def start(
         )
     attempt.refresh_from_db()
     if ready and job.kind == "workspace":
-        lifecycle.record_attempt_ready(attempt.pk)
+        job_control.record_attempt_ready(attempt.pk)
         Attempt.objects.filter(pk=attempt.pk).update(ready_at=begun + dt.timedelta(seconds=17))
     Attempt.objects.filter(pk=attempt.pk).update(created_at=begun)
     Job.objects.filter(pk=job.pk).update(
@@ -216,7 +216,7 @@ def start(
 
 def _end(attempt: Attempt, *, exit_code: int, reason: EndReason, ago: dt.timedelta, **facts: Any) -> None:
     for task in attempt.task_rows.order_by("rank"):
-        lifecycle.record_task_ended(task.pk, exit_code=exit_code, reason=reason, **facts)
+        job_control.record_task_ended(task.pk, exit_code=exit_code, reason=reason, **facts)
     end = timezone.now() - ago
     Attempt.objects.filter(pk=attempt.pk).update(ended_at=end)
     Task.objects.filter(attempt=attempt).update(ended_at=end)

@@ -10,10 +10,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import AuditEntry, Environment, Invitation, Membership, Node, Project, Quota
-from portal.services.image_pins import record_claim
-from portal.services.node_return import record_preflight_finished
+from portal.services.images.pins import record_claim
+from portal.services.nodes.uncordon import record_preflight_finished
 from portal.web.admin.audit import changed_fields
-from tests import record
+from tests import factories
 
 SEEN_BY_ALL = ["quotas", "projects", "environments", "cluster", "volumes"]
 FOR_ADMINS = ["users", "audit", "add-node", "registries"]
@@ -39,7 +39,7 @@ def test_only_admins_see_people_and_the_trail(client_of, page, kind, status):
 
 def test_a_circle_of_projects_can_be_seen_and_mended(scene, client_of):
     """Only a hand in the database draws one; the scheduler stops with an alarm, the pages must not."""
-    below = record.project(parent=record.project())
+    below = factories.project(parent=factories.project())
     above = below.parent
     Project.objects.filter(pk=above.pk).update(parent=below)
     client = client_of("admin")
@@ -78,7 +78,7 @@ def test_queries_of_the_map_do_not_grow(scene, client_of):
         ) as seen:
             client.get(reverse("cluster"))
         counts.append(len(seen))
-        record.node(Node.objects.first().pool, gpus=8)
+        factories.node(Node.objects.first().pool, gpus=8)
     assert counts[0] == counts[1]
 
 
@@ -199,7 +199,7 @@ def test_members_do_not_edit_quotas(quota_place, client_of, kind):
 
 def test_many_projects_come_a_page_at_a_time_and_are_found_by_name(quota_place, client_of):
     vision, pool = quota_place
-    teams = [record.project(f"team-{number:03}", parent=vision) for number in range(60)]
+    teams = [factories.project(f"team-{number:03}", parent=vision) for number in range(60)]
     client = client_of("admin")
     for place in ("quotas", "projects"):
         first = client.get(reverse(place)).content.decode()
@@ -261,7 +261,7 @@ def test_administrators_list_where_jobs_of_a_project_may_connect(scene, client_o
 
 
 def test_members_are_added_and_taken_out(scene, client_of):
-    project, person = Project.objects.get(name="vision"), record.user("newcomer")
+    project, person = Project.objects.get(name="vision"), factories.user("newcomer")
     client = client_of("admin")
     form = {"username": "newcomer", "role": "member"}
     client.post(reverse("set-member", args=[project.public_id]), form)
@@ -343,7 +343,7 @@ def test_environments_are_an_allow_list(scene, client_of):
     assert client_of("admin").post(reverse("add-environment"), form | {"image": "-x; rm"}).status_code == 400
     client_of("admin").post(reverse("add-environment"), form)
     row = Environment.objects.get(name="torch")
-    old = record.node(record.pool("old"), hello={"driver": "470.82.01", "gpus": [{}]})
+    old = factories.node(factories.pool("old"), hello={"driver": "470.82.01", "gpus": [{}]})
     for driver, status in (("new", 400), ("525.60.13", 302)):
         answer = client_of("admin").post(
             reverse("save-environment", args=[row.public_id]), form | {"min_driver": driver}
@@ -352,7 +352,9 @@ def test_environments_are_an_allow_list(scene, client_of):
     page = client_of("member").get(reverse("environment", args=[row.public_id])).content.decode()
     assert "525.60.13 or newer" in page
     assert "Its driver is 470.82.01." in page and old.name in page
-    Node.objects.filter(pk=old.pk).update(agent_info={"driver": "535.104", "max_cuda_version": "12.2", "gpus": [{}]})
+    Node.objects.filter(pk=old.pk).update(
+        agent_info={"driver": "535.104", "max_cuda_version": "12.2", "gpus": [{}]}
+    )
     Environment.objects.filter(pk=row.pk).update(image_cuda="12.4")
     page = client_of("admin").get(reverse("environment", args=[row.public_id])).content.decode()
     assert "Its driver knows CUDA 12.2." in page and "Its image says that it needs CUDA 12.4." in page

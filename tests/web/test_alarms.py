@@ -6,8 +6,13 @@ import pytest
 from django.urls import reverse
 
 from portal.models import AuditEntry, GpuAlert, InvalidRow
-from portal.services.alarms import InvalidRowReport, record_claimed_gpus, record_xid, report_invalid_rows
-from portal.services.gpus import record_foreign_processes
+from portal.services.nodes.alerts import (
+    InvalidRowReport,
+    record_claimed_gpus,
+    record_xid,
+    report_invalid_rows,
+)
+from portal.services.nodes.gpus import record_foreign_processes
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from portal import throttle
+from portal.domain.states import Role
 from portal.models import AuditEntry, User
-from portal.services import people, refused_acts
-from portal.services.jobs import do_hold_job
-from portal.services.tokens import Scope, do_create_token
-from portal.throttle import RateLimit
-from portal.words.states import Role
-from tests import record
+from portal.services import audit_denials
+from portal.services.accounts import users
+from portal.services.accounts.tokens import Scope, do_create_token
+from portal.services.jobs.submission import do_hold_job
+from portal.valkey import rate_limits
+from portal.valkey.rate_limits import RateLimit
+from tests import factories
 
 pytestmark = pytest.mark.django_db
 
@@ -24,12 +25,12 @@ ADDRESS = "10.1.2.3"
 
 @pytest.fixture(autouse=True)
 def fresh_rates(monkeypatch):
-    monkeypatch.setattr(throttle, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
+    monkeypatch.setattr(rate_limits, "PREFIX", f"test:rate:{secrets.token_hex(6)}")
 
 
 @pytest.fixture
 def user() -> User:
-    return record.user("ada-love", password=record.PASSWORD)
+    return factories.user("ada-love", password=factories.PASSWORD)
 
 
 def browser(user: User | None = None) -> Client:
@@ -45,7 +46,7 @@ def rows(*acts: str) -> list[AuditEntry]:
 
 def test_sign_in_and_sign_out_leave_rows(user):
     client = browser()
-    client.post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    client.post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD})
     client.post("/sign-out/")
     came, left = rows("user.sign_in", "user.sign_out")
     for row in (came, left):
@@ -61,10 +62,10 @@ def test_nobody_signs_out_no_row_is_left():
 
 
 def test_sign_in_by_link_and_invitation_leave_rows(user):
-    browser().post("/sign-in/link/", {"code": people.do_create_magic_link(None, user)})
-    admin = record.user("boss", admin=True)
-    _, code = people.do_create_invitation(admin, project=record.project(), role=Role.MEMBER)
-    fields = {"code": code, "username": "ben", "password": record.PASSWORD, "timezone": "UTC"}
+    browser().post("/sign-in/link/", {"code": users.do_create_magic_link(None, user)})
+    admin = factories.user("boss", admin=True)
+    _, code = users.do_create_invitation(admin, project=factories.project(), role=Role.MEMBER)
+    fields = {"code": code, "username": "ben", "password": factories.PASSWORD, "timezone": "UTC"}
     browser().post("/invitation/", fields)
     assert [(row.actor_name, row.after) for row in rows("user.sign_in")] == [
         ("ada-love", {"by": "link"}),
@@ -95,16 +96,16 @@ def test_failed_sign_ins_leave_name_and_address_but_never_what_was_typed(user):
 
 
 def test_paused_sign_ins_leave_one_row(user):
-    for _ in range(throttle.SIGN_IN.limit + 4):
+    for _ in range(rate_limits.SIGN_IN.limit + 4):
         browser().post("/sign-in/", {"username": "ada-love", "password": "guess"})
-    assert len(rows("person.sign_in_failed")) == throttle.SIGN_IN.limit
+    assert len(rows("person.sign_in_failed")) == rate_limits.SIGN_IN.limit
     (paused,) = rows("person.sign_in_paused")
     assert (paused.object_name, paused.address) == ("ada-love", ADDRESS)
 
 
 @pytest.mark.parametrize("rate", ["SIGN_INS_OF_ADDRESS", "SIGN_INS"])
 def test_flood_of_failures_leaves_a_bounded_number_of_rows(monkeypatch, rate):
-    monkeypatch.setattr(refused_acts, rate, RateLimit(f"test_{rate}", 3, 3600))
+    monkeypatch.setattr(audit_denials, rate, RateLimit(f"test_{rate}", 3, 3600))
     for _ in range(9):
         browser().post("/sign-in/link/", {"code": "not-a-code"})
     found = rows("person.sign_in_failed")
@@ -159,7 +160,7 @@ def test_requests_that_are_not_refused_or_only_look_leave_no_row(user):
 
 
 def test_flood_of_refused_requests_leaves_a_bounded_number_of_rows(user, monkeypatch):
-    monkeypatch.setattr(refused_acts, "REQUESTS_OF_USER", RateLimit("test_requests", 2, 3600))
+    monkeypatch.setattr(audit_denials, "REQUESTS_OF_USER", RateLimit("test_requests", 2, 3600))
     client = browser(user)
     for _ in range(6):
         assert client.get(reverse("users")).status_code == 403
@@ -167,12 +168,12 @@ def test_flood_of_refused_requests_leaves_a_bounded_number_of_rows(user, monkeyp
 
 
 def test_holding_and_releasing_jobs_of_others_leaves_rows(user):
-    scene = record.basic_cluster()
-    job = record.job(scene["owner"], scene["project"], scene["environment"])
+    scene = factories.basic_cluster()
+    job = factories.job(scene["owner"], scene["project"], scene["environment"])
     do_hold_job(scene["owner"], job, True)
     do_hold_job(scene["owner"], job, False)
     assert not rows("job.hold", "job.release"), "one's own job"
-    admin = record.user("boss", admin=True)
+    admin = factories.user("boss", admin=True)
     for held in (True, True, False):
         do_hold_job(admin, job, held)
     found = rows("job.hold", "job.release")
@@ -183,10 +184,10 @@ def test_holding_and_releasing_jobs_of_others_leaves_rows(user):
 
 
 def test_page_shows_and_narrows_the_rows(user):
-    admin = record.user("boss", admin=True)
+    admin = factories.user("boss", admin=True)
     browser(user).get(reverse("users"))
     browser().post("/sign-in/", {"username": "nobody-here", "password": "guess"})
-    browser().post("/sign-in/", {"username": "ada-love", "password": record.PASSWORD})
+    browser().post("/sign-in/", {"username": "ada-love", "password": factories.PASSWORD})
     client = browser(admin)
 
     def acts(**query: str) -> list[str]:

@@ -5,11 +5,17 @@ from __future__ import annotations
 from django.urls import reverse
 
 from portal.models import Job, Node, NodePool
-from portal.web.launch_form import LaunchForm
-from portal.web.launch_start import initial_from_job
+from portal.web.launch.form import LaunchForm
+from portal.web.launch.initial_values import initial_from_job
 from tests.web.test_nonsense import NONSENSE
 
-TWO = {"time_limit_s": "", "tasks": "2", "gpus_per_task": "2", "launcher": "torchrun", "retry_on_failure": "on"}
+TWO = {
+    "time_limit_s": "",
+    "tasks": "2",
+    "gpus_per_task": "2",
+    "launcher": "torchrun",
+    "retry_on_failure": "on",
+}
 
 
 def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
@@ -35,7 +41,8 @@ def test_a_launcher_without_a_network_is_told_the_way_out_and_with_one_it_goes(
     job = Job.objects.get(name="my run")
     assert (job.launcher, job.retry_on_failure, job.tasks) == ("torchrun", True, 2)
     again = LaunchForm(
-        job.owner, {key: value for key, value in initial_from_job(job.owner, job).items() if value is not None}
+        job.owner,
+        {key: value for key, value in initial_from_job(job.owner, job).items() if value is not None},
     )
     assert again.is_valid(), again.errors
     assert (again.to_job_request().launcher, again.to_job_request().retry_on_failure) == ("torchrun", True)

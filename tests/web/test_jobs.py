@@ -12,21 +12,21 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.access import Permission, permitted_job_ids, can
-from portal.models import Attempt, Forecast, Job, AttemptProgress, JobVerdict
-from portal.selectors.logs import LogLine
-from portal.selectors.progress import job_workload_fingerprint
-from portal.services import lifecycle
-from portal.services.checkpoints import record_checkpoint
-from portal.services.progress import record_progress
-from portal.web import jobs as job_list
-from portal.web.failure import exit_name
-from portal.web.job_row import job_rows
-from portal.web.logs import displayed_text
-from portal.web.words import NBSP, rate
-from portal.words.reasons import EndReason
-from portal.words.states import JobKind
-from tests import record
+from portal.access import Permission, can, permitted_job_ids
+from portal.domain.reasons import EndReason
+from portal.domain.states import JobKind
+from portal.models import Attempt, AttemptProgress, Forecast, Job, JobVerdict
+from portal.selectors.jobs.progress import job_workload_fingerprint
+from portal.selectors.logs.lines import LogLine
+from portal.services.jobs.checkpoints import record_checkpoint
+from portal.services.jobs.progress import record_progress
+from portal.services.lifecycle import job_control
+from portal.web import job_list as job_list
+from portal.web.display.formatting import NBSP, rate
+from portal.web.display.job_rows import job_rows
+from portal.web.job.failure import exit_name
+from portal.web.job.logs import displayed_text
+from tests import factories
 
 
 def words(answer) -> str:
@@ -274,7 +274,7 @@ def test_a_newcomer_is_told_what_to_do_first(scene, client_of):
     page = client_of("stranger").get(reverse("home")).content.decode()
     assert "No workspaces" in page
     assert "You are in no project yet." in page
-    empty = record.user("newcomer")
+    empty = factories.user("newcomer")
     scene.people["newcomer"] = empty
     assert "Set a password" in client_of("newcomer").get(reverse("home")).content.decode()
 
@@ -302,8 +302,8 @@ def test_an_end_is_told_once(scene, client_of):
 def test_the_rights_to_many_jobs_are_those_to_each(scene):
     """And it takes two queries, however many projects the jobs are of."""
     jobs = list(Job.objects.select_related("project__parent"))
-    child = record.project("child-of-vision", parent=scene.projects["vision"])
-    jobs += [record.job(scene.people["m-okafor"], child, scene.environments["batch"])]
+    child = factories.project("child-of-vision", parent=scene.projects["vision"])
+    jobs += [factories.job(scene.people["m-okafor"], child, scene.environments["batch"])]
     for user in scene.people.values():
         for verb in Permission:
             with CaptureQueriesContext(connection) as seen:
@@ -327,10 +327,10 @@ def test_escapes_are_taken_out_of_a_line_in_one_pass():
 
 def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(scene, client_of):
     victim, winner = scene.jobs["moe-7b-sft"], scene.jobs["depth-anything-ft"]
-    stop = lifecycle.StopRequest(
+    stop = job_control.StopRequest(
         victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk)
     )
-    lifecycle.request_stops([stop])
+    job_control.request_stops([stop])
 
     def page(kind: str, job: Job) -> str:
         answer = client_of(kind).get(reverse("job", args=[job.public_id]))
@@ -349,10 +349,10 @@ def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(scene, cl
 
 def test_rest_names_who_made_room_only_for_those_who_may_see_it(scene, client_of):
     victim, winner = scene.jobs["moe-7b-sft"], scene.jobs["depth-anything-ft"]
-    stop = lifecycle.StopRequest(
+    stop = job_control.StopRequest(
         victim.attempts.get().pk, EndReason.RECLAIMED, for_job=Job.objects.get(pk=winner.pk)
     )
-    lifecycle.request_stops([stop])
+    job_control.request_stops([stop])
 
     def told(kind: str, job: Job) -> dict:
         return client_of(kind).get(f"/api/v1/jobs/{job.public_id}/").json()
@@ -536,19 +536,19 @@ def test_a_job_without_gpus_is_not_foreseen(scene, client_of):
 
 def test_an_elastic_job_says_how_far_it_has_grown(scene, client_of):
     owner, project = scene.people["m-okafor"], scene.projects["vision"]
-    job = record.job(owner, project, scene.environments["batch"], tasks=4, min_tasks=1, name="grows")
+    job = factories.job(owner, project, scene.environments["batch"], tasks=4, min_tasks=1, name="grows")
     page = reverse("job", args=[job.public_id])
     assert "needs 1, grows up to 4" in words(client_of("member").get(page))
-    node = record.node(record.pool(), gpus=4)
+    node = factories.node(factories.pool(), gpus=4)
     gpus = list(node.gpus.order_by("index"))
-    seats = [lifecycle.RankPlacement(node, [(gpu.pk, 1000)]) for gpu in gpus[:2]]
-    lifecycle.start_attempt(job, node.pool, seats, epoch=1)
+    seats = [job_control.RankPlacement(node, [(gpu.pk, 1000)]) for gpu in gpus[:2]]
+    job_control.start_attempt(job, node.pool, seats, epoch=1)
     assert "2 of 4 tasks; needs 1, grows up to 4" in words(client_of("member").get(page))
     (row,) = job_rows(owner, [Job.objects.get(pk=job.pk)])
     assert row.size_text == "2 of 4 tasks" and row.gpus.startswith("2\u00a0")
     task = job.attempts.get().task_rows.get(rank=1)
-    lifecycle.mark_task_sent(task)
-    lifecycle.record_task_ended(task.pk, exit_code=1, reason=EndReason.EXIT_CODE)
+    job_control.mark_task_sent(task)
+    job_control.record_task_ended(task.pk, exit_code=1, reason=EndReason.EXIT_CODE)
     (row,) = job_rows(owner, [Job.objects.get(pk=job.pk)])
     assert row.size_text == "1 of 4 tasks"
     assert "1 of 4 tasks go on." in words(client_of("member").get(page))

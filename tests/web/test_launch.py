@@ -8,9 +8,9 @@ import pytest
 from django.urls import reverse
 
 from portal.models import Job, JobVerdict
-from portal.web.launch_form import LaunchForm
-from portal.web.launch_start import initial_from_job, initial_from_api_fields
-from tests import record
+from portal.web.launch.form import LaunchForm
+from portal.web.launch.initial_values import initial_from_api_fields, initial_from_job
+from tests import factories
 
 
 def test_what_is_typed_becomes_the_job(scene, client_of, typed):
@@ -121,7 +121,7 @@ def test_the_rail_shows_what_the_engine_answers(client_of, typed, monkeypatch, a
         asked.update(body)
         return answer
 
-    monkeypatch.setattr("portal.web.start_check.query_would_start", engine)
+    monkeypatch.setattr("portal.web.launch.preview.query_would_start", engine)
     page = client_of("member").post(reverse("launch-check"), typed).content.decode()
     assert title in page
     assert asked["gpus_per_task"] == 2
@@ -142,7 +142,9 @@ def test_a_job_goes_into_the_form_and_comes_out_the_same(scene):
         Job.objects.filter(pk=scene.jobs[name].pk).update(**odd)
         job = Job.objects.select_related("project", "environment", "pool").get(pk=scene.jobs[name].pk)
         start = {
-            key: value for key, value in initial_from_job(job.owner, job).items() if value not in ("", None, False)
+            key: value
+            for key, value in initial_from_job(job.owner, job).items()
+            if value not in ("", None, False)
         }
         form = LaunchForm(scene.people["m-okafor"], start)
         assert form.is_valid(), form.errors
@@ -217,7 +219,7 @@ def test_it_may_start_after_own_jobs_and_after_others_by_id(scene, client_of, ty
     me = scene.people["m-okafor"]
     mine = Job.objects.filter(owner=me, kind="training", state__in=["PENDING", "RUNNING"]).first()
     manager = scene.projects["vision"].memberships.filter(role="manager").first().user
-    colleagues = record.job(manager, scene.projects["vision"], scene.environments["batch"])
+    colleagues = factories.job(manager, scene.projects["vision"], scene.environments["batch"])
     page = client.get(reverse("launch")).content.decode()
     assert f'name="after" value="{mine.public_id}"' in page
     wanted = {

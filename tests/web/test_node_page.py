@@ -9,9 +9,9 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal import last_samples
-from portal.models import Gpu, Job, GpuLink, Node
-from portal.services import trust
+from portal.models import Gpu, GpuLink, Job, Node
+from portal.services.nodes import breaker
+from portal.valkey import sample_cache
 
 OLD = "runc 1.1.5 is below 1.2.8 or 1.3.3: upgrade it, or keep vendor backports."
 
@@ -68,7 +68,7 @@ def test_foreign_processes_are_listed_without_their_arguments_and_escaped(scene,
     assert "Foreign processes" not in page_of(member, node)
     process = {"pid": 4711, "memory_mib": 2048, "account": "mallory", "command": "<b>python"}
     gpu = {"uuid": node.gpus.get(index=1).uuid, "foreign": [process]}
-    last_samples.store_frames({node.public_id: json.dumps({"at_s": 1.0, "lag_s": 0.0, "gpus": [gpu]})})
+    sample_cache.store_frames({node.public_id: json.dumps({"at_s": 1.0, "lag_s": 0.0, "gpus": [gpu]})})
     page = page_of(member, node)
     assert "Foreign processes" in page
     assert "mallory" in page
@@ -91,7 +91,7 @@ def test_how_gpus_are_joined_is_a_table_of_pairs(scene, client_of) -> None:
 def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(scene, client_of) -> None:
     node = scene.nodes["h200-1"]
     job = Job.objects.first()
-    trust.record_stuck_job(node.pk, job)
+    breaker.record_stuck_job(node.pk, job)
     Node.objects.filter(pk=node.pk).update(clock_skew_s=-3.04)
     member, admin = page_of(client_of("member"), node), page_of(client_of("admin"), node)
     for page in (member, admin):

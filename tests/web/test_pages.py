@@ -13,10 +13,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from portal.models import Job
-from portal.told import now_ms
-from portal.web import refusals
-from portal.web.headers import STATIC_HEADERS
-from tests import record
+from portal.valkey.announcements import now_ms
+from portal.web.middleware import error_pages
+from portal.web.middleware.security_headers import STATIC_HEADERS
+from tests import factories
 
 COUNTS = Path(__file__).parent.parent / "query_counts.json"
 
@@ -169,11 +169,11 @@ def test_query_counts_do_not_grow(scene, client_of, page):
     before = count(client, reverse(page, args=args))
     owner, project, batch = scene.people["m-okafor"], scene.projects["vision"], scene.environments["batch"]
     for number in range(25):
-        record.job(owner, project, batch, name=f"more-{number}")
+        factories.job(owner, project, batch, name=f"more-{number}")
     pool = scene.pools["h200"]
     for number in range(3):
-        record.job(owner, record.project(f"more-{number}", manager=owner), batch)
-        record.node(pool, name=f"more-{number}")
+        factories.job(owner, factories.project(f"more-{number}", manager=owner), batch)
+        factories.node(pool, name=f"more-{number}")
     assert count(client, reverse(page, args=args)) == before
     assert json.loads(COUNTS.read_text()).get(f"web.{page}") == before
 
@@ -202,7 +202,7 @@ def test_a_database_that_was_away_for_the_middleware_is_a_503_though_it_is_back(
     try:
         raise OperationalError("the database system is starting up")
     except OperationalError:
-        answer = refusals.server_error(rf.get("/"))
+        answer = error_pages.server_error(rf.get("/"))
     assert answer.status_code == 503 and answer.headers["Retry-After"] == "5"
 
 
@@ -210,8 +210,8 @@ def test_without_the_database_a_sentence_and_a_time_to_come_back(rf, monkeypatch
     def away(*args, **kwargs):
         raise OperationalError("no connection")
 
-    monkeypatch.setattr(refusals, "render", away)
-    answer = refusals.server_error(rf.get("/"))
+    monkeypatch.setattr(error_pages, "render", away)
+    answer = error_pages.server_error(rf.get("/"))
     assert answer.status_code == 503
     assert answer["Retry-After"] == "5"
     assert "its database does not answer" in answer.content.decode()

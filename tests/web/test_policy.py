@@ -38,7 +38,9 @@ def test_only_administrators_turn_knobs(client_of, kind, status):
 def test_times_are_typed_as_people_write_them(client_of):
     admin = client_of("admin")
     assert (
-        save(admin, usage_half_life_s="14 d", preempt_min_runtime_s="5 min", max_steps_per_cycle="100,000").status_code
+        save(
+            admin, usage_half_life_s="14 d", preempt_min_runtime_s="5 min", max_steps_per_cycle="100,000"
+        ).status_code
         == 302
     )
     assert ClusterSettings.objects.get().policy == {

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import Cycle, Job, JobVerdict
-from tests import record
+from tests import factories
 
 
 def words(answer) -> str:
@@ -114,7 +114,7 @@ def test_the_plot_has_running_and_predicted_bars_and_a_table_behind_it(ordered, 
 
 def test_a_long_queue_is_shown_page_by_page(scene, client_of):
     owner, project, batch = scene.people["m-okafor"], scene.projects["vision"], scene.environments["batch"]
-    first = record.job(owner, project, batch, name="many-0")
+    first = factories.job(owner, project, batch, name="many-0")
     fields = {
         f.name: getattr(first, f.name) for f in Job._meta.fields if f.name not in ("id", "public_id", "name")
     }

@@ -7,10 +7,10 @@ from django.test import Client
 from django.urls import reverse
 
 from portal.models import Cycle, Job, Membership, Quota
-from portal.selectors.receipts import list_breakdowns
-from portal.web.receipt import fair_share_texts
+from portal.selectors.scheduling.fair_share_breakdown import list_breakdowns
+from portal.web.job.fair_share_breakdown import fair_share_texts
 from scheduler.cycle import run_cycle
-from tests import record
+from tests import factories
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -18,25 +18,25 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def waiting() -> Job:
     """Two projects below one share four GPUs; the job waits while the other project holds three of them."""
-    record.cluster_settings()
-    pool = record.pool("main-pool")
-    record.node(pool)
-    owner, other = record.user("ada"), record.user("eve")
-    above = record.project("school")
-    lab = record.project("lab", parent=above, member=owner)
-    rival = record.project("rival", parent=above, member=other)
+    factories.cluster_settings()
+    pool = factories.pool("main-pool")
+    factories.node(pool)
+    owner, other = factories.user("ada"), factories.user("eve")
+    above = factories.project("school")
+    lab = factories.project("lab", parent=above, member=owner)
+    rival = factories.project("rival", parent=above, member=other)
     for project, guaranteed in ((above, 3000), (lab, 1000), (rival, 1000)):
         Quota.objects.create(project=project, pool=pool, guaranteed_milli=guaranteed)
-    batch = record.environment(tool=False)
-    record.job(other, rival, batch, gpus_per_task=3)
+    batch = factories.environment(tool=False)
+    factories.job(other, rival, batch, gpus_per_task=3)
     run_cycle("test", "me")
-    job = record.job(owner, lab, batch, gpus_per_task=4, pool=pool)
+    job = factories.job(owner, lab, batch, gpus_per_task=4, pool=pool)
     run_cycle("test", "me")
     return job
 
 
 def test_the_steps_of_a_real_cycle_add_up(waiting) -> None:
-    root = record.user("root", admin=True)
+    root = factories.user("root", admin=True)
     receipts = list_breakdowns(root, waiting)
     assert [receipt.project.name for receipt in receipts] == ["lab", "school"]
     for replayed in fair_share_texts(receipts):

@@ -73,7 +73,9 @@ def test_an_act_asks_once_and_says_what_happens(after, client_of):
     assert "The same happens to the other ranks" in asked
     assert not Job.objects.filter(public_id="newer22").exists()
     done = words(client.post(keep, follow=True))
-    assert "is adopted: it is the job kept-newer22 of a-lindqvist now" in done and "Adopted containers" in done
+    assert (
+        "is adopted: it is the job kept-newer22 of a-lindqvist now" in done and "Adopted containers" in done
+    )
     refused = client.post(reverse("recovery-stop", args=[after.row.public_id]))
     assert refused.status_code == 409 and "It is being kept as a job already." in words(refused)
 

@@ -6,18 +6,18 @@ import pytest
 from django.urls import reverse
 
 from portal.models import AuditEntry, Environment, Job, Membership, User, Volume
-from tests import record
+from tests import factories
 
 
 @pytest.fixture
 def queued(scene) -> Job:
     """A queued job of the member, in an environment and with a volume of its own."""
-    record.project("elsewhere")
+    factories.project("elsewhere")
     Volume.objects.create(name="sets", kind="host_path", path="/srv/sets")
     owner, project = scene.people["m-okafor"], scene.projects["vision"]
     Job.objects.filter(owner=owner).update(desired_state="cancelled")  # what the scene has of this person
-    environment = record.environment("closing", tool=False)
-    return record.job(owner, project, environment, volumes=[{"volume": "sets"}])
+    environment = factories.environment("closing", tool=False)
+    return factories.job(owner, project, environment, volumes=[{"volume": "sets"}])
 
 
 def changes(job: Job) -> dict[str, tuple[str, dict[str, str]]]:

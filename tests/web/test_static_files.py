@@ -9,7 +9,7 @@ from django.test import AsyncClient, Client
 from django.test.utils import override_settings
 
 from portal.config import settings as own
-from portal.web import static_files
+from portal.web.middleware import static_files
 
 NAME = "test-of-pieces.js"
 WHOLE = b"0123456789" * 100

@@ -8,7 +8,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
-from portal.models import Attempt, TimeLimitExtension, Job
+from portal.models import Attempt, Job, TimeLimitExtension
 
 
 @pytest.fixture

@@ -58,7 +58,11 @@ def test_a_job_is_launched_near_together(client_of, scene, typed) -> None:
     assert "in one block, rather in one rack (fabric)" in checked
     assert member.post("/launch/", form).status_code == 302
     job = Job.objects.get(name="my run")
-    assert job.topology_constraint == {"topology": "fabric", "required": "example.org/block", "preferred": "rack"}
+    assert job.topology_constraint == {
+        "topology": "fabric",
+        "required": "example.org/block",
+        "preferred": "rack",
+    }
     assert (
         "in one block, rather in one rack (fabric)" in member.get(f"/jobs/{job.public_id}/").content.decode()
     )
@@ -73,7 +77,8 @@ def test_levels_of_two_topologies_are_refused(client_of, scene) -> None:
     for name in ("fabric", "power"):
         Topology.objects.create(name=name, levels=["rack"])
     answer = client_of("member").post(
-        "/launch/", {"kind": "training", "topology_required": "fabric:rack", "topology_preferred": "power:rack"}
+        "/launch/",
+        {"kind": "training", "topology_required": "fabric:rack", "topology_preferred": "power:rack"},
     )
     assert answer.status_code == 400
     assert "Choose levels of one topology." in answer.content.decode()

@@ -120,7 +120,7 @@ class NoGpus(GpuProvider):
 def open_gpus(setting: str) -> GpuProvider:
     """The provider that a setting names: ``nvml``, ``none`` or ``file:PATH``."""
     if setting.startswith("file:"):
-        from agents.node.gpus.file import SimulatedGpus
+        from agents.node.gpus.simulated import SimulatedGpus
 
         return SimulatedGpus(setting[len("file:") :])
     if setting == "none":

@@ -51,7 +51,9 @@ XID_HEALTH: Dict[int, GpuHealth] = {
     62: GpuHealth(QUARANTINED, "its microcontroller halted", fatal=True),
     46: GpuHealth(QUARANTINED, "it stopped working and waits for a reset", fatal=True),
     109: GpuHealth(QUARANTINED, "it no longer changes between programs and waits for a reset", fatal=True),
-    110: GpuHealth(QUARANTINED, "it met a security fault, which mostly is a failure of its parts", fatal=True),
+    110: GpuHealth(
+        QUARANTINED, "it met a security fault, which mostly is a failure of its parts", fatal=True
+    ),
     143: GpuHealth(QUARANTINED, "it could not be set up", fatal=True),
     158: GpuHealth(QUARANTINED, "it did not answer in time and waits for a reset", fatal=True),
     64: GpuHealth(QUARANTINED, "a damaged part of its memory could not be put aside"),

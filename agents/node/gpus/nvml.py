@@ -9,11 +9,11 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
-from agents.node.gpus import LOST, GpuInfo, GpuFault, GpuProcess, GpuProvider, GpuSample, NoGpus
+from agents.node.gpus import LOST, GpuFault, GpuInfo, GpuProcess, GpuProvider, GpuSample, NoGpus
 from agents.node.gpus.faults import FaultLog, watch_faults
-from agents.node.gpus.health import MEMORY_FAULT, HealthReadings, is_throttled, evaluate_health
-from agents.node.gpus.links import PCIE_LEVELS, NVSWITCH, GpuLink, nvlink_islands, nvlinks_between
-from agents.node.machine import read_text
+from agents.node.gpus.health import MEMORY_FAULT, HealthReadings, evaluate_health, is_throttled
+from agents.node.gpus.links import NVSWITCH, PCIE_LEVELS, GpuLink, nvlink_islands, nvlinks_between
+from agents.node.host.procfs import read_text
 
 _Answer = TypeVar("_Answer")
 _MIB = 1024 * 1024
@@ -66,7 +66,11 @@ class UnresponsiveGpus(GpuProvider):
         return self._provider
 
     def driver_error(self) -> Optional[str]:
-        return None if isinstance(self._provider, NvmlGpus) else f"NVIDIA's driver does not answer: {self._reason}."
+        return (
+            None
+            if isinstance(self._provider, NvmlGpus)
+            else f"NVIDIA's driver does not answer: {self._reason}."
+        )
 
     def driver_version(self) -> Optional[str]:
         return self._retry().driver_version()
@@ -115,7 +119,10 @@ class NvmlGpus(GpuProvider):
         self._nvml = nvml
         self._known: Dict[str, GpuInfo] = {}
         self._static_info: Dict[str, _StaticInfo] = {}
-        self._links_cache: Tuple[Tuple[str, ...], List[GpuLink]] = ((), [])  # of the GPUs that were there together
+        self._links_cache: Tuple[Tuple[str, ...], List[GpuLink]] = (
+            (),
+            [],
+        )  # of the GPUs that were there together
         self._lock = threading.Lock()
         self._faults = FaultLog()
         self._ecc: Dict[str, int] = {}  # uncorrected errors at the last look, by whole GPU
@@ -197,7 +204,8 @@ class NvmlGpus(GpuProvider):
                 [
                     each
                     for each, of in traits.items()
-                    if of.physical_uuid == whole and (None in (instance, of.instance) or instance == of.instance)
+                    if of.physical_uuid == whole
+                    and (None in (instance, of.instance) or instance == of.instance)
                 ]
                 or [whole]
             )
@@ -223,7 +231,9 @@ class NvmlGpus(GpuProvider):
             ecc_uncorrected=condition.ecc_uncorrected,
             compute_capability=traits.capability,
             mig_profile=traits.profile,
-            driver_reserved_mib=None if memory is None or memory.reserved is None else memory.reserved // _MIB,
+            driver_reserved_mib=None
+            if memory is None or memory.reserved is None
+            else memory.reserved // _MIB,
             bus_id=traits.bus_id,
             numa_node=traits.numa_node,
         )

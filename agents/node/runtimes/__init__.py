@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from agents.node.mps import MpsShare
-from agents.node.refusals import AgentError
-from agents.node.spec import TaskSpec
+from agents.node.errors import AgentError
+from agents.node.gpus.mps import MpsShare
+from agents.node.spec.task_spec import TaskSpec
 
 REGISTRY_AUTH_FILE = "config.json"
 """The name of a file with logins, as docker wants it; podman takes any."""
@@ -160,7 +160,7 @@ class Runtime:
         return None
 
     def shell(self, name: str) -> Dict[str, Any]:
-        """How a terminal gets a shell in a running task (``agents.node.terminal_shell``).
+        """How a terminal gets a shell in a running task (``agents.node.terminals.shell``).
 
         Either ``command``, and ``hang_up`` which with a signal and a number signals that process of the task; or what
         a process needs to stand beside it.

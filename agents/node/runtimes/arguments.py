@@ -5,12 +5,19 @@ from __future__ import annotations
 import ipaddress
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from agents.node import mps, word_files
-from agents.node.environment import CONTAINER_SECRETS_DIR, substitute_placeholders, is_reserved, task_environment, wrap_with_secret_env
-from agents.node.refusals import invalid_spec
+from agents.node.errors import invalid_spec
+from agents.node.gpus import mps
+from agents.node.host.versions import Version
 from agents.node.runtimes import REGISTRY_AUTH_FILE, ContainerConfig
-from agents.node.runtimes.json_log import MAX_FILES
-from agents.node.versions import Version
+from agents.node.runtimes.docker_log import MAX_FILES
+from agents.node.spec import report_files
+from agents.node.spec.environment import (
+    CONTAINER_SECRETS_DIR,
+    is_reserved,
+    substitute_placeholders,
+    task_environment,
+    wrap_with_secret_env,
+)
 
 LABELS = ("cluster", "job", "attempt", "task", "digest")
 """What makes a container one of ours."""
@@ -47,7 +54,9 @@ def labels(order: ContainerConfig) -> Dict[str, str]:
     return {f"fairway.{label}": str(getattr(spec, label)) for label in words}
 
 
-def create(engine: EngineOptions, order: ContainerConfig, image_id: str, image_env: Sequence[str]) -> List[str]:
+def create(
+    engine: EngineOptions, order: ContainerConfig, image_id: str, image_env: Sequence[str]
+) -> List[str]:
     """The words after the program for creating the container of a task.
 
     ``image_env`` are the names of variables that the image sets; those that must be ours are taken out.
@@ -65,7 +74,13 @@ def create(engine: EngineOptions, order: ContainerConfig, image_id: str, image_e
     if spec.address is not None:
         words += ["--ip6" if ":" in spec.address else "--ip", spec.address]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--ipc", "private"]
-    words += ["--user", f"{spec.uid}:{spec.gid}", *_supplementary_groups(engine, order), "--cgroupns", "private"]
+    words += [
+        "--user",
+        f"{spec.uid}:{spec.gid}",
+        *_supplementary_groups(engine, order),
+        "--cgroupns",
+        "private",
+    ]
     words += ["--ulimit", "core=0:0", "--pids-limit", str(spec.pids or 4096)]
     if spec.memory_mib is not None:
         words += ["--memory", f"{spec.memory_mib}m", "--memory-swap", f"{spec.memory_mib}m"]
@@ -102,7 +117,9 @@ def create(engine: EngineOptions, order: ContainerConfig, image_id: str, image_e
     if spec.workdir or order.home_path:
         words += ["--workdir", spec.workdir or _home(order)]
     same = {port: port for port in spec.ports}
-    command = substitute_placeholders(spec.command, ports=same, address=LISTEN_ON, secrets=CONTAINER_SECRETS_DIR)
+    command = substitute_placeholders(
+        spec.command, ports=same, address=LISTEN_ON, secrets=CONTAINER_SECRETS_DIR
+    )
     command = wrap_with_secret_env(command, spec.secret_variables, CONTAINER_SECRETS_DIR)
     return [*words, "--entrypoint", command[0], image_id, *command[1:]]
 
@@ -129,7 +146,9 @@ def _fabric_devices(devices: Sequence[str]) -> List[str]:
     return [word for device in devices for word in ("--device", device)] + ["--ulimit", "memlock=-1:-1"]
 
 
-_UNREACHABLE_DNS = "192.0.2.1"  # an address that nobody has; docker's own server would ask from outside the container
+_UNREACHABLE_DNS = (
+    "192.0.2.1"  # an address that nobody has; docker's own server would ask from outside the container
+)
 
 
 def _network_restrictions(engine: EngineOptions, order: ContainerConfig) -> List[str]:
@@ -138,7 +157,11 @@ def _network_restrictions(engine: EngineOptions, order: ContainerConfig) -> List
         return []
     kinds = ("all", "default") if engine.has_ipv6 else ()
     words = [word for kind in kinds for word in ("--sysctl", f"net.ipv6.conf.{kind}.disable_ipv6=1")]
-    return words if engine.kind == "podman" or order.spec.egress.allows_dns else [*words, "--dns", _UNREACHABLE_DNS]
+    return (
+        words
+        if engine.kind == "podman" or order.spec.egress.allows_dns
+        else [*words, "--dns", _UNREACHABLE_DNS]
+    )
 
 
 def _supplementary_groups(engine: EngineOptions, order: ContainerConfig) -> List[str]:
@@ -168,12 +191,14 @@ def environment(engine: EngineOptions, order: ContainerConfig) -> Dict[str, str]
     variables = task_environment(
         spec,
         secrets=CONTAINER_SECRETS_DIR,
-        report_files=word_files.container_report_file_variables(),
+        report_files=report_files.container_report_file_variables(),
         home=_home(order),
         ports={port: port for port in spec.ports},
         address=LISTEN_ON,
         rank0_address=rank_address(order.subnet, 0) if spec.local_rendezvous and order.subnet else None,
-        mps_variables=mps.client_environment(order.mps_share, mps.CONTAINER_PIPE_DIR) if order.mps_share else None,
+        mps_variables=mps.client_environment(order.mps_share, mps.CONTAINER_PIPE_DIR)
+        if order.mps_share
+        else None,
     )
     if order.real_gpus and engine.gpu_mode == CDI:
         # The devices come by CDI; an older hook must not add to them.
@@ -212,13 +237,16 @@ def _unset(engine: EngineOptions, order: ContainerConfig, image_env: Sequence[st
 def _mounts(engine: EngineOptions, order: ContainerConfig) -> List[str]:
     guards = ",nosuid,nodev" if engine.kind == "podman" else ""
     words = ["--volume", f"{order.task_dir}/secrets:{CONTAINER_SECRETS_DIR}:ro{guards}{_noexec(engine)}"]
-    for file in word_files.REPORT_FILES:
+    for file in report_files.REPORT_FILES:
         own_file = f"{file.path(order.task_dir)}:{file.container_path}"
         words += ["--volume", f"{own_file}:rw{guards}{_noexec(engine)}"]
     if engine.kind == "podman":
         words += ["--volume", f"{order.task_dir}/hosts:/etc/hosts:ro{guards}{_noexec(engine)}"]
     if order.mps_share is not None:
-        for source, target in ((order.mps_share.pipe_dir, mps.CONTAINER_PIPE_DIR), (order.mps_share.shm_dir, mps.SHM_DIR)):
+        for source, target in (
+            (order.mps_share.pipe_dir, mps.CONTAINER_PIPE_DIR),
+            (order.mps_share.shm_dir, mps.SHM_DIR),
+        ):
             words += ["--volume", f"{source}:{target}:rw{guards}{_noexec(engine)}"]
     for mount in order.spec.mounts:
         source = order.mount_sources[mount.target]
@@ -231,7 +259,9 @@ def _noexec(engine: EngineOptions) -> str:
     return ",noexec" if engine.kind == "podman" else ""
 
 
-def create_network(engine: EngineOptions, name: str, cluster: str, job: Optional[str], subnet: str) -> List[str]:
+def create_network(
+    engine: EngineOptions, name: str, cluster: str, job: Optional[str], subnet: str
+) -> List[str]:
     """The words that make a bridge network, for a job or as a spare.
 
     Containers of other networks cannot connect to it.

@@ -8,13 +8,13 @@ import json
 import os
 from typing import Dict, Optional
 
-from agents.node.machine import read_text
-from agents.node.refusals import AgentError
+from agents.node.errors import AgentError
+from agents.node.host.procfs import read_text
+from agents.node.host.versions import parse_version
 from agents.node.runtimes import arguments
-from agents.node.runtimes.engine import ContainerRuntime, parse_container
-from agents.node.runtimes.json_log import copy_log
+from agents.node.runtimes.container import ContainerRuntime, parse_container
+from agents.node.runtimes.docker_log import copy_log
 from agents.node.settings import RuntimeSettings, Settings
-from agents.node.versions import parse_version
 
 
 class DockerRuntime(ContainerRuntime):
@@ -22,7 +22,11 @@ class DockerRuntime(ContainerRuntime):
 
     kind = "docker"
     log_format = "k8s"
-    _version_arguments = ("version", "--format", "{{.Server.Version}}")  # the daemon's; the client may be another
+    _version_arguments = (
+        "version",
+        "--format",
+        "{{.Server.Version}}",
+    )  # the daemon's; the client may be another
 
     def __init__(self, settings: Settings, own: RuntimeSettings) -> None:
         super().__init__(settings, own)
@@ -47,7 +51,9 @@ class DockerRuntime(ContainerRuntime):
         if self._chosen_gpu_mode is None:
             version = parse_version(self.run_checked(self._version_arguments)) or ()
             has_cdi = version >= arguments.CDI_SINCE and self._has_cdi()
-            self._chosen_gpu_mode = arguments.choose_gpu_mode(self.kind, version, self._runtime_settings.gpus, daemon_has_cdi=has_cdi)
+            self._chosen_gpu_mode = arguments.choose_gpu_mode(
+                self.kind, version, self._runtime_settings.gpus, daemon_has_cdi=has_cdi
+            )
         return self._chosen_gpu_mode
 
     def _has_cdi(self) -> bool:

@@ -19,12 +19,14 @@ import threading
 import zlib
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
-from agents.node import egress, interfaces, refusals
-from agents.node.durable import file_lock, write_atomic
-from agents.node.egress import METADATA_NETWORKS, OPEN, EgressPolicy
-from agents.node.ledger import LIVE_PHASES, Ledger
-from agents.node.refusals import AgentError
+from agents.node import errors
+from agents.node.errors import AgentError
+from agents.node.host.atomic_files import file_lock, write_atomic
+from agents.node.ledger.ledger import LIVE_PHASES, Ledger
+from agents.node.network import interfaces
 from agents.node.settings import Settings
+from agents.node.spec import egress
+from agents.node.spec.egress import METADATA_NETWORKS, OPEN, EgressPolicy
 
 _TIMEOUT_S = 10.0
 _ALLOW_REPLIES = "-m conntrack --ctstate ESTABLISHED,RELATED --ctdir REPLY -j RETURN"
@@ -142,7 +144,9 @@ class Firewall:
                 # The stack connects from the node: an address of the node would lead to what listens there.
                 deny += [*self._stack.gateways, *interfaces.local_networks()]
                 forwarders = list(self._stack.forwarders)
-            text = build_rules(settings.cluster, settings.subnets, deny, self._restricted_jobs(), nameservers, forwarders)
+            text = build_rules(
+                settings.cluster, settings.subnets, deny, self._restricted_jobs(), nameservers, forwarders
+            )
             digest = hashlib.sha256(text.encode()).hexdigest()
             pairs = list(zip(("FORWARD", "INPUT"), chain_names(settings.cluster)))
             in_force = [
@@ -186,7 +190,7 @@ class Firewall:
             code, said = -1, str(error)
         if code != 0:
             raise AgentError(
-                refusals.ENGINE_ERROR,
+                errors.ENGINE_ERROR,
                 f"The network rules for containers cannot be set: {said}",
             )
         return answer.stdout.decode(errors="replace")

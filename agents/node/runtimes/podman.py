@@ -6,13 +6,13 @@ import contextlib
 import os
 from typing import Optional, Tuple
 
-from agents.node.machine import read_text
-from agents.node.places import FIRST_LOG_SUFFIX
-from agents.node.refusals import AgentError
-from agents.node.runtimes.engine import ContainerRuntime, ImageConfig
+from agents.node.errors import AgentError
+from agents.node.host.procfs import read_text
+from agents.node.runtimes.container import ContainerRuntime, ImageConfig
 from agents.node.runtimes.firewall import Firewall
-from agents.node.runtimes.image_store import PodmanImageStore, StoreFingerprint, is_fully_qualified
+from agents.node.runtimes.podman_store import PodmanImageStore, StoreFingerprint, is_fully_qualified
 from agents.node.settings import RuntimeSettings, Settings
+from agents.node.storage.directories import FIRST_LOG_SUFFIX
 
 _INITIALIZED = ("already been created in runtime",)
 

@@ -13,13 +13,24 @@ import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from agents.node import cgroup, machine, mps, shim, word_files
-from agents.node.durable import file_lock, read_json, write_json
-from agents.node.egress import OPEN
-from agents.node.environment import substitute_placeholders, task_environment, wrap_with_secret_env
-from agents.node.refusals import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, AgentError, invalid_spec
-from agents.node.runtimes import CREATED, EXITED, RUNNING, ContainerInfo, ContainerConfig, Runtime, WritablePaths
+from agents.node import shim
+from agents.node.errors import ENGINE_ERROR, NAME_CONFLICT, NO_SUCH_CONTAINER, AgentError, invalid_spec
+from agents.node.gpus import mps
+from agents.node.host import cgroup, procfs
+from agents.node.host.atomic_files import file_lock, read_json, write_json
+from agents.node.runtimes import (
+    CREATED,
+    EXITED,
+    RUNNING,
+    ContainerConfig,
+    ContainerInfo,
+    Runtime,
+    WritablePaths,
+)
 from agents.node.settings import Settings
+from agents.node.spec import report_files
+from agents.node.spec.egress import OPEN
+from agents.node.spec.environment import substitute_placeholders, task_environment, wrap_with_secret_env
 
 _START_TIMEOUT_S = 15.0
 _REMOVE_TIMEOUT_S = 10.0
@@ -51,7 +62,9 @@ class ProcessRuntime(Runtime):
                 "Plain processes are on the node's network: none of them is held to a network policy."
             )
         if spec.network is not None or config.devices:
-            raise invalid_spec("Plain processes join no network and are handed no devices: that takes an engine.")
+            raise invalid_spec(
+                "Plain processes join no network and are handed no devices: that takes an engine."
+            )
         secrets = os.path.join(folder, "secrets")
         temporary = os.path.join(folder, "tmp")
         path_variable = _PATH if config.task_uid is not None else os.environ.get("PATH", _PATH)
@@ -60,14 +73,18 @@ class ProcessRuntime(Runtime):
             task_environment(
                 spec,
                 secrets=secrets,
-                report_files=word_files.report_file_variables(folder),
+                report_files=report_files.report_file_variables(folder),
                 home=config.home_path or temporary,
                 ports=config.host_ports,
                 address=self._loopback,
-                mps_variables=mps.client_environment(config.mps_share, config.mps_share.pipe_dir) if config.mps_share else None,
+                mps_variables=mps.client_environment(config.mps_share, config.mps_share.pipe_dir)
+                if config.mps_share
+                else None,
             )
         )
-        command = substitute_placeholders(spec.command, ports=config.host_ports, address=self._loopback, secrets=secrets)
+        command = substitute_placeholders(
+            spec.command, ports=config.host_ports, address=self._loopback, secrets=secrets
+        )
         needed = [folder, config.home_path or "", command[0], spec.workdir or "", sys.executable]
         write_json(
             path,
@@ -92,7 +109,9 @@ class ProcessRuntime(Runtime):
                 "private_tmp": not any(place.startswith("/tmp/") for place in needed),  # noqa: S108
                 "private_var_tmp": not any(place.startswith("/var/tmp/") for place in needed),  # noqa: S108
                 "binds": _bind_mounts(config),
-                "shm": config.mps_share.shm_dir if config.mps_share and config.mps_share.shm_dir != mps.SHM_DIR else None,
+                "shm": config.mps_share.shm_dir
+                if config.mps_share and config.mps_share.shm_dir != mps.SHM_DIR
+                else None,
                 "limits": {
                     "memory_mib": spec.memory_mib,
                     "pids": spec.pids,
@@ -168,7 +187,7 @@ class ProcessRuntime(Runtime):
 
     def signal(self, name: str, signal_name: str) -> None:
         begun = read_json(os.path.join(self._root, name, "pid.json"))
-        if begun is None or not machine.is_alive(begun["pid"], begun["start_ticks"]):
+        if begun is None or not procfs.is_alive(begun["pid"], begun["start_ticks"]):
             raise AgentError(NO_SUCH_CONTAINER, f"{name} is not running.")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(begun["pid"], getattr(signal, "SIG" + signal_name))
@@ -194,7 +213,7 @@ class ProcessRuntime(Runtime):
         False when they are there after so long: a process may stay in the kernel whatever it is told.
         """
         begun: Dict[str, int] = read_json(os.path.join(folder, "pid.json")) or {}
-        if machine.is_alive(begun.get("pid"), begun.get("start_ticks")):
+        if procfs.is_alive(begun.get("pid"), begun.get("start_ticks")):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(begun["pid"], signal.SIGKILL)
         let_go = _wait_for_shim(os.path.join(folder, "shim.lock"), timeout_s)
@@ -202,7 +221,7 @@ class ProcessRuntime(Runtime):
         if group is not None:
             group.kill()
             group.remove()
-        for each in machine.list_processes():
+        for each in procfs.list_processes():
             if begun.get("pid") and each.session == begun["pid"]:
                 with contextlib.suppress(OSError):
                     os.kill(each.pid, signal.SIGKILL)

@@ -9,8 +9,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from agents.openings import SWITCH_INTERVAL_S
-from portal.live.collector import Collector
+from agents.connect_limiter import SWITCH_INTERVAL_S
+from portal.live.collector.collector import Collector
 
 
 class Command(BaseCommand):

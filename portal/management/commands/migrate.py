@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.commands import migrate
 
-from portal.database.owner import as_owner, grant_service_privileges
+from portal.database.roles import as_owner, grant_service_privileges
 
 
 class Command(migrate.Command):

@@ -7,14 +7,14 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from agents.enrol import ENGINE_ACCESS_MODES, RUNTIME_KINDS, loader_upgrade_script
-from portal.config import places
+from agents.enrolment import ENGINE_ACCESS_MODES, RUNTIME_KINDS, loader_upgrade_script
+from portal.config import data_paths
 from portal.errors import FairwayError
-from portal.services.enrolment import get_script
+from portal.services.nodes.enrolment import get_script
 from portal.standalone.account import service_account
-from portal.standalone.borrowed import command_database
+from portal.standalone.command_database import command_database
+from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataDir
 
 
 class Command(BaseCommand):
@@ -51,7 +51,7 @@ class Command(BaseCommand):
         if options["renew_loader"]:
             self.stdout.write(loader_upgrade_script(), ending="")
             return
-        folder = DataDir(places.data_dir(), service_account())
+        folder = DataDir(data_paths.data_dir(), service_account())
         if not (folder.root / "agent" / "agent.pyz").exists():
             raise CommandError(
                 f"No Fairway was started on {folder.root} yet: `manage.py up` makes its keys and its agent."

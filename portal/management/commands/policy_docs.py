@@ -8,11 +8,17 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from portal.words.knobs import CHOICE_SETTINGS, NUMBER_SETTINGS, ChoiceSetting, NumberSetting, format_number
+from portal.domain.policy_settings import (
+    CHOICE_SETTINGS,
+    NUMBER_SETTINGS,
+    ChoiceSetting,
+    NumberSetting,
+    format_number,
+)
 
 HEADER = """# Policy: the knobs of the scheduler
 
-Written by `manage.py policy-docs` from `portal/words/knobs.py`; a test fails when the two differ.
+Written by `manage.py policy-docs` from `portal/domain/policy_settings.py`; a test fails when the two differ.
 
 Administrators turn them on the page *Policy* (`g k`) or by REST (`policy/`, `pools/{pool}/policy/`), for the
 cluster and for each pool. A pool's value stands above the cluster's; a knob that a pool leaves blank inherits the

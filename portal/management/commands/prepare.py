@@ -8,14 +8,14 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from portal.config import places
-from portal.database.owner import single_role_warning
+from portal.config import data_paths
+from portal.database.roles import single_role_warning
 from portal.errors import FairwayError
-from portal.services.firstrun import ensure_initial_data
+from portal.services.cluster.initial_data import ensure_initial_data
 from portal.standalone.address import sign_in_link
+from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataDir
-from portal.standalone.start import migrate_database
+from portal.standalone.up import migrate_database
 
 
 class Command(BaseCommand):
@@ -23,7 +23,7 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
-        folder = DataDir(places.data_dir(), None)
+        folder = DataDir(data_paths.data_dir(), None)
         try:
             folder.prepare_unowned()
             folder.ensure_secret_key()

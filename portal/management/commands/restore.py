@@ -8,12 +8,12 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from portal.config import places
+from portal.config import data_paths
 from portal.standalone.account import service_account
 from portal.standalone.backup import read_manifest, restore_backup
-from portal.standalone.borrowed import command_database
+from portal.standalone.command_database import command_database
+from portal.standalone.data_dir import DataDir
 from portal.standalone.errors import StartError
-from portal.standalone.folder import DataDir
 
 
 class Command(BaseCommand):
@@ -25,7 +25,7 @@ class Command(BaseCommand):
         parser.add_argument("--data-dir", type=Path)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        folder = DataDir(places.data_dir(), service_account())
+        folder = DataDir(data_paths.data_dir(), service_account())
         try:
             manifest = read_manifest(options["file"], folder)
             with command_database(folder, exclusive=True):

@@ -15,7 +15,12 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from portal.bootstrap.frontend import FrontendError, build_frontend
-from portal.standalone.needs import MACHINE_REQUIREMENTS, can_install_packages, missing_requirements, debian_packages
+from portal.standalone.test_requirements import (
+    MACHINE_REQUIREMENTS,
+    can_install_packages,
+    debian_packages,
+    missing_requirements,
+)
 
 PARALLEL_MARKS = "not (rig or browser or gpu or calm)"
 RIG_MARKS = "(rig or gpu) and not browser and not calm"
@@ -58,7 +63,9 @@ class Command(BaseCommand):
             self._finish_install(*installing)
             results.append(_pytest(RIG_MARKS, cores + 2, *chosen))
         # Chromium drops its requests when a network of this machine comes or goes, as engines' networks do above.
-        results.append(_pytest(SERIAL_MARKS, cores + 3, *chosen, *([] if options["paths"] else _serial_files())))
+        results.append(
+            _pytest(SERIAL_MARKS, cores + 3, *chosen, *([] if options["paths"] else _serial_files()))
+        )
         self.stdout.write(f"Tests took {time.monotonic() - began:.0f} s.")
         if all(code == NOTHING_COLLECTED for code in results):
             raise CommandError("No test was found there.", returncode=NOTHING_COLLECTED)

@@ -12,8 +12,8 @@ from django.core.management.base import BaseCommand, CommandError
 from portal.bootstrap.frontend import FrontendError
 from portal.errors import FairwayError
 from portal.standalone.errors import StartError
-from portal.standalone.processes import ListenOptions
-from portal.standalone.start import UpOptions, run
+from portal.standalone.process_table import ListenOptions
+from portal.standalone.up import UpOptions, run
 
 
 class Command(BaseCommand):
@@ -35,7 +35,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         wishes = UpOptions(
-            listening=ListenOptions(options["bind"], options["port"], options["tls_cert"], options["tls_key"]),
+            listening=ListenOptions(
+                options["bind"], options["port"], options["tls_cert"], options["tls_key"]
+            ),
             demo=options["demo"],
             local_node=not options["no_local_node"],
             simulated_gpus=not options["no_simulated_gpus"],

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_GET
 
 from portal.access import AccessPolicy, access_policy
 from portal.models import AuditEntry
-from portal.web.words import cores, gpu_amount
+from portal.web.display.formatting import cores, gpu_amount
 
 KINDS = {
     "sign-ins": ("Sign-ins and sessions", Q(action__startswith="user.sign_") | Q(action="user.end_sessions")),
@@ -21,7 +21,10 @@ KINDS = {
         "Refused",
         Q(action__in=("request.refused", "person.sign_in_failed", "person.sign_in_paused")),
     ),
-    "workspaces": ("Workspaces and terminals", Q(action="workspace.open") | Q(action__startswith="terminal.")),
+    "workspaces": (
+        "Workspaces and terminals",
+        Q(action="workspace.open") | Q(action__startswith="terminal."),
+    ),
 }
 """Name and condition of what the list can be narrowed to, by its word in the address."""
 

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from django.urls import path
 
-from portal.web.admin import (
-    alarms,
-    audit,
-    environments,
-    node_acts,
-    node_network,
-    nodes,
-    people,
-    policy,
-    projects,
-    quotas,
-    registries,
-    reservations,
-    restored,
-    scheduler,
-    topologies,
-    volumes,
-)
+from portal.web.admin import audit
+from portal.web.admin.nodes import alerts, node_network, node_operations, nodes, recovery, topologies
+from portal.web.admin.projects import projects, quotas, users
+from portal.web.admin.resources import environments, registries, volumes
+from portal.web.admin.scheduling import policy, reservations, scheduler
 
 urlpatterns = [
     path("quotas/", quotas.quotas, name="quotas"),
@@ -36,13 +23,17 @@ urlpatterns = [
     path("projects/<slug:public_id>/idle/", projects.save_idle, name="save-project-idle"),
     path("projects/<slug:public_id>/members/", projects.set_member, name="set-member"),
     path("projects/<slug:public_id>/invite/", projects.invite_into, name="invite-into"),
-    path("users/", people.user_list, name="users"),
-    path("users/invite/", people.invite, name="invite"),
-    path("users/<slug:public_id>/change/", people.change_user, name="change-user"),
-    path("invitations/<slug:public_id>/revoke/", people.revoke_invitation, name="revoke-invitation"),
+    path("users/", users.user_list, name="users"),
+    path("users/invite/", users.invite, name="invite"),
+    path("users/<slug:public_id>/change/", users.change_user, name="change-user"),
+    path("invitations/<slug:public_id>/revoke/", users.revoke_invitation, name="revoke-invitation"),
     path("nodes/add/", nodes.add_node, name="add-node"),
     path("nodes/<slug:public_id>/test/", nodes.test_node, name="test-node"),
-    path("nodes/<slug:public_id>/gpus/<str:uuid>/return-to-service/", nodes.return_gpu_to_service, name="return-gpu-to-service"),
+    path(
+        "nodes/<slug:public_id>/gpus/<str:uuid>/return-to-service/",
+        nodes.return_gpu_to_service,
+        name="return-gpu-to-service",
+    ),
     path("nodes/<slug:public_id>/labels/", nodes.set_labels, name="set-labels"),
     path("nodes/<slug:public_id>/interface/", node_network.set_interface, name="set-interface"),
     path("pools/<slug:public_id>/network/", node_network.set_pool_network, name="set-pool-network"),
@@ -53,9 +44,9 @@ urlpatterns = [
     path("topologies/", topologies.topologies_page, name="topologies"),
     path("topologies/save/", topologies.save_topology, name="save-topology"),
     path("topologies/<slug:name>/remove/", topologies.remove_topology, name="remove-topology"),
-    path("nodes/<slug:public_id>/operations/", node_acts.start_operation, name="start-node-operation"),
-    path("rollouts/start/", node_acts.upgrade_all, name="upgrade-all"),
-    path("rollouts/<slug:public_id>/", node_acts.rollout_page, name="rollout"),
+    path("nodes/<slug:public_id>/operations/", node_operations.start_operation, name="start-node-operation"),
+    path("rollouts/start/", node_operations.upgrade_all, name="upgrade-all"),
+    path("rollouts/<slug:public_id>/", node_operations.rollout_page, name="rollout"),
     path("nodes/<slug:public_id>/state/", nodes.set_node_state, name="set-node-state"),
     path("nodes/<slug:public_id>/operations/<slug:check_id>/", nodes.node_check, name="node-operation"),
     path("volumes/", volumes.volumes_page, name="volumes"),
@@ -64,24 +55,26 @@ urlpatterns = [
     path("registries/", registries.registries_page, name="registries"),
     path("registries/save/", registries.save_registry, name="save-registry"),
     path("registries/<slug:public_id>/remove/", registries.remove_registry, name="remove-registry"),
-    path("recovery/", restored.recovery_page, name="recovery"),
-    path("recovery/nodes/<slug:public_id>/fence/", restored.fence, name="recovery-fence"),
-    path("recovery/<slug:public_id>/adopt/", restored.adopt, name="recovery-adopt"),
-    path("recovery/<slug:public_id>/stop/", restored.stop, name="recovery-stop"),
+    path("recovery/", recovery.recovery_page, name="recovery"),
+    path("recovery/nodes/<slug:public_id>/fence/", recovery.fence, name="recovery-fence"),
+    path("recovery/<slug:public_id>/adopt/", recovery.adopt, name="recovery-adopt"),
+    path("recovery/<slug:public_id>/stop/", recovery.stop, name="recovery-stop"),
     path("environments/", environments.environment_list, name="environments"),
     path("environments/add/", environments.save_environment, name="add-environment"),
     path("environments/<slug:public_id>/", environments.environment_page, name="environment"),
     path("environments/<slug:public_id>/save/", environments.save_environment, name="save-environment"),
     path("environments/<slug:public_id>/prefetch/", environments.prefetch_image, name="prefetch-image"),
     path("environments/<slug:public_id>/image/", environments.change_image, name="change-image"),
-    path("environments/<slug:public_id>/prefetch/cancel/", environments.cancel_prefetch, name="cancel-prefetch"),
+    path(
+        "environments/<slug:public_id>/prefetch/cancel/", environments.cancel_prefetch, name="cancel-prefetch"
+    ),
     path("scheduler/", scheduler.scheduler_page, name="scheduler"),
     path("scheduler/failed/<slug:public_id>/", scheduler.failed_cycle, name="failed-cycle"),
-    path("alerts/", alarms.alerts_page, name="alerts"),
-    path("alerts/<slug:public_id>/acknowledge/", alarms.acknowledge, name="acknowledge-alert"),
+    path("alerts/", alerts.alerts_page, name="alerts"),
+    path("alerts/<slug:public_id>/acknowledge/", alerts.acknowledge, name="acknowledge-alert"),
     path(
         "alerts/rows/<slug:public_id>/acknowledge/",
-        alarms.acknowledge_invalid_row,
+        alerts.acknowledge_invalid_row,
         name="acknowledge-invalid-row",
     ),
     path("audit/", audit.audit, name="audit"),

@@ -11,11 +11,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from scheduler.core.policy import Policy
+from scheduler.core.model.policy import Policy
 from scheduler.replay.conformance import fair_share, predicates, scheduling
-from scheduler.replay.conformance.declared import KNOWN_DIFFERENCES
+from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case, Cases, read_cases
-from scheduler.replay.conformance.verdicts import CaseResult
+from scheduler.replay.conformance.known_differences import KNOWN_DIFFERENCES
 
 POLICIES: dict[str, Callable[[], Policy]] = {"kai": Policy.kai, "default": Policy}
 KINDS = ("scheduling", "fair_share", "predicate")

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.core.fairshare import Claim, FairShare, divide, divide_resources, divide_rest
-from scheduler.core.policy import Policy
-from scheduler.core.resources import ResourceVector
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.resources import ResourceVector
+from scheduler.core.shares.fairshare import Claim, FairShare, divide, divide_resources, divide_rest
+from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case
-from scheduler.replay.conformance.verdicts import CaseResult
 
 RESOURCES = ("gpu", "cpu", "memory")
 WHOLE = ResourceVector(1, 1, 1)
@@ -25,7 +25,9 @@ def run_case(case: Case, policy: Policy) -> CaseResult:
     shares, left = _all_resources(case, policy) if several else _one_resource(case, policy)
     expected = {key: case[key] for key in ("fair_share", "remaining") if key in case}
     got: dict[str, Any] = {
-        "fair_share": {key: _stated_resources(answer, shares[key]) for key, answer in case["fair_share"].items()}
+        "fair_share": {
+            key: _stated_resources(answer, shares[key]) for key, answer in case["fair_share"].items()
+        }
     }
     if "remaining" in case:
         got["remaining"] = left

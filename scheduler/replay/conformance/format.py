@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scheduler.replay.conformance.shapes import (
+from scheduler.replay.conformance.validators import (
     InvalidValueError,
     Validator,
     anything,
-    count,
-    small_count,
-    by_kind,
     boolean,
+    by_kind,
+    count,
+    integer,
     list_of,
     map_of,
     number,
     one_of,
     or_null,
     record,
+    small_count,
     text,
-    integer,
 )
-from scheduler.replay.reading import MalformedFileError, read_json
+from scheduler.replay.input_files import MalformedFileError, read_json
 
 Case = Mapping[str, Any]
 """One case as it stands in the file, checked."""
@@ -123,7 +123,9 @@ def _check_shares(case: Case, place: str) -> None:
     """Totals and answers fit the kind of division, and every answer is for a queue that is there."""
     several = case["op"] in ("all_resources", "hierarchy")
     if isinstance(case["total"], dict) != several:
-        raise InvalidValueError(f"{place}.total", f"{case['op']} takes {'three totals' if several else 'one total'}")
+        raise InvalidValueError(
+            f"{place}.total", f"{case['op']} takes {'three totals' if several else 'one total'}"
+        )
     if isinstance(case["resource"], list) != several:
         raise InvalidValueError(f"{place}.resource", f"{case['op']} takes {'several' if several else 'one'}")
     for key, queue in case["queues"].items():
@@ -133,7 +135,9 @@ def _check_shares(case: Case, place: str) -> None:
         if key not in case["queues"]:
             raise InvalidValueError(f"{place}.fair_share.{key}", "there is no such queue")
         if isinstance(answer, dict) != several:
-            raise InvalidValueError(f"{place}.fair_share.{key}", "this answer does not fit the kind of division")
+            raise InvalidValueError(
+                f"{place}.fair_share.{key}", "this answer does not fit the kind of division"
+            )
 
 
 # -- scheduling cases -------------------------------------------------------------------------------------
@@ -258,7 +262,9 @@ SCHEDULING = record(
         "id": text,
         "suite": one_of("action", "integration"),
         "actions": list_of(one_of(*ACTIONS)),
-        "rounds": record({"until_match": small_count, "after_match": small_count}, seconds_between_rounds=number),
+        "rounds": record(
+            {"until_match": small_count, "after_match": small_count}, seconds_between_rounds=number
+        ),
         "tags": list_of(text),
         "portable": boolean,
         "nodes": map_of(NODE),

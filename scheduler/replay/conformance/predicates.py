@@ -10,22 +10,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scheduler.core.entitlement import (
-    ReclaimScope,
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.resources import UNBOUNDED, ZERO, Entitlement, ResourceVector, build_entitlement
+from scheduler.core.shares.reclaim_rules import (
     ReclaimCheck,
+    ReclaimScope,
     ReclaimVictim,
+    allows_all,
     exceeded_resources,
     first_exceeded_bound,
+    is_over_share,
     may_reclaim,
     may_reclaim_from,
-    allows_all,
-    is_over_share,
 )
-from scheduler.core.order_rules import sibling_key
-from scheduler.core.policy import Policy
-from scheduler.core.resources import UNBOUNDED, ZERO, ResourceVector, Entitlement, build_entitlement
+from scheduler.core.shares.sibling_order import sibling_key
+from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case, table_of
-from scheduler.replay.conformance.verdicts import CaseResult
 
 DEFAULT_GPU_MIB = 100
 """The memory of a GPU where a case gives none (the origin's default)."""
@@ -152,7 +152,9 @@ def _over_limit(data: Data, policy: Policy) -> tuple[bool, str]:
 
 def _over_guarantee(data: Data, policy: Policy) -> tuple[bool, str]:
     bound = ResourceVector(*map(_bound, _amounts(data["deserved"])))
-    over = exceeded_resources(_amounts(data["allocatedNonPreemptible"]), _amounts(data["requestedQuota"]), bound)
+    over = exceeded_resources(
+        _amounts(data["allocatedNonPreemptible"]), _amounts(data["requestedQuota"]), bound
+    )
     return any(over), _first_named(over)
 
 
@@ -211,7 +213,9 @@ TABLES: dict[str, Callable[[Data, Policy], Any]] = {
 # -- the numbers of a case --------------------------------------------------------------------------------
 
 
-def _queue_states(queues: Data) -> tuple[dict[str, Entitlement], dict[str, ResourceVector], dict[str, ResourceVector]]:
+def _queue_states(
+    queues: Data,
+) -> tuple[dict[str, Entitlement], dict[str, ResourceVector], dict[str, ResourceVector]]:
     owed, held, firm = {}, {}, {}
     for key, queue in queues.items():
         owed[key], held[key], firm[key] = _queue_state(queue)
@@ -222,7 +226,9 @@ def _queue_state(queue: Data) -> tuple[Entitlement, ResourceVector, ResourceVect
     """What a queue is owed, what it holds, and what non-preemptible work holds of that."""
 
     def each(name: str) -> ResourceVector:
-        return ResourceVector(*(queue.get(resource, {}).get(name, 0) for resource in ("gpu", "cpu", "memory")))
+        return ResourceVector(
+            *(queue.get(resource, {}).get(name, 0) for resource in ("gpu", "cpu", "memory"))
+        )
 
     owed = build_entitlement(
         ResourceVector(*map(_bound, each("deserved"))),

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from scheduler.core.check import SnapshotError
-from scheduler.core.cluster import WHOLE_MILLI, GpuShare, Snapshot
 from scheduler.core.decide import decide
-from scheduler.core.plan import Plan
-from scheduler.core.policy import Policy
-from scheduler.replay.conformance.cluster_of_case import CaseCluster, States, TaskState, next_states
+from scheduler.core.model.plan import Plan
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.snapshot import WHOLE_MILLI, GpuShare, Snapshot
+from scheduler.core.model.validation import SnapshotError
+from scheduler.replay.conformance.case_cluster import CaseCluster, States, TaskState, next_states
+from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case
-from scheduler.replay.conformance.verdicts import CaseResult
 
 ACTION_NAMES = {
     "allocate": "allocate",

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agents.link import Link, OutcomeUnknownError, Reply, AgentError
+from agents.link import AgentError, Link, OutcomeUnknownError, Reply
 from tests.agents.node.conftest import GPUS, LoneNode
 
 CRASHING = Path(__file__).with_name("crashing_agent.py")

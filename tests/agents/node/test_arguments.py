@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from agents.node.egress import parse_egress_policy, parse_egress_target
-from agents.node.refusals import AgentError
+from agents.node.errors import AgentError
 from agents.node.runtimes import ContainerConfig, arguments
-from agents.node.runtimes.engine import parse_container
+from agents.node.runtimes.container import parse_container
 from agents.node.runtimes.firewall import UserStack, build_rules, user_stack
 from agents.node.settings import SettingsError, parse_settings
-from agents.node.spec import parse_spec
+from agents.node.spec.egress import parse_egress_policy, parse_egress_target
+from agents.node.spec.task_spec import parse_spec
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -219,7 +219,9 @@ def test_without_gpus_none_is_visible() -> None:
 
 
 @pytest.mark.parametrize("engine", [PODMAN, DOCKER], ids=["podman", "docker"])
-def test_values_of_variables_stand_in_a_file_unless_a_line_cannot_hold_them(engine: arguments.EngineOptions) -> None:
+def test_values_of_variables_stand_in_a_file_unless_a_line_cannot_hold_them(
+    engine: arguments.EngineOptions,
+) -> None:
     plain = {"A": "", "B": " #'\"\\$x ", "C": "a=b\t", "D": "\u2713"}
     other = {"E": "two\nlines", "F": "end\r", "G": "x" * 70_000}
     asked = order(SPEC | {"env": {**plain, **other}})

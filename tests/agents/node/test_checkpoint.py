@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.link import Link
-from agents.node import checkpoint, word_files
+from agents.node import checkpoint
+from agents.node.spec import report_files
 from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
 from tests.agents.node.test_process import eventually, needs_root, start
 
@@ -21,7 +22,7 @@ NOW_S = 1_800_000_000.0
 
 
 def made(folder: Path) -> Path:
-    word_files.create_report_file(word_files.CHECKPOINT_FILE, str(folder), None, None)
+    report_files.create_report_file(report_files.CHECKPOINT_FILE, str(folder), None, None)
     return folder / "checkpoint"
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from agents.link import Link
-from agents.node import disk_usage
-from agents.node.disk_usage import measure_disk_usage
 from agents.node.runtimes import arguments
+from agents.node.storage import disk_usage
+from agents.node.storage.disk_usage import measure_disk_usage
 from tests.agents.node.conftest import LoneNode, log_with, wait_for
 from tests.agents.node.test_arguments import DOCKER, PODMAN, SPEC, order
 
@@ -82,7 +82,7 @@ def test_more_files_than_are_counted_leave_the_count_incomplete(
 
 def test_a_path_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     program = (
-        f"import os, sys; sys.path.insert(0, {os.getcwd()!r}); from agents.node.disk_usage import count;"
+        f"import os, sys; sys.path.insert(0, {os.getcwd()!r}); from agents.node.storage.disk_usage import count;"
         f"os.geteuid() or os.seteuid(65534); count([{str(tmp_path)!r}])"
     )
     tmp_path.chmod(0o000)
@@ -91,7 +91,9 @@ def test_a_path_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path
 
 
 @pytest.mark.parametrize("engine", [PODMAN, DOCKER])
-def test_an_engine_is_told_the_limit_where_its_file_system_can_hold_it(engine: arguments.EngineOptions) -> None:
+def test_an_engine_is_told_the_limit_where_its_file_system_can_hold_it(
+    engine: arguments.EngineOptions,
+) -> None:
     task = order(SPEC | {"disk_mib": 2048, "runtime": engine.kind})
     able = arguments.create(engine._replace(limits_layers=True), task, "I", ())
     assert able[able.index("--storage-opt") + 1] == "size=2048m"

@@ -12,9 +12,9 @@ from hypothesis import strategies as drawn
 
 from agents.node.gpus import GpuProvider, NoGpus
 from agents.node.gpus import nvml as by_nvml
-from agents.node.gpus.file import SimulatedGpus
 from agents.node.gpus.links import GpuLink, nvlink_islands
-from tests.standins import nvml
+from agents.node.gpus.simulated import SimulatedGpus
+from tests.fakes import nvml
 
 needs_compiler = pytest.mark.skipif(nvml.missing_compiler() is not None, reason=str(nvml.missing_compiler()))
 
@@ -114,7 +114,10 @@ def test_a_gpu_has_an_address_and_memory_that_the_driver_keeps(gpus_of, tmp_path
     (tmp_path / "0000:1b:00.0/numa_node").write_text("1\n")
     monkeypatch.setattr(by_nvml, "_PCI_DEVICES", str(tmp_path))
     gpus, _ = gpus_of(nvml.h200(0), nvml.h200(1))
-    told = [(g.bus_id, g.numa_node, g.memory_mib, g.driver_reserved_mib, g.compute_capability) for g in gpus.gpus()]
+    told = [
+        (g.bus_id, g.numa_node, g.memory_mib, g.driver_reserved_mib, g.compute_capability)
+        for g in gpus.gpus()
+    ]
     assert told == [
         ("00000000:1A:00.0", None, 143_771, 637, 9.0),
         ("00000000:1B:00.0", 1, 143_771, 637, 9.0),

@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as drawn
 
 from agents.local import open_local
-from agents.node import watch
-from agents.node.disk_limit import DiskLimitEnforcer
 from agents.node.gpus import LOST, OK, QUARANTINED
 from agents.node.gpus import nvml as by_nvml
 from agents.node.gpus.faults import FaultLog
-from agents.node.gpus.file import SimulatedGpus
-from agents.node.gpus.health import XID_HEALTH, APPLICATION_XIDS, HealthReadings, evaluate_health
-from agents.xids import XID_MEANINGS, XidSeverity, xid_severity
+from agents.node.gpus.health import APPLICATION_XIDS, XID_HEALTH, HealthReadings, evaluate_health
+from agents.node.gpus.simulated import SimulatedGpus
+from agents.node.tasks import monitor
+from agents.node.tasks.disk_limit import DiskLimitEnforcer
+from agents.xid_catalog import XID_MEANINGS, XidSeverity, xid_severity
 from tests.agents.node.conftest import wait_for
-from tests.standins import nvml
+from tests.fakes import nvml
 
 needs_compiler = pytest.mark.skipif(nvml.missing_compiler() is not None, reason=str(nvml.missing_compiler()))
 WORST_FIRST = (LOST, QUARANTINED, OK)
@@ -41,7 +41,12 @@ WORST_FIRST = (LOST, QUARANTINED, OK)
         (HealthReadings(xids=(31, 48, 79)), LOST, True, "XID 79"),
         (HealthReadings(xids=(74,)), QUARANTINED, False, "NVLink"),
         (HealthReadings(xids=(999,)), OK, False, "XID 999"),
-        (HealthReadings(xids=(0,)), QUARANTINED, True, "Its memory had an error that could not be corrected."),
+        (
+            HealthReadings(xids=(0,)),
+            QUARANTINED,
+            True,
+            "Its memory had an error that could not be corrected.",
+        ),
         (HealthReadings(rows_failed=True), QUARANTINED, False, "case for its maker"),
         (HealthReadings(rows_pending=True), OK, False, "next reset"),
         (HealthReadings(pages_pending=True), QUARANTINED, False, "wait for a reset"),
@@ -104,7 +109,11 @@ def test_every_xid_with_a_rule_has_a_meaning_and_the_gravest_are_those_that_end_
     fatal = {xid for xid in XID_MEANINGS if xid_severity(xid) is XidSeverity.FATAL}
     assert fatal == {0, 46, 48, 62, 79, 94, 95, 109, 110, 119, 120, 140, 143, 158}
     assert {xid for xid in XID_MEANINGS if xid_severity(xid) is XidSeverity.QUARANTINE} == {64, 74, 136, 156}
-    assert (xid_severity(31), xid_severity(92), xid_severity(9999)) == (XidSeverity.APPLICATION, XidSeverity.WARNING, XidSeverity.WARNING)
+    assert (xid_severity(31), xid_severity(92), xid_severity(9999)) == (
+        XidSeverity.APPLICATION,
+        XidSeverity.WARNING,
+        XidSeverity.WARNING,
+    )
 
 
 @needs_compiler
@@ -140,14 +149,14 @@ def test_a_gpu_in_quarantine_is_told_of_again_and_one_that_changed_at_once(
 
     write(QUARANTINED, OK, LOST)
     told: list[tuple[str, str]] = []
-    monkeypatch.setattr(watch, "_REPEAT_HEALTH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(monitor, "_REPEAT_HEALTH_INTERVAL_S", 0.0)
     tasks: Any = SimpleNamespace(gpus=SimulatedGpus(str(tmp_path / "gpus.json")))
-    look = watch.TaskMonitor(
+    look = monitor.TaskMonitor(
         tasks, lambda event: told.append((event["uuid"], event["health"])), DiskLimitEnforcer(tasks, [])
     )
     look._check_gpus()
     assert told == [("GPU-0", QUARANTINED)]
-    monkeypatch.setattr(watch, "_REPEAT_HEALTH_INTERVAL_S", 60.0)
+    monkeypatch.setattr(monitor, "_REPEAT_HEALTH_INTERVAL_S", 60.0)
     look._check_gpus()
     told.clear()
     look._check_gpus()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agents.node.image_cuda import required_cuda_version
-from agents.node.image_names import normalize_image_name
-from agents.node.places import NodeDirectories
+from agents.node.runtimes.image_cuda import required_cuda_version
 from agents.node.settings import read_settings
+from agents.node.spec.image_names import normalize_image_name
+from agents.node.storage.directories import NodeDirectories
 from tests.agents.node.conftest import LoneNode
 from tests.agents.node.loadable import archive, load
 
@@ -72,12 +72,16 @@ def test_unused_images_go_oldest_first_until_there_is_room(small_store: LoneNode
         assert everything >= {*names, "by-hand"}
         used = link.request("images", timeout_s=20)["store_used_percent"]
         assert used > 30
-        assert tidied(high_threshold_percent=99) == tidied(high_threshold_percent=used + 10) == [], "there is room"
+        assert tidied(high_threshold_percent=99) == tidied(high_threshold_percent=used + 10) == [], (
+            "there is room"
+        )
         assert tidied(min_age_s=3600) == [], "all of them were used of late"
         assert link.request("gc", timeout_s=60)["images"] == [], "an earlier portal says nothing of images"
         lock = NodeDirectories(read_settings(str(node.settings_path)))
         with lock.hold_image("needed:1"):  # as a start or a pull does, by another name of it
-            assert tidied(high_threshold_percent=used, low_threshold_percent=used - 2) == [names["idle"]], "one is enough"
+            assert tidied(high_threshold_percent=used, low_threshold_percent=used - 2) == [names["idle"]], (
+                "one is enough"
+            )
             assert tidied() == [names["ended"]], "then what was used last, and nothing that somebody needs"
         assert everything - here() == {"idle", "ended"}
         assert tidied() == [names["needed"]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.node.runtimes.image_store import PodmanImageStore, is_fully_qualified, find_store_files
+from agents.node.runtimes.podman_store import PodmanImageStore, find_store_files, is_fully_qualified
 
 
 def info(root: Path, **options: object) -> str:
@@ -51,14 +51,18 @@ def test_a_store_that_stands_has_one_stamp(store: PodmanImageStore) -> None:
 
 
 @pytest.mark.parametrize("change", ["own list", "shared list"])
-def test_each_change_makes_another_stamp(store: PodmanImageStore, places: tuple[Path, Path], change: str) -> None:
+def test_each_change_makes_another_stamp(
+    store: PodmanImageStore, places: tuple[Path, Path], change: str
+) -> None:
     own, shared = places
     before = store.fingerprint()
     write_images(own if change == "own list" else shared, "aa" * 32)
     assert store.fingerprint() not in (None, before)
 
 
-def test_another_configuration_may_mean_other_stores(store: PodmanImageStore, places: tuple[Path, Path]) -> None:
+def test_another_configuration_may_mean_other_stores(
+    store: PodmanImageStore, places: tuple[Path, Path]
+) -> None:
     (places[0] / "storage.conf").write_text("[storage]\n")
     assert store.fingerprint() is None
     store.locate()

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.node.runtimes import json_log
-from agents.node.runtimes.json_log import LINES_LOST_MESSAGE, copy_log, to_k8s_lines
-from portal.selectors.log_files import TIMESTAMP_PREFIX
+from agents.node.runtimes import docker_log
+from agents.node.runtimes.docker_log import LINES_LOST_MESSAGE, copy_log, to_k8s_lines
+from portal.selectors.logs.files import TIMESTAMP_PREFIX
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"))
 
@@ -45,7 +45,9 @@ class Docker:
 
 
 def texts(log: bytes) -> list[bytes]:
-    return [line[found.end() :] if (found := TIMESTAMP_PREFIX.match(line)) else line for line in log.splitlines()]
+    return [
+        line[found.end() :] if (found := TIMESTAMP_PREFIX.match(line)) else line for line in log.splitlines()
+    ]
 
 
 def take(docker: Docker, target: Path, limit_mib: int = 1) -> bytes:
@@ -123,7 +125,7 @@ def test_a_file_that_was_emptied_in_place_is_read_from_its_beginning(tmp_path):
 
 
 def test_it_ends_at_its_size_with_a_line_that_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_log, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(docker_log, "_BLOCK_BYTES", 1000)
     docker, target = Docker(tmp_path), tmp_path / "log"
     for _ in range(9):
         docker.write(docker.row("x" * 1023 + "\n") * 128)
@@ -149,7 +151,7 @@ def test_a_log_that_vanished_is_begun_again(tmp_path):
 
 @pytest.mark.parametrize("block_bytes", [1, 7, 4096])
 def test_blocks_end_at_lines(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(json_log, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(docker_log, "_BLOCK_BYTES", block_bytes)
     docker, target = Docker(tmp_path), tmp_path / "log"
     rows = [docker.row(f"{number}\n") for number in range(5)]
     docker.write(b"".join(rows) + b'{"log":')

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agents.node import durable
-from agents.node.ledger import EXITED, LIVE_PHASES, RUNNING, Ledger, task_network
-from agents.node.refusals import AgentError
-from agents.node.spec import parse_spec
+from agents.node.errors import AgentError
+from agents.node.host import atomic_files
+from agents.node.ledger.ledger import EXITED, LIVE_PHASES, RUNNING, Ledger, task_network
+from agents.node.spec.task_spec import parse_spec
 
 JOBS = ["ja", "jb", "jc"]
 GPUS = ["G0", "G1"]
@@ -140,7 +140,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.made += 1
         name = f"spare-{self.made}"
         if self.ledgers[who].reserve_pooled_network(name, "podman") is not None and fate != "promised":
-            (self.ledgers[who].mark_pooled_network_ready if fate == "ready" else self.ledgers[who].remove_pooled_network)(name)
+            (
+                self.ledgers[who].mark_pooled_network_ready
+                if fate == "ready"
+                else self.ledgers[who].remove_pooled_network
+            )(name)
 
     @invariant()
     def no_network_is_shared_by_jobs_or_waits_for_two(self) -> None:
@@ -241,7 +245,7 @@ def test_a_full_disk_refuses_and_changes_nothing(ledger: Ledger, monkeypatch: py
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(durable.os, "fsync", full)
+    monkeypatch.setattr(atomic_files.os, "fsync", full)
     with pytest.raises(AgentError) as caught:
         ledger.admit(1, spec("jb", 1, {"G0": 500}))
     monkeypatch.undo()

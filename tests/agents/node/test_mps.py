@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from agents.link import Link, OutcomeUnknownError, AgentError
-from agents.node import machine, mps
-from agents.node.gpus import OK, GpuInfo
+from agents.link import AgentError, Link, OutcomeUnknownError
+from agents.node.gpus import OK, GpuInfo, mps
+from agents.node.host import procfs
 from agents.node.runtimes import ContainerConfig, arguments
 from agents.node.settings import parse_settings
 from tests.agents.node.conftest import LoneNode, log_of
 from tests.agents.node.sweeps import CRASHING, MOST_STEPS
 from tests.agents.node.test_arguments import DOCKER, PODMAN, SPEC, order
-from tests.engine_room import wait_for
-from tests.standins import nvml
+from tests.engine_harness import wait_for
+from tests.fakes import nvml
 
 pytestmark = [
     pytest.mark.rig,
@@ -73,13 +73,13 @@ class SharingNode:
         pipes = str(self.node.folder / "state/mps")
         return [
             each.pid
-            for each in machine.list_processes()
-            if (machine.read_text(f"/proc/{each.pid}/comm") or "").strip() == mps.PROCESS_NAME
-            and pipes in (machine.read_text(f"/proc/{each.pid}/environ") or "")
+            for each in procfs.list_processes()
+            if (procfs.read_text(f"/proc/{each.pid}/comm") or "").strip() == mps.PROCESS_NAME
+            and pipes in (procfs.read_text(f"/proc/{each.pid}/environ") or "")
         ]
 
     def daemons(self) -> list[int]:
-        found = [machine.read_process(pid) for pid in self.processes()]
+        found = [procfs.read_process(pid) for pid in self.processes()]
         return [each.pid for each in found if each is not None and each.session == each.pid]
 
     def folder(self) -> Path:
@@ -254,7 +254,9 @@ def test_where_shares_are_enforced(tmp_path, monkeypatch, runtimes, root, says) 
     real = [GpuInfo(UUID, 0, "NVIDIA H200", 140_000, False, OK)]
     why_not = mps.unavailable_reason(settings, real, str(STANDIN))
     assert why_not is None if says is None else why_not is not None and says in why_not
-    assert "pretend" in str(mps.unavailable_reason(settings, [real[0]._replace(simulated=True)], str(STANDIN)))
+    assert "pretend" in str(
+        mps.unavailable_reason(settings, [real[0]._replace(simulated=True)], str(STANDIN))
+    )
     assert "is not on it" in str(mps.unavailable_reason(settings, real, None))
     assert mps.find_control_program(parse_settings({**own, "mps_control_program": None})) is None
     older = tmp_path / "older"

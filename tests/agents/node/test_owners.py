@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.node import machine
 from agents.node.gpus import GpuProcess
-from agents.node.owners import ProcessOwnerResolver, _is_within
+from agents.node.gpus.process_owners import ProcessOwnerResolver, _is_within
+from agents.node.host import procfs
 from tests.agents.node.conftest import LoneNode
-from tests.standins import nvml
+from tests.fakes import nvml
 
 needs_compiler = pytest.mark.skipif(nvml.missing_compiler() is not None, reason=str(nvml.missing_compiler()))
 
@@ -74,7 +74,7 @@ def brought_in(argument: str) -> int:
     """The process ``sleep <argument>`` of this machine, once it is there."""
     for _ in range(100):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
-            if machine.read_text(str(path)) == f"sleep\0{argument}\0":
+            if procfs.read_text(str(path)) == f"sleep\0{argument}\0":
                 return int(path.parent.name)
         time.sleep(0.05)
     raise AssertionError("nothing was brought in")
@@ -83,7 +83,7 @@ def brought_in(argument: str) -> int:
 def child_of(pid: int) -> int:
     """A process below this one that has no child itself, once there is one."""
     for _ in range(100):
-        family = machine.descendants(pid, machine.list_processes())
+        family = procfs.descendants(pid, procfs.list_processes())
         parents = {each.parent for each in family}
         if len(family) > 1:
             return next(each.pid for each in family if each.pid not in parents)
@@ -93,8 +93,8 @@ def child_of(pid: int) -> int:
 
 def test_only_the_processes_asked_for_and_their_ancestors_are_looked_at(stranger, monkeypatch) -> None:
     looked: list[str] = []
-    read = machine.read_text
-    monkeypatch.setattr(machine, "read_text", lambda path: (looked.append(path), read(path))[1])
+    read = procfs.read_text
+    monkeypatch.setattr(procfs, "read_text", lambda path: (looked.append(path), read(path))[1])
     owners, task = ProcessOwnerResolver(), {"pid": os.getppid(), "job": "abc", "attempt": 2}
     processes = [GpuProcess(stranger, 1)]
     (told,) = owners.describe_processes([processes], [task])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agents.link import Link, AgentError
+from agents.link import AgentError, Link
 from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_with, wait_for
 from tests.rig.images import RigImage
 from tests.time_budget import budget_s
@@ -117,7 +117,9 @@ def test_repeats_kills_and_limits(podman_node: LoneNode) -> None:
     start(link, node, "jquick", "sh", "-c", "exit 7")
     event = wait_for(link, "exited", job="jquick")
     assert (event["exit_code"], event["oom"]) == (7, False)
-    link.request("remove", timeout_s=30, epoch=1, job="jquick", attempt=1)  # waits for what is being cleaned up
+    link.request(
+        "remove", timeout_s=30, epoch=1, job="jquick", attempt=1
+    )  # waits for what is being cleaned up
     link.request("remove", timeout_s=30, epoch=1, job="joom", attempt=1)
     assert node.podman("ps", "--all", "--quiet").stdout == ""  # type: ignore[attr-defined]
     spare = node.wait_for_spare()

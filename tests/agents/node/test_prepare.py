@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agents.link import Link, AgentError
+from agents.link import AgentError, Link
 from tests.agents.node.conftest import GPUS, LoneNode, log_of, wait_for
 from tests.agents.ranks import MEETS
-from tests.engine_room import wait_for as eventually
+from tests.engine_harness import wait_for as eventually
 
 SAYS = ("sh", "-c", "echo begun")
 

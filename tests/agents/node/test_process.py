@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.link import AgentError
-from agents.node.stats import MIN_PAUSE_S, wait_until_phase_s
+from agents.node.sampler import MIN_PAUSE_S, wait_until_phase_s
 from agents.node.task_log import to_log_lines
 from tests.agents.node.conftest import CLUSTER, GPUS, LoneNode, log_of, log_with, wait_for
 from tests.time_budget import budget_s
-from tests.unkillable import missing_freezer, unkillable
+from tests.unkillable_process import missing_freezer, unkillable
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give tasks an account of their own")
 
@@ -119,7 +119,8 @@ def test_start_is_repeatable_and_guards_the_gpu(node: LoneNode) -> None:
     assert refused(link, "start", epoch=0, spec=node.spec("ja", gpus=whole)).code == "stale_epoch"
     assert refused(link, "start", epoch=1, spec=node.spec("jd", cluster="t2")).code == "invalid_spec"
     assert (
-        refused(link, "start", epoch=1, spec=node.spec("jd", runtime="podman", image="x")).code == "invalid_spec"
+        refused(link, "start", epoch=1, spec=node.spec("jd", runtime="podman", image="x")).code
+        == "invalid_spec"
     )
     assert len(link.request("list", timeout_s=10)["containers"]) == 1
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.link import Link
-from agents.node import progress, word_files
-from agents.wire import check_number
+from agents.node import progress
+from agents.node.spec import report_files
+from agents.wire.fields import check_number
 from tests.agents.node.conftest import CLUSTER, LoneNode, log_with
 from tests.agents.node.test_checkpoint import ODD
 from tests.agents.node.test_process import eventually, needs_root, start
@@ -23,7 +24,7 @@ NOW_S = 1_800_000_000.0
 
 
 def made(folder: Path) -> Path:
-    word_files.create_report_file(word_files.PROGRESS_FILE, str(folder), None, None)
+    report_files.create_report_file(report_files.PROGRESS_FILE, str(folder), None, None)
     return folder / "progress"
 
 

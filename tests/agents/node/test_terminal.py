@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.link import AgentError
-from agents.node import websocket
-from agents.node.terminal import WINDOW_BYTES
+from agents.node.terminals import websocket
+from agents.node.terminals.terminal import WINDOW_BYTES
 from tests.agents.node.conftest import LoneNode
 
 SECRET = "s" * 43

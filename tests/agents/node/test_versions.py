@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents.local import open_local
-from agents.node import versions
+from agents.node.host import versions
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from agents.link import Link, AgentError
-from agents.node.volumes import is_mounted, find_mount
+from agents.link import AgentError, Link
+from agents.node.storage.volumes import find_mount, is_mounted
 from tests.agents.node.conftest import LoneNode, log_with
 
 GID = 2_100_000_007

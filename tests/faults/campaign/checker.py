@@ -111,8 +111,8 @@ def wrong_in_journals(journals: list[Path]) -> list[str]:
 
 def wrong_in_record(acknowledged: set[str], cancelled: set[str]) -> list[str]:
     """Jobs (public ids) that were acknowledged and lost, and books that do not close."""
+    from portal.domain.states import TERMINAL_JOB_STATES
     from portal.models import Allocation, Attempt, Gpu, Job, UsageInterval
-    from portal.words.states import TERMINAL_JOB_STATES
 
     found = []
     rows = {job.public_id: job for job in Job.objects.filter(public_id__in=acknowledged)}

@@ -17,13 +17,13 @@ from django.db import Error as DatabaseError
 from django.db import connection
 
 from portal.config.celery import app
+from portal.domain.states import TERMINAL_JOB_STATES
 from portal.errors import FairwayError
 from portal.models import Job, Node
-from portal.services.jobs import do_cancel_job
-from portal.services.trust import do_clear_node_quarantine
-from portal.words.states import TERMINAL_JOB_STATES
-from tests import record
-from tests.engine_room import EngineHarness, containers_alive, wait_for
+from portal.services.jobs.submission import do_cancel_job
+from portal.services.nodes.breaker import do_clear_node_quarantine
+from tests import factories
+from tests.engine_harness import EngineHarness, containers_alive, wait_for
 from tests.faults.campaign.checker import (
     Ledgers,
     lines,
@@ -32,7 +32,7 @@ from tests.faults.campaign.checker import (
     wrong_in_journals,
     wrong_in_record,
 )
-from tests.faults.campaign.stand import (
+from tests.faults.campaign.targets import (
     GPUS,
     NODES,
     OVER_SSH,
@@ -45,7 +45,7 @@ from tests.faults.campaign.stand import (
     settings_of,
     small_disks,
 )
-from tests.rig.proxy import LinkConditions
+from tests.rig.faulty_link import LinkConditions
 
 LASTS_S = 6.0
 QUIET_WITHIN_S = 180.0
@@ -65,13 +65,14 @@ class Field:
     def __enter__(self) -> Field:
         self.harness = EngineHarness(self.root / "data")
         self.ending.callback(self.harness.close)
-        self.people = [record.user(name) for name in ("ada", "ben")]
-        self.admin = record.user("root", admin=True)
-        self.project = record.project(member=self.people[0], manager=self.people[1])
-        self.environment = record.environment(runtime="process", tool=False)
-        pool = record.pool()
+        self.people = [factories.user(name) for name in ("ada", "ben")]
+        self.admin = factories.user("root", admin=True)
+        self.project = factories.project(member=self.people[0], manager=self.people[1])
+        self.environment = factories.environment(runtime="process", tool=False)
+        pool = factories.pool()
         self.nodes = [
-            self.harness.mark_enrolled(self.harness.create_node(pool=pool, gpus=GPUS, name=name), gpus=GPUS) for name in NODES
+            self.harness.mark_enrolled(self.harness.create_node(pool=pool, gpus=GPUS, name=name), gpus=GPUS)
+            for name in NODES
         ]
         self.disks = self.ending.enter_context(
             small_disks([self.harness.folder / name / "state" for name in NODES])
@@ -162,7 +163,7 @@ class Field:
 
         def submit() -> None:
             with unheard():
-                job = record.job(
+                job = factories.job(
                     who,
                     self.project,
                     self.environment,

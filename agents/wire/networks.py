@@ -1,0 +1,107 @@
+"""What a node says of its networks: interfaces by which others reach it, and networks that its engines know."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agents.wire.fields import FieldReader, InvalidMessageError
+
+JsonObject = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NetworkInterface:
+    """A network interface of the node; ``chosen`` is the one by which it takes other nodes to reach it."""
+
+    name: str
+    address: str
+    prefix: int
+    speed_mbit: int | None
+    chosen: bool
+    addresses: tuple[str, ...] = ()  # each with the bits of its network; the first is ``address``
+
+    @classmethod
+    def from_wire(cls, row: JsonObject) -> NetworkInterface:
+        read = FieldReader(row)
+        address, prefix = parse_address(read.name("address", 64)), read.integer("prefix", maximum=128)
+        return cls(
+            read.name("name", 32),
+            address,
+            prefix,
+            read.integer_or_none("speed_mbit"),
+            read.boolean("chosen"),
+            read.list_of("addresses", _parse_interface_address, 64)
+            or (_parse_interface_address(f"{address}/{prefix}"),),
+        )
+
+
+def parse_network_info(row: JsonObject) -> dict[str, Any]:
+    """What a hello tells of the networks of its node, as JSON; of each only where it is told."""
+    read = FieldReader(row)
+    found: dict[str, Any] = {}
+    if "interfaces" in read:
+        told = read.list_of("interfaces", NetworkInterface.from_wire, 512)
+        found["interfaces"] = [vars(each) | {"addresses": list(each.addresses)} for each in told]
+    if "fabric_devices" in read:
+        found["fabric_devices"] = list(read.names("fabric_devices", 4096))
+    if "networks" in read:
+        found["networks"] = read.mapping_of("networks", parse_networks, 16)
+    return found
+
+
+def parse_address(text: str) -> str:
+    """The address of a machine, as it was sent. InvalidMessageError for anything else."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise InvalidMessageError(f"{text[:64]!a} is no address") from None
+    if address.is_unspecified or address.is_multicast:
+        raise InvalidMessageError(f"{address} is not the address of a machine")
+    return text
+
+
+def _parse_interface_address(text: Any) -> str:
+    address, slash, bits = text.partition("/") if isinstance(text, str) else ("", "", "")
+    try:
+        ipaddress.ip_interface(f"{parse_address(address)}{slash}{bits}")
+    except ValueError:
+        raise InvalidMessageError(f"{address[:64]!a} is no address with the bits of its network") from None
+    return str(text)
+
+
+def parse_networks(rows: Any) -> list[dict[str, Any]] | None:
+    """The networks of one engine; None where it does not say. People make them: one we cannot read is left out."""
+    return (
+        None
+        if rows is None
+        else list(FieldReader({"networks": rows}).valid_items("networks", _parse_network, 1024))
+    )
+
+
+def _parse_network(row: Any) -> dict[str, Any]:
+    read = FieldReader(row)
+    subnets = read.list_of("subnets", _parse_subnet, 64)
+    return {
+        "name": read.name("name"),
+        "driver": read.name_or_none("driver", 64),
+        "subnets": list(subnets),
+    }
+
+
+def _parse_subnet(row: Any) -> dict[str, Any]:
+    """A network with the first and last address that its engine gives out there."""
+    read = FieldReader(row)
+    try:
+        subnet = ipaddress.ip_network(read.name("subnet", 64))
+        span = [ipaddress.ip_address(each) for each in read.names("range", 2, 64)]
+        gateway = read.name_or_none("gateway", 64) or None
+        if gateway is not None:
+            ipaddress.ip_address(gateway)
+    except ValueError as problem:
+        raise InvalidMessageError(f"subnets: {str(problem)[:80]!a}") from None
+    if len(span) != 2 or any(end not in subnet for end in span) or int(span[0]) > int(span[1]):
+        raise InvalidMessageError("subnets: a range lies outside its network")
+    return {"subnet": str(subnet), "range": [str(each) for each in span], "gateway": gateway}

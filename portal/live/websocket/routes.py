@@ -1,0 +1,19 @@
+"""The table of sockets: path -> consumer. Each consumer declares its policy, as each route does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from portal.live.websocket.consumer import LiveConsumer
+
+WEBSOCKET_ROUTES = {"/live/": LiveConsumer}
+
+
+async def websocket_app(scope: Any, receive: Any, send: Any) -> None:
+    """The ASGI application for WebSockets."""
+    consumer = WEBSOCKET_ROUTES.get(scope["path"])
+    if consumer is not None:
+        await consumer.serve(scope, receive, send)
+        return
+    if (await receive())["type"] == "websocket.connect":
+        await send({"type": "websocket.close", "code": 4404})

@@ -1,0 +1,99 @@
+"""Jobs that start after other jobs: what may be named, and who is cancelled because another one failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from portal.access import Permission, can
+from portal.domain.reasons import EndReason, end_message
+from portal.domain.states import TERMINAL_JOB_STATES, DesiredState, JobState
+from portal.errors import InvalidRequest
+from portal.models import Dependency, Job, User
+from portal.services.lifecycle import job_control
+
+MAX_DEPENDENCIES = 20
+BATCH_SIZE = 500
+
+UNSUCCESSFUL_STATES = tuple(
+    sorted(state.value for state in TERMINAL_JOB_STATES if state is not JobState.COMPLETED)
+)
+"""The ends after which nothing starts that was to start once the job has completed."""
+
+OUTCOME_TEXT = {
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "was cancelled",
+    JobState.TIMEOUT: "reached its time limit",
+}
+
+
+def dependency_errors(user: User, dependencies: Sequence[Job], *, any_end: bool) -> dict[str, str]:
+    """What is wrong with jobs that a new one is to start after, by field of the request; empty when nothing is."""
+    if len({job.pk for job in dependencies}) > MAX_DEPENDENCIES:
+        return {"after": f"A job may start after at most {MAX_DEPENDENCIES} others."}
+    for job in dependencies:
+        if not can(user, Permission.VIEW, job):
+            return {"after": unknown_job_message(job.public_id)}
+    failed = next((job for job in dependencies if job.state in UNSUCCESSFUL_STATES), None)
+    if failed is not None and not any_end:
+        how = OUTCOME_TEXT[JobState(failed.state)]
+        return {
+            "after": f"{failed.name} {how}, so nothing can start once it has completed. Take another job, or let "
+            "it start however they end."
+        }
+    return {}
+
+
+def unknown_job_message(key: str) -> str:
+    """The refusal of a job that is not there, or that the person may not see."""
+    return f"There is no job {key[:63]}, or you may not see it."
+
+
+def lock_dependencies(user: User, dependencies: Sequence[Job], *, any_end: bool) -> list[Job]:
+    """The same jobs as they stand now, each once, locked until the new job stands beside them.
+
+    An end that comes later finds the new job and tells it. Raises Invalid when one has failed meanwhile.
+    """
+    if not dependencies:
+        return []
+    wanted = {job.pk for job in dependencies}
+    rows = Job.objects.select_for_update(of=("self",), no_key=True).select_related("project")
+    locked = list(rows.filter(pk__in=wanted).order_by("pk"))
+    if wrong := dependency_errors(user, locked, any_end=any_end):
+        raise InvalidRequest(fields=wrong)
+    return locked
+
+
+def cancel_dependents() -> int:
+    """Cancels the jobs that were to start after one that did not complete; gives how many.
+
+    Each in a transaction of its own. Whoever waited for a cancelled one is cancelled next. Repeatable.
+    """
+    cancelled = 0
+    while cancelled < BATCH_SIZE:
+        rows = Dependency.objects.filter(
+            depends_on__state__in=UNSUCCESSFUL_STATES,
+            job__ignore_dependency_failure=False,
+            job__state=JobState.PENDING.value,
+            job__desired_state=DesiredState.RUN.value,
+        )
+        found = {
+            row.job_id: row
+            for row in rows.select_related("job", "depends_on").order_by("-depends_on__ended_at")[:BATCH_SIZE]
+        }
+        if not found:
+            break
+        for row in found.values():
+            job_control.cancel_job(
+                row.job_id, EndReason.DEPENDENCY_FAILED, actor="", message=_cancellation_message(row)
+            )
+        cancelled += len(found)
+    return cancelled
+
+
+def _cancellation_message(row: Dependency) -> str:
+    """Named only inside its own project: whoever sees the one that waited need not see the other."""
+    alike = row.job.project_id == row.depends_on.project_id
+    name = row.depends_on.name if alike else "a job of another project"
+    return end_message(
+        EndReason.DEPENDENCY_FAILED, job=name, how=OUTCOME_TEXT[JobState(row.depends_on.state)]
+    )

@@ -1,0 +1,156 @@
+"""Bringing a machine in: its host key shown and pinned, the script to paste, or one sudo login used once.
+
+The web process holds no key of a node: it shows public halves and a signed program that ``up`` left in the data
+folder. What needs the control key runs in worker-nodes, which this module asks by task name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import socket
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from django.conf import settings
+from django.db import transaction
+from redis.exceptions import RedisError
+
+from agents.enrolment import EnrolmentError, EnrolmentOptions, PublicKeys, check_options, enrolment_script
+from agents.keys import PURPOSES, key_path, make_keys, read_public_key, sign_agent
+from agents.ssh import HostKey, SshError, scan_host_key
+from portal.access import Permission, require_permission
+from portal.domain.node_operations import OperationKind
+from portal.errors import InvalidRequest, ServiceUnavailable
+from portal.models import ClusterSettings, Node, NodeOperation, User
+from portal.outbox import enqueue_task
+from portal.selectors.nodes.agent_version import bundled_agent
+from portal.services.encryption import DecryptionError, EncryptionContext, decrypt, encrypt
+from portal.services.nodes.nodes import validate_host
+from portal.valkey.client import valkey_client
+
+log = logging.getLogger(__name__)
+
+PASSWORD_TTL_S = 60
+STORE_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class SudoLogin:
+    """A login that is used once; it lives sealed in Redis for a minute at most, and nowhere else."""
+
+    username: str
+    password: str
+    engine: str = "auto"  # access of the agent to the container engine, as in EnrolmentChoices
+
+
+def prepare_agent(program: bytes) -> None:
+    """Makes the key pairs that are missing and leaves the signed agent for the pages. Needs the signing key."""
+    keys = make_keys(settings.KEY_DIR, ClusterSettings.objects.get(id=1).cluster_id)
+    folder = settings.DATA_DIR / "agent"
+    folder.mkdir(mode=0o755, exist_ok=True)
+    _write_atomically(folder / "agent.pyz", program)
+    _write_atomically(folder / "agent.pyz.sig", sign_agent(program, keys["signing"]).encode())
+
+
+def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", account: str = "fairway") -> str:
+    """The script to run in a root shell on a new node. Raises Invalid for choices it cannot be made from.
+
+    Containers there may not connect to this machine by the address that it has towards ``host``.
+    """
+    choices = check_choices(engine=engine, runtime=runtime, account=account)
+    public = {name: read_public_key(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
+    cluster = ClusterSettings.objects.get(id=1).cluster_id
+    try:
+        return enrolment_script(
+            cluster,
+            PublicKeys(**public),
+            bundled_agent().signed,
+            replace(choices, denied_networks=_portal_addresses(host)),
+        )
+    except EnrolmentError as fault:
+        raise _to_invalid_request(fault) from fault
+
+
+def check_choices(*, engine: str, runtime: str, account: str) -> EnrolmentOptions:
+    """Return the choices for a script. Raise Invalid, by field, for one that is not offered."""
+    choices = EnrolmentOptions(engine=engine, runtime=runtime, user=account)  # type: ignore[arg-type]
+    try:
+        check_options(choices)
+    except EnrolmentError as fault:
+        raise _to_invalid_request(fault) from fault
+    return choices
+
+
+def _to_invalid_request(fault: EnrolmentError) -> InvalidRequest:
+    return InvalidRequest(str(fault), fields={fault.field: str(fault)} if fault.field else None)
+
+
+def _portal_addresses(host: str) -> tuple[str, ...]:
+    """This machine's address on the way to ``host``; no packet is sent. Loopback is closed to containers anyway."""
+    if not host:
+        return ()
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            own = str(probe.getsockname()[0])
+    except OSError:
+        return ()
+    return () if ipaddress.ip_address(own).is_loopback else (own,)
+
+
+def get_host_key(host: str, port: int) -> HostKey:
+    """The key a machine shows, to be compared by the admin before it is pinned. Takes at most 5 s."""
+    validate_host(host)
+    try:
+        return scan_host_key(host, port)
+    except SshError as problem:
+        raise InvalidRequest(fields={"host": str(problem)}) from problem
+
+
+def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation:
+    """Asks worker-nodes to run the script through one sudo login; the steps appear on the check's row."""
+    require_permission(actor, Permission.CHANGE, node)
+    if not login.username or not login.password:
+        raise InvalidRequest(fields={"password": "Give an account that may use sudo, and its password."})
+    check_choices(engine=login.engine, runtime=node.runtime, account=node.ssh_user)
+    with transaction.atomic():
+        check = NodeOperation.objects.create(node=node, kind=OperationKind.ENROL.value, actor=actor)
+        sealed = encrypt(json.dumps(asdict(login)), _encryption_context(check.public_id))
+        try:
+            valkey_client(STORE_TIMEOUT_S).set(_login_key(check.public_id), sealed, ex=PASSWORD_TTL_S)
+        except RedisError as away:
+            raise ServiceUnavailable(
+                "The message store does not answer, so the login cannot be handed over."
+            ) from away
+        enqueue_task("scheduler.enrol_node", [check.public_id], "nodes")
+    return check
+
+
+def pop_sudo_login(check_id: str) -> SudoLogin | None:
+    """The login that waits for this check, taken away with the reading; None when its minute is over."""
+    sealed = valkey_client(STORE_TIMEOUT_S).getdel(_login_key(check_id))
+    if not isinstance(sealed, bytes):
+        return None
+    try:
+        return SudoLogin(**json.loads(decrypt(sealed.decode(), _encryption_context(check_id))))
+    except DecryptionError:
+        log.warning("the login of check %s does not open", check_id)
+        return None
+
+
+def _login_key(check_id: str) -> str:
+    return f"fairway:sudo:{check_id}"
+
+
+def _encryption_context(check_id: str) -> EncryptionContext:
+    return EncryptionContext("node_check", check_id, "sudo_login")
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file whole, so that a reader never sees half of it."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_bytes(content)
+    fresh.replace(path)

@@ -1,0 +1,97 @@
+"""What each kind of test needs of a machine, and the Debian packages that bring it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True)
+class MachineRequirement:
+    """Something a machine has or lacks; `package` is None where apt-get cannot help."""
+
+    what: str
+    package: str | None
+    is_met: Callable[[], bool]
+
+
+def _program(name: str, package: str) -> MachineRequirement:
+    return MachineRequirement(name, package, lambda: shutil.which(name, path=SYSTEM_PATH) is not None)
+
+
+def _file(path: str, package: str) -> MachineRequirement:
+    return MachineRequirement(path, package, lambda: Path(path).exists())
+
+
+ROOT = MachineRequirement("root", None, lambda: os.geteuid() == 0)
+NVIDIA = MachineRequirement("an NVIDIA GPU and its driver", None, lambda: Path("/dev/nvidiactl").exists())
+SYSTEMD = Path("/run/systemd/system")
+DOCKERD = MachineRequirement(
+    "dockerd",
+    None if SYSTEMD.exists() else "docker.io",
+    lambda: shutil.which("dockerd", path=SYSTEM_PATH) is not None,
+)
+"""Where systemd runs, installing it would start it beside the machine's own network: that is left to its owner."""
+PLAYWRIGHT = MachineRequirement(
+    "playwright", None, lambda: importlib.util.find_spec("playwright") is not None
+)
+
+CHROMIUM = ("chromium-headless-shell", "chromium")
+"""The same browser without and with its windows and menus; tests take the first that is there, as it costs less."""
+
+
+def chromium() -> str | None:
+    """The path of a Chromium of this machine."""
+    found = (shutil.which(name, path=SYSTEM_PATH) for name in CHROMIUM)
+    return next((path for path in found if path), None)
+
+
+MACHINE_REQUIREMENTS: dict[str, tuple[MachineRequirement, ...]] = {
+    "rig": (
+        ROOT,
+        _program("sshd", "openssh-server"),
+        _program("ssh", "openssh-client"),
+        _program("ssh-keygen", "openssh-client"),
+        _program("podman", "podman"),
+        _program("runc", "runc"),
+        _program("newuidmap", "uidmap"),
+        _program("slirp4netns", "slirp4netns"),
+        _file("/usr/lib/cni/bridge", "containernetworking-plugins"),
+        _program("iptables", "iptables"),
+        _program("ip", "iproute2"),
+        _program("sudo", "sudo"),
+        _program("strace", "strace"),
+    ),
+    "docker": (DOCKERD,),
+    "browser": (PLAYWRIGHT, MachineRequirement("chromium", CHROMIUM[0], lambda: chromium() is not None)),
+    "gpu": (NVIDIA,),
+}
+"""By pytest marker. A test may carry several."""
+
+
+def missing_requirements(kind: str) -> list[MachineRequirement]:
+    """What this machine lacks for the tests of one kind."""
+    return [need for need in MACHINE_REQUIREMENTS.get(kind, ()) if not need.is_met()]
+
+
+def debian_packages(requirements: list[MachineRequirement]) -> list[str]:
+    """The Debian packages that would bring these needs."""
+    return list(dict.fromkeys(need.package for need in requirements if need.package))
+
+
+def skip_reason(kind: str, requirements: list[MachineRequirement]) -> str:
+    """Why the tests of one kind do not run here, and how to get them to run."""
+    text = f"{kind} tests need {', '.join(need.what for need in requirements)}"
+    wanted = debian_packages(requirements)
+    return f"{text} (Debian: apt-get install {' '.join(wanted)})" if wanted else text
+
+
+def can_install_packages() -> bool:
+    """Whether this is root on a Debian, where `manage.py test` installs what is missing."""
+    return os.geteuid() == 0 and Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None

@@ -1,0 +1,55 @@
+"""The last frame of each node in Redis, with a lifetime: what a page shows before the next tick."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from portal.valkey.client import valkey_client
+
+log = logging.getLogger(__name__)
+
+TTL_S = 30
+VALKEY_TIMEOUT_S = 2.0
+_PREFIX = "fairway:latest:"
+CLUSTER_KEY = "cluster"
+
+
+def frame_key(name: str) -> str:
+    """The key under which the last frame of a node (public id), or of the cluster, stands."""
+    return _PREFIX + name
+
+
+def store_frames(frames: Mapping[str, str]) -> None:
+    """Keeps encoded frames by name, in one round trip. Raises RedisError."""
+    with valkey_client(VALKEY_TIMEOUT_S).pipeline(transaction=False) as pipe:
+        for name, text in frames.items():
+            pipe.set(frame_key(name), text, ex=TTL_S)
+        pipe.execute()
+
+
+def latest_frames(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The last frames that are not too old; nothing while Redis is away: pages then say so."""
+    wanted = list(names)
+    if not wanted:
+        return {}
+    try:
+        found = valkey_client(VALKEY_TIMEOUT_S).mget([frame_key(name) for name in wanted])
+    except RedisError as problem:
+        log.warning("no last samples: %s", problem)
+        return {}
+    texts = zip(wanted, found, strict=True)
+    return {name: json.loads(text) for name, text in texts if text is not None}
+
+
+def latest_gpu_samples(node_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The last sample of each GPU by UUID, for the nodes (public ids) named."""
+    return {
+        gpu["uuid"]: gpu | {"at_s": frame["at_s"], "lag_s": frame["lag_s"]}
+        for frame in latest_frames(node_ids).values()
+        for gpu in frame.get("gpus", [])
+    }

@@ -1,0 +1,90 @@
+"""A fair share's sum for people: each step of a receipt as a message with its amount."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from portal.selectors.scheduling.fair_share_breakdown import FairShareBreakdown
+from portal.web.display.formatting import gpu_amount
+
+
+@dataclass(frozen=True)
+class BreakdownStep:
+    """One step: its name, what it was made of, and what it adds, in GPUs."""
+
+    name: str
+    explanation: str
+    amount: str
+
+
+@dataclass(frozen=True)
+class FairShareText:
+    """A receipt, replayed."""
+
+    source: FairShareBreakdown
+    steps: list[BreakdownStep]
+
+    @property
+    def total(self) -> str:
+        """What the steps add up to, GPUs."""
+        return format_gpus(sum(step["amount_milli"] for step in self.source.steps))
+
+    @property
+    def conclusion(self) -> str:
+        """What that means for the project now."""
+        receipt = self.source
+        held, share = receipt.allocated_milli, receipt.fair_share_milli
+        if held < receipt.guaranteed_milli:
+            return "It holds less than its guarantee, so its jobs go first."
+        if held < share:
+            return "It holds less than its share, so it may start more, and ask borrowed GPUs back."
+        if held > share:
+            return "It holds more than its share: what is beyond its guarantee may be asked back."
+        return "It holds its share; more starts only on GPUs that nobody else is entitled to."
+
+
+def fair_share_texts(receipts: list[FairShareBreakdown]) -> list[FairShareText]:
+    """The receipts as sentences."""
+    return [FairShareText(receipt, _steps(receipt)) for receipt in receipts]
+
+
+def format_gpus(milli: float) -> str:
+    """GPUs with at most two decimals."""
+    return gpu_amount(round(milli / 10) * 10)
+
+
+def format_percent(part: float) -> str:
+    """A part of 1 in percent, three figures; what is hardly anything says so."""
+    return "next to nothing" if part < 0.0005 else f"{100 * part:.3g} %"
+
+
+def _steps(receipt: FairShareBreakdown) -> list[BreakdownStep]:
+    lines, rounds = [], 0
+    for step in receipt.steps:
+        rounds += step["kind"] == "round"
+        name, words = _step_text(step["kind"], step["details"], rounds)
+        lines.append(BreakdownStep(name, words, format_gpus(step["amount_milli"])))
+    return lines
+
+
+def _step_text(kind: str, numbers: dict[str, Any], rounds: int) -> tuple[str, str]:
+    known = {key: value for key, value in numbers.items() if isinstance(value, int | float)}
+    match kind:
+        case "guaranteed" if {"guaranteed", "requestable"} <= set(known):
+            return "Guaranteed", (
+                f"{format_gpus(known['guaranteed'])} guaranteed, of which it can use "
+                f"{format_gpus(min(known['guaranteed'], known['requestable']))}"
+            )
+        case "round" if {"rest", "weight", "usage", "part", "need"} <= set(known):
+            return f"Round {rounds}", (
+                f"{format_gpus(known['rest'])} left; weight {known['weight']:g} and past use "
+                f"{format_percent(known['usage'])} make its part {format_percent(known['part'])}; "
+                f"it needs {format_gpus(known['need'])} more"
+            )
+        case "remainder" if {"rest", "fraction"} <= set(known):
+            return "Remainder", (
+                f"{format_gpus(known['rest'])} left over by rounding down to whole GPUs; "
+                f"{format_gpus(known['fraction'])} of its part was cut off"
+            )
+    return kind.capitalize(), ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in known.items())

@@ -1,0 +1,123 @@
+"""How near to each other GPUs are: fabric levels between nodes (block, rack), NVLink islands within one.
+
+A gang should cross as few levels as it can, and take the tightest place that holds it, so that large ones stay
+whole for those who need them. Domains are counted in whole numbers per node, so one choice is a few sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.core.model.snapshot import NodeRow, TopologyRow
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+DomainPath = tuple[str, ...]
+"""A domain by its labels, from the outermost level down to its own."""
+
+NO_DOMAIN = -1
+
+
+class TopologyIndex:
+    """The domains of one topology on the nodes of a pool, level by level, outermost first.
+
+    Nodes share a domain when their labels agree from the outermost level down to this one. A node without the
+    label of a level stands ``NOWHERE`` at it and below.
+    """
+
+    def __init__(self, row: TopologyRow, nodes: Sequence[NodeRow]) -> None:
+        self.levels = row.levels
+        paths = [_path(row.levels, node) for node in nodes]
+        self.paths: list[list[DomainPath]] = []
+        """The domains of each level, sorted by their labels."""
+        self.domain_index: Ints = np.full((len(row.levels), len(nodes)), NO_DOMAIN, dtype=np.int64)
+        """Which of them each node stands in; (levels, nodes)."""
+        for depth in range(len(row.levels)):
+            mine = [path[: depth + 1] if len(path) > depth else None for path in paths]
+            self.paths.append(sorted({path for path in mine if path is not None}))
+            number = {path: i for i, path in enumerate(self.paths[depth])}
+            self.domain_index[depth] = [NO_DOMAIN if path is None else number[path] for path in mine]
+        self.masks: list[dict[DomainPath, Bools]] = [
+            {path: self.domain_index[depth] == i for i, path in enumerate(at_level)}
+            for depth, at_level in enumerate(self.paths)
+        ]
+        """The nodes of each domain."""
+
+    @property
+    def known_nodes(self) -> Bools:
+        """The nodes that this topology knows."""
+        return np.asarray((self.domain_index != NO_DOMAIN).any(axis=0))
+
+    def smallest_domain(self, capacity: Ints, tasks: int) -> Bools | None:
+        """The nodes of the smallest domain that holds ``tasks``; None when none does.
+
+        The innermost level that has one counts; there the domain with the least room, then the first.
+
+        Args:
+            capacity: how many tasks each node could take; (nodes,).
+            tasks: how many there are.
+        """
+        for depth in reversed(range(len(self.levels))):
+            known = self.domain_index[depth] != NO_DOMAIN
+            room = np.zeros(len(self.paths[depth]), dtype=np.int64)
+            np.add.at(room, self.domain_index[depth][known], np.clip(capacity[known], 0, tasks))
+            holds = np.flatnonzero(room >= tasks)
+            if len(holds):
+                return np.asarray(self.domain_index[depth] == holds[room[holds].argmin()])
+        return None
+
+    def levels_crossed(self, nodes: Bools) -> int:
+        """How many levels, counted from the innermost, these nodes do not share."""
+        shared = 0
+        for number in self.domain_index[:, nodes]:
+            if not len(number) or number[0] == NO_DOMAIN or (number != number[0]).any():
+                break
+            shared += 1
+        return len(self.levels) - shared
+
+
+def default_topology(topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]) -> TopologyIndex | None:
+    """The topology that gangs keep to without asking: the first by name that labels a node."""
+    for topology in sorted(topologies, key=lambda row: row.name):
+        fabric = TopologyIndex(topology, nodes)
+        if fabric.known_nodes.any():
+            return fabric
+    return None
+
+
+def _path(levels: Sequence[str], node: NodeRow) -> DomainPath:
+    """The labels of a node from the outermost level down to the last that it has."""
+    labels = dict(node.labels)
+    path: DomainPath = ()
+    for level in levels:
+        if level not in labels:
+            break
+        path = (*path, labels[level])
+    return path
+
+
+def pick_slots_by_island(free: Sequence[int], island_of: Sequence[int], count: int) -> list[int]:
+    """``count`` of the ``free`` GPU slots of a node on as few islands as can be, large islands left whole.
+
+    Args:
+        free: slots that may be taken.
+        island_of: the island of every slot of the node.
+        count: how many are asked for; at most as many as are free.
+    """
+    islands: dict[int, list[int]] = {}
+    for slot in sorted(free):
+        islands.setdefault(island_of[slot], []).append(slot)
+    taken: list[int] = []
+    while len(taken) < count:
+        missing = count - len(taken)
+        enough = [slots for slots in islands.values() if len(slots) >= missing]
+        if enough:
+            best = min(enough, key=lambda slots: (len(slots), slots))
+        else:
+            best = min(islands.values(), key=lambda slots: (-len(slots), slots))
+        del islands[island_of[best[0]]]
+        taken.extend(best[:missing])
+    return taken

@@ -1,0 +1,99 @@
+"""Whom it would delay if a running job ended later: those who wait, by two plays of the queue, and reserved nodes.
+
+The job is taken to run to its end in both plays, and all else is drawn alike, so what differs is its doing. Jobs
+still to come are not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from scheduler.core.decide import decide
+from scheduler.core.forecast.durations import DurationHistory
+from scheduler.core.forecast.start_times import QueueForecast
+from scheduler.core.model.policy import Policy
+from scheduler.core.model.project_tree import ProjectTree
+from scheduler.core.model.snapshot import JobId, RunningRow, Snapshot
+
+MIN_DELAY_S = 60.0
+"""Who starts less than this later is not called delayed."""
+MAX_JOBS = 1_000
+"""Of so many waiting jobs at most it is worked out, those whose turn comes first: somebody waits for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDelay:
+    """A waiting job that would start so much later; ``by_s`` infinite: nobody can say when then."""
+
+    job: JobId
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DelayImpact:
+    """Whom a later end would delay: waiting jobs, the longest delay first, and reservations by name.
+
+    ``whole`` False: more wait than were looked at, so that there may be others.
+    """
+
+    jobs: tuple[JobDelay, ...]
+    reservations: tuple[str, ...]
+    is_complete: bool = True
+
+
+def estimate_delay_impact(
+    snapshot: Snapshot,
+    policy: Policy,
+    job: JobId,
+    end_s: float,
+    extended_end_s: float,
+    durations: DurationHistory,
+    template_of: Mapping[JobId, str | None] = MappingProxyType({}),
+) -> DelayImpact:
+    """Whom it would delay if a running job that ends at ``end_s`` at the latest might run until ``later_s``.
+
+    Raises:
+        ValueError: no such job runs, or the later end is not later.
+    """
+    row = next((row for row in snapshot.running if row.job == job), None)
+    if row is None or extended_end_s <= end_s:
+        raise ValueError("the job does not run, or would not end later")
+    plan = decide(snapshot, policy)
+    before, after = (
+        QueueForecast(
+            snapshot, plan, row.pool, durations, policy, template_of=template_of, known_ends_s={job: at_s}
+        )
+        for at_s in (end_s, extended_end_s)
+    )
+    starts_s = before.median_starts_s(before.queue[:MAX_JOBS])
+    then_s = after.median_starts_s(starts_s)
+    late = [
+        JobDelay(one, by_s)
+        for one, start_s in starts_s.items()
+        if start_s < math.inf and (by_s := then_s.get(one, math.inf) - start_s) >= MIN_DELAY_S
+    ]
+    late.sort(key=lambda each: (-each.delay_s, each.job))
+    whole = len(before.queue) <= MAX_JOBS
+    return DelayImpact(tuple(late), _delayed_reservations(snapshot, row, end_s, extended_end_s), whole)
+
+
+def _delayed_reservations(
+    snapshot: Snapshot, row: RunningRow, end_s: float, extended_end_s: float
+) -> tuple[str, ...]:
+    """The reservations for others on whose nodes the job would stand in the time that is added."""
+    tree = ProjectTree(snapshot.projects)
+    line = set(tree.path[tree.leaf_of[row.project]])
+    nodes = {task.node for task in row.tasks}
+    return tuple(
+        sorted(
+            each.name
+            for each in snapshot.reservations
+            if not nodes.isdisjoint(each.nodes)
+            and line.isdisjoint(each.projects)
+            and each.start_s < extended_end_s
+            and each.end_s > end_s
+        )
+    )

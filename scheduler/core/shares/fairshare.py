@@ -1,0 +1,226 @@
+"""Fair share: how one total is divided among siblings, level by level, with a receipt for each sum.
+
+The division is KAI-Scheduler's (proportion plug-in), with T the total, g the guarantee, l the limit,
+r what a sibling holds and asks for, W its weight and u its past use over the capacity:
+
+1. ``fs = min(g, min(l, r))``; guarantees stand even when they pass the total, and then the rest is 0.
+   An unlimited guarantee promises the total.
+2. The rest, one priority level after the other (high first), in rounds:
+   ``n = W / sum(W of the unmet)``, ``w = max(0, n + k (n - u))``, ``share = rest * w / sum(w)``.
+   Who needs less takes its need; others take whole units (floor) and remember the fraction.
+   Another round follows while someone took less than its share.
+3. What is left of a level goes by one unit to the largest remembered fraction, then the older sibling.
+
+Each resource is divided by itself (``divide_each``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from scheduler.core.model.plan import ShareStep
+from scheduler.core.model.resources import ResourceVector
+
+Key = TypeVar("Key", bound=str)
+
+UNITS = ResourceVector(1000, 1, 1)
+"""What a share is rounded down to: a whole GPU, a thousandth of a core, a MiB."""
+
+ROUNDING = 1e-9
+"""A share this close under a whole GPU is that GPU: sums of floats must not cost one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Generic[Key]):
+    """What one sibling brings to a division; infinity means no bound."""
+
+    key: Key
+    guaranteed: float
+    limit: float
+    weight: float
+    priority: int
+    requested: float  # held and asked for
+    usage: float = 0.0  # past use over the capacity, 0 to 1
+    created: float = 0.0
+
+    @property
+    def requestable(self) -> float:
+        """What it could get at most."""
+        return min(self.limit, self.requested)
+
+
+@dataclass(slots=True)
+class FairShare:
+    """What one sibling gets, and how."""
+
+    amount: float = 0.0
+    steps: list[ShareStep] = field(default_factory=list)
+
+    def add(self, kind: str, amount: float, **details: float) -> None:
+        """Write one step down."""
+        self.amount += amount
+        self.steps.append(ShareStep(kind, amount, details))
+
+
+def divide(
+    total: float,
+    claims: Sequence[Claim[Key]],
+    usage_weight: float,
+    unit: float,
+    *,
+    whole_remainder: bool = False,
+) -> tuple[dict[Key, FairShare], float]:
+    """The shares of siblings in ``total`` and what nobody took; ``unit`` is one whole GPU.
+
+    ``whole_remainder``: the last step gives whole units even to who asks for less than one (KAI-Scheduler's
+    habit); otherwise nobody is given more than it asks for.
+    """
+    shares = grant_guarantees(total, claims)
+    rest = max(0.0, total - sum(share.amount for share in shares.values()))
+    return shares, divide_rest(rest, claims, shares, usage_weight, unit, whole_remainder=whole_remainder)
+
+
+def grant_guarantees(total: float, claims: Iterable[Claim[Key]]) -> dict[Key, FairShare]:
+    """Step 1: each sibling's guarantee, as far as it asks for it; an unlimited one promises the total."""
+    shares: dict[Key, FairShare] = {}
+    for claim in claims:
+        share = shares[claim.key] = FairShare()
+        share.add(
+            "guaranteed",
+            min(total if claim.guaranteed == math.inf else claim.guaranteed, claim.requestable),
+            guaranteed=claim.guaranteed,
+            requestable=claim.requestable,
+        )
+    return shares
+
+
+def divide_rest(
+    rest: float,
+    claims: Sequence[Claim[Key]],
+    shares: dict[Key, FairShare],
+    usage_weight: float,
+    unit: float,
+    *,
+    whole_remainder: bool = False,
+) -> float:
+    """Steps 2 and 3: the rest, priority level by level; returns what nobody could take."""
+    for priority in sorted({claim.priority for claim in claims}, reverse=True):
+        level = sorted((c for c in claims if c.priority == priority), key=lambda c: (c.created, c.key))
+        rest, fractions = _rounds(rest, level, shares, usage_weight, unit)
+        rest = _remainder(rest, level, shares, fractions, unit, whole_remainder)
+    return rest
+
+
+def _rounds(
+    rest: float, level: Sequence[Claim[Key]], shares: dict[Key, FairShare], usage_weight: float, unit: float
+) -> tuple[float, dict[Key, float]]:
+    """Step 2 within one priority level."""
+    fractions: dict[Key, float] = {}
+    another = True
+    while another and rest > 0:
+        another = False
+        unmet = [c for c in level if c.weight > 0 and shares[c.key].amount < c.requestable]
+        weights = _round_weights(unmet, usage_weight)
+        weight_sum = math.fsum(weights.values())
+        if weight_sum <= 0:
+            break
+        given = 0.0
+        for claim in unmet:
+            offered = rest * weights[claim.key] / weight_sum
+            need = claim.requestable - shares[claim.key].amount
+            if need <= offered:
+                taken = need
+                another = another or need < offered
+                fractions.pop(claim.key, None)
+            else:
+                taken = math.floor(offered / unit + ROUNDING) * unit
+                if offered > taken:
+                    fractions[claim.key] = offered - taken
+            given += taken
+            shares[claim.key].add(
+                "round",
+                taken,
+                rest=rest,
+                weight=claim.weight,
+                usage=claim.usage,
+                part=weights[claim.key] / weight_sum,
+                offered=offered,
+                need=need,
+            )
+        rest = max(0.0, rest - given)
+    return rest, fractions
+
+
+def _round_weights(unmet: Sequence[Claim[Key]], usage_weight: float) -> dict[Key, float]:
+    """``w`` of each unmet sibling: its weight's part, moved away from who used much."""
+    total = math.fsum(claim.weight for claim in unmet)
+    weights = {}
+    for claim in unmet:
+        part = claim.weight / total
+        weights[claim.key] = max(0.0, part + usage_weight * (part - claim.usage))
+    return weights
+
+
+def _remainder(
+    rest: float,
+    level: Sequence[Claim[Key]],
+    shares: dict[Key, FairShare],
+    fractions: Mapping[Key, float],
+    unit: float,
+    whole_remainder: bool,
+) -> float:
+    """Step 3 within one priority level: by one unit, largest remembered fraction first."""
+    for claim in sorted(
+        (c for c in level if c.key in fractions), key=lambda c: (-fractions[c.key], c.created, c.key)
+    ):
+        if rest <= 0:
+            break
+        amount = min(unit, rest)
+        if not whole_remainder:
+            amount = min(amount, claim.requestable - shares[claim.key].amount)
+        shares[claim.key].add("remainder", amount, fraction=fractions[claim.key], rest=rest)
+        rest -= amount
+    return rest
+
+
+def divide_tree(
+    total: float,
+    claims: Sequence[Claim[Key]],
+    parent_of: Callable[[Key], Key | None],
+    usage_weight: float,
+    unit: float,
+    *,
+    whole_remainder: bool = False,
+) -> dict[Key, FairShare]:
+    """Shares of a whole forest: the top siblings divide ``total``, each one's children divide its share."""
+    children: dict[Key | None, list[Claim[Key]]] = {}
+    for claim in claims:
+        children.setdefault(parent_of(claim.key), []).append(claim)
+    shares: dict[Key, FairShare] = {}
+    waiting: list[tuple[Key | None, float]] = [(None, total)]
+    while waiting:
+        parent, amount = waiting.pop()
+        if parent in children:
+            level, _ = divide(amount, children[parent], usage_weight, unit, whole_remainder=whole_remainder)
+            shares |= level
+            waiting.extend((key, share.amount) for key, share in level.items())
+    return shares
+
+
+def divide_resources(
+    totals: ResourceVector,
+    claims: Sequence[Sequence[Claim[Key]]],
+    parent_of: Callable[[Key], Key | None],
+    usage_weight: float,
+    units: ResourceVector = UNITS,
+    *,
+    whole_remainder: bool = False,
+) -> tuple[dict[Key, FairShare], ...]:
+    """Shares of a whole forest in several resources: ``claims`` and the answer stand in the order of ``totals``."""
+    return tuple(
+        divide_tree(total, mine, parent_of, usage_weight, unit, whole_remainder=whole_remainder)
+        for total, mine, unit in zip(totals, claims, units, strict=True)
+    )

@@ -1,0 +1,34 @@
+"""What a job is told of nodes whose drivers are too old for the CUDA of its image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from portal.domain.driver_versions import is_cuda_sufficient, newest_cuda
+from scheduler.core.model.snapshot import NodeRow
+
+
+def format_drivers_too_old(needed: str, nodes: Iterable[NodeRow]) -> str:
+    """Why none of these nodes can run an image that needs this CUDA, with both versions; blank if that is not it."""
+    nodes = [node for node in nodes if node.gpus]
+    if not nodes or any(is_cuda_sufficient(node.driver_cuda, needed) for node in nodes):
+        return ""
+    newest = newest_cuda(node.driver_cuda for node in nodes if node.driver_cuda)
+    return f"its image needs CUDA {needed}, and the newest driver there knows CUDA {newest}"
+
+
+def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
+    """A message of the nodes that are passed over for their drivers; blank for none."""
+    old = [
+        node.driver_cuda
+        for node in nodes
+        if node.driver_cuda and not is_cuda_sufficient(node.driver_cuda, needed)
+    ]
+    if not old:
+        return ""
+    whose = (
+        "1 node is passed over, whose driver knows"
+        if len(old) == 1
+        else (f"{len(old)} nodes are passed over, whose drivers know at most")
+    )
+    return f" Its image needs CUDA {needed}: {whose} CUDA {newest_cuda(old)}."
