@@ -4,7 +4,9 @@
 import os
 import sys
 
-HYPHENATED_COMMANDS = {"check-all": "check_all", "node-setup": "node_setup", "policy-docs": "policy_docs"}
+HYPHENATED_COMMANDS = {
+    name.replace("_", "-"): name for name in ("begin_recovery", "check_all", "node_setup", "policy_docs")
+}
 
 
 def main() -> None:

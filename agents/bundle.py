@@ -1,7 +1,7 @@
-"""Builds the program for nodes: one .pyz of ``agents/node`` and its part of NVML's module; equal source, equal bytes.
+"""Builds the agent program: one reproducible .pyz of ``agents/node`` and a subset of NVML's module.
 
-The module ``pynvml`` is that of the installed nvidia-ml-py: a node has no packages, and the program runs in
-Python's isolated mode. Its licence asks that its text goes with it.
+``pynvml`` is that of the installed nvidia-ml-py, because a node has no packages and the program runs in
+Python's isolated mode. Its licence text is included, as the licence requires.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _PACKAGE = b'"""The hands on a node."""\n'
 
 
 def build_archive(target: Path) -> str:
-    """Writes the archive in one step and gives its SHA-256 as hexadecimal digits.
+    """Write the archive atomically and return its SHA-256 as hexadecimal digits.
 
-    Raises FileNotFoundError where nvidia-ml-py is not installed.
+    Raise FileNotFoundError when nvidia-ml-py is not installed.
     """
     nvml = _nvml_module()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def _nvml_module() -> bytes:
 
 
 def _license_text(module: bytes) -> bytes:
-    """The comment that a module begins with, without its marks."""
+    """Return the leading comment of a module without comment marks."""
     comment = takewhile(lambda line: line.startswith(b"#"), module.splitlines())
     return b"\n".join(line.strip(b"#").removeprefix(b" ") for line in comment).strip() + b"\n"
 

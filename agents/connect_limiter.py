@@ -1,7 +1,8 @@
-"""How many links one process opens at the same time, so that each of hundreds comes about within its limits.
+"""Limits how many connections one process opens at the same time, so that each completes within its time
+limit.
 
-A key exchange costs processor time here and a process there. All at once, at the start of a portal or after its
-network was away, none of them would end in time, and all would begin again.
+Every key exchange costs CPU time on both sides. Opened all at once, after a start or a network outage,
+hundreds of connections would all time out and be retried.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Iterator
 MAX_CONNECTING = 12
 MAX_RETRYING = 12
 SWITCH_INTERVAL_S = 0.05
-"""`sys.setswitchinterval` of a process with a thread for each node: each of those that wait for their turn wakes up
-so often to ask for it, and with hundreds that was most of what the process did."""
+"""``sys.setswitchinterval`` of a process with a thread per node. Waiting threads request the GIL once per
+interval; with hundreds of threads the default interval used most of the CPU time.
+"""
 
 
 class ConnectLimiter:
-    """Turns of one process. Nodes whose last try failed wait for each other only: some of them answer nothing."""
+    """Connection slots of one process. Retries have their own, because failed nodes may never answer."""
 
     def __init__(self) -> None:
         self._first_attempts = threading.BoundedSemaphore(MAX_CONNECTING)
@@ -26,6 +28,6 @@ class ConnectLimiter:
 
     @contextlib.contextmanager
     def acquire(self, *, last_attempt_failed: bool) -> Iterator[None]:
-        """Waits for a turn to open a link; ``doubtful`` is a node of which the last try failed."""
+        """Hold a connection slot; ``last_attempt_failed`` takes one of those for retries."""
         with self._retries if last_attempt_failed else self._first_attempts:
             yield

@@ -1,4 +1,4 @@
-"""The live connection test of a node: one step after another, each with its result, as a page shows them."""
+"""Live connection test of a node: yields the result of each step as it ends."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ DISK_WARNING_MIB = 5 * 1024
 
 
 class StepOutcome(enum.StrEnum):
-    """How a step ended."""
-
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
@@ -40,7 +38,7 @@ class StepOutcome(enum.StrEnum):
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step of the test: its name for programs, a title and a message for people."""
+    """Result of one step: a name for programs, a title and a message for users."""
 
     name: str
     title: str
@@ -50,7 +48,7 @@ class StepResult:
 
 
 class _StepFailedError(Exception):
-    """A step found what it looks for to be missing; the message is the message."""
+    """A step failed; the message is for users."""
 
 
 _STEP_TITLES = {
@@ -68,17 +66,17 @@ _STEP_TITLES = {
 }
 
 
-def test_connection(
+def run_connection_test(
     target: SshTarget,
     keys: Mapping[Purpose, Path],
     cluster: str,
     *,
     now: Callable[[], float] = time.time,
 ) -> Iterator[StepResult]:
-    """Tries the way to a node and yields each step as it ends; all are yielded, in the order of the page.
+    """Test the connection to a node; yield each step as it ends, in page order.
 
-    A step that cannot be tried because an earlier one failed, or because this process does not hold the key,
-    is skipped and says so. The whole takes at most about a minute.
+    A step is skipped when an earlier one failed, or when this process does not have the key. Takes at most
+    about a minute.
     """
     test = _ConnectionTest(target, keys, cluster, now)
     blocked_by: str | None = None
@@ -108,7 +106,7 @@ OutcomeMessage = tuple[StepOutcome, str]
 
 
 class _ConnectionTest:
-    """The steps, and what earlier ones have found for later ones."""
+    """The steps, and results that later steps need."""
 
     def __init__(
         self, target: SshTarget, keys: Mapping[Purpose, Path], cluster: str, now: Callable[[], float]
@@ -122,7 +120,7 @@ class _ConnectionTest:
 
     @staticmethod
     def steps_independent_of(failed: str) -> tuple[str, ...]:
-        """Gives the steps that can be tried although that one failed."""
+        """Return the steps that can run although ``failed`` failed."""
         if failed in ("control", "watch", "tunnel"):
             return ("watch", "tunnel")
         return ("gpus", "disk", "clock") if failed in ("runtime", "gpus", "disk") else ()
@@ -209,8 +207,8 @@ class _ConnectionTest:
         ill = [gpu.uuid for gpu in gpus if gpu.health != "ok"]
         if ill:
             message = f"{message} Not healthy: {', '.join(ill)}."
-        told = sorted({gpu.health_message for gpu in gpus if gpu.health_message})
-        return (StepOutcome.WARNING if ill or told else StepOutcome.OK), " ".join([message, *told])
+        reported = sorted({gpu.health_message for gpu in gpus if gpu.health_message})
+        return (StepOutcome.WARNING if ill or reported else StepOutcome.OK), " ".join([message, *reported])
 
     def step_disk(self) -> OutcomeMessage:
         free_mib = self._require_hello().disk_free_mib
@@ -221,7 +219,7 @@ class _ConnectionTest:
 
     def step_clock(self) -> OutcomeMessage:
         clock_s = self._require_hello().clock_s
-        # The answer was written between question and answer; only what lies outside is skew.
+        # the reply was written between request and reply; only time outside that interval is skew
         skew_s = max(self._request_sent_s - clock_s, clock_s - self._reply_received_s, 0.0)
         if skew_s > SKEW_WARNING_S:
             way = "behind" if clock_s < self._request_sent_s else "ahead of"

@@ -1,4 +1,4 @@
-"""The script that makes a machine a node, a pure function of keys and choices, and the one-time sudo login."""
+"""Enrolment of a node: builds the script from keys and options, and runs it through one sudo login."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PLACEHOLDER = re.compile(r"@([A-Z_]+)@")
 
 
 class EnrolmentError(ValueError):
-    """A choice from which no script can be made; ``field`` names the choice, blank for none of an admin's."""
+    """An option that no script can be built from; ``field`` names it, blank if it is not an option."""
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class EnrolmentError(ValueError):
 
 
 class EnrolmentScriptError(Exception):
-    """The script ran on the node and stopped; the message is its own last message, `output` all it said."""
+    """The script failed on the node; the message is its last error line, ``output`` its whole output."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class EnrolmentScriptError(Exception):
 
 @dataclass(frozen=True)
 class SignedAgent:
-    """The agent program and the signature that the node's loader asks for."""
+    """The agent program and its signature, which the node's loader verifies."""
 
     program: bytes
     signature: str
@@ -61,7 +61,7 @@ class SignedAgent:
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """The public halves, each as `type base64`; a comment is dropped."""
+    """The public keys, each as ``type base64``; comments are dropped."""
 
     control: str
     watch: str
@@ -71,10 +71,10 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class EnrolmentOptions:
-    """What an admin may choose for a node. `settings` adds to the agent's settings or overrides them.
+    """Options of an enrolment. ``settings`` overrides or extends the agent's settings.
 
-    Engine access `auto` is decided on the node: rootless podman where the machine can hold a container's limits
-    without root (cgroup v2 and systemd), a sudoers line for exactly the loader elsewhere.
+    With the engine access ``auto`` the script decides: rootless podman where limits work without root (cgroup
+    v2 and systemd), otherwise a sudoers rule for exactly the loader.
     """
 
     engine: EngineAccess = "auto"
@@ -82,7 +82,7 @@ class EnrolmentOptions:
     user: str = "fairway"
     home_root: str = "/var/lib/fairway-homes"
     allowed_sources: tuple[str, ...] = ()
-    denied_networks: tuple[str, ...] = ()  # of the portal: containers may not connect to them
+    denied_networks: tuple[str, ...] = ()  # networks of the portal that containers may not connect to
     install_runtime: bool = True
     settings: Mapping[str, object] = field(default_factory=dict)
 
@@ -90,9 +90,9 @@ class EnrolmentOptions:
 def enrolment_script(
     cluster: str, keys: PublicKeys, agent: SignedAgent, choices: EnrolmentOptions | None = None
 ) -> str:
-    """Gives the POSIX shell script that enrols a machine; equal arguments give equal scripts.
+    """Return the POSIX shell script that enrols a machine; equal arguments give equal scripts.
 
-    Raises EnrolmentError for a value that does not belong in a root shell.
+    Raise EnrolmentError for a value that is unsafe in a root shell.
     """
     choices = choices or EnrolmentOptions()
     if not _ACCOUNT_NAME.fullmatch(cluster):
@@ -118,12 +118,12 @@ def enrolment_script(
 
 @functools.cache
 def loader_version() -> int:
-    """The version of the loader that we install."""
+    """Return the version of the bundled loader."""
     return int(_LOADER_VERSION.findall(_loader_script())[0])
 
 
 def loader_upgrade_script() -> str:
-    """Gives the POSIX shell script that puts our loader on a machine that is a node already."""
+    """Return the POSIX shell script that updates the loader on an enrolled node."""
     values = {"LOADER": _loader_script(), "LOADER_PATH": LOADER_PATH, "LOADER_VERSION": str(loader_version())}
     return render_script((INSTALL_DIR / "renew.sh").read_text(), values)
 
@@ -133,7 +133,7 @@ def _loader_script() -> str:
 
 
 def render_script(script: str, values: Mapping[str, str]) -> str:
-    """Replace each placeholder by its value as one quoted word of the shell; nothing else writes into a script."""
+    """Replace each placeholder by its value as one quoted shell word; nothing else inserts values."""
     for name, value in values.items():
         if "\0" in value:
             raise EnrolmentError(f"{name} contains a zero byte.")
@@ -141,10 +141,10 @@ def render_script(script: str, values: Mapping[str, str]) -> str:
 
 
 def authorized_keys(keys: PublicKeys, from_addresses: tuple[str, ...] = ()) -> str:
-    """Gives the three lines that say what each key may do on a node, and nothing else.
+    """Return the three ``authorized_keys`` lines that restrict what each key may do on a node.
 
-    OpenSSH's port-forwarding is both ways; permitlisten names a port that no plain account can open, so that
-    the tunnel key can reach job ports and cannot offer one itself.
+    OpenSSH's ``port-forwarding`` allows both directions; ``permitlisten`` names a privileged port, so that
+    the tunnel key can reach job ports but cannot listen.
     """
     origin = f'from="{",".join(from_addresses)}",' if from_addresses else ""
     return "".join(
@@ -159,7 +159,7 @@ def authorized_keys(keys: PublicKeys, from_addresses: tuple[str, ...] = ()) -> s
 
 
 def node_settings(cluster: str, choices: EnrolmentOptions) -> dict[str, object]:
-    """Gives the settings file of the agent on the node."""
+    """Return the settings of the agent on the node."""
     return {
         "cluster": cluster,
         "state_dir": STATE_DIR,
@@ -173,11 +173,12 @@ def node_settings(cluster: str, choices: EnrolmentOptions) -> dict[str, object]:
 
 
 def enrol_with_sudo(target: SshTarget, password: str, script: str) -> str:
-    """Logs in once with a password, runs the script as root, and gives what it printed.
+    """Log in once with a password, run the script as root, and return its output.
 
-    The host key must be confirmed by then: `target.host_key` is the pinned one, and the password is sent to
-    no other. The password is used twice at most (login, sudo) and kept nowhere.
-    Raises SshError when there is no login, EnrolmentScriptError when sudo or the script refuses.
+    The host key must be confirmed before (``target.host_key``); the password is sent to no other host. It is
+    used at most twice (login, sudo) and never stored.
+
+    Raise SshError when the login fails, EnrolmentScriptError when sudo or the script fails.
     """
     with login_with_password(target, password) as login:
         try:
@@ -199,7 +200,7 @@ def _public_key(line: str) -> str:
 
 
 def check_account(account: str) -> None:
-    """Raise EnrolmentError for a name that the agent's account cannot have."""
+    """Raise EnrolmentError for an invalid account name of the agent."""
     if not _ACCOUNT_NAME.fullmatch(account):
         raise EnrolmentError(
             f"{account!r} is not an account name: at most 31 lower-case letters, digits and '-'.", "account"
@@ -209,7 +210,7 @@ def check_account(account: str) -> None:
 
 
 def check_options(choices: EnrolmentOptions) -> None:
-    """Raise EnrolmentError for choices from which no script is made."""
+    """Raise EnrolmentError for invalid options."""
     check_account(choices.user)
     if choices.engine not in ENGINE_ACCESS_MODES:
         raise EnrolmentError(f"Engine access is one of {', '.join(ENGINE_ACCESS_MODES)}.", "engine")

@@ -1,7 +1,7 @@
-"""A conversation with one node over a pair of byte streams: questions with deadlines, answers, and events.
+"""Requests and events over a pair of byte streams to one node, with a time limit for each request.
 
-What a question leads to is one of three: the answer, :class:`Refused` (the node said no, with a code), or
-:class:`OutcomeUnknownError` (nobody can tell if it was done: a time-out, a broken link). Unknown is never failed.
+A request has one of three outcomes: the reply, :class:`AgentError` (the node refused, with a code), or
+:class:`OutcomeUnknownError` (time-out or broken link). An unknown outcome is never treated as a failure.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MAX_QUEUED_EVENTS = 2000
 HELLO_TIMEOUT_S = 20.0
 
 UNSOLICITED_UNIT_BYTES = 50 * 1024
-"""A line that nobody asked for counts as one and one more for each so many bytes."""
+"""An unsolicited line counts as one unit, plus one per this many bytes."""
 UNSOLICITED_RATE_PER_S, UNSOLICITED_BURST = {"watch": 10.0}, {"watch": 100.0}
-"""By role, how many such lines are read a second, and how many at once; what is beyond waits at the node."""
+"""By role: units read per second, and burst; beyond that the link stops reading."""
 DEFAULT_UNSOLICITED_RATE_PER_S, DEFAULT_UNSOLICITED_BURST = 100.0, 3000.0
 
 _CODE = re.compile(r"[a-z][a-z_]{0,39}")
@@ -37,7 +37,7 @@ JsonObject = dict[str, Any]
 
 
 class AgentError(Exception):
-    """The node refuses, with a stable code and a message; asking again unchanged gives the same."""
+    """The node refused with a stable code and a message; an unchanged repetition is refused again."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -46,7 +46,7 @@ class AgentError(Exception):
 
 
 class OutcomeUnknownError(Exception):
-    """It is not known whether the node did what was asked; the question has to be asked again."""
+    """It is unknown whether the node executed the request; it must be repeated."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -54,12 +54,12 @@ class OutcomeUnknownError(Exception):
 
 
 class InvalidReplyError(OutcomeUnknownError):
-    """The node answered, but not as the protocol says: nobody can tell what it did."""
+    """The reply violates the protocol, so the outcome is unknown."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The node did it; ``answer`` is what it said."""
+    """The node executed the request."""
 
     answer: JsonObject
 
@@ -68,13 +68,13 @@ RequestOutcome = Reply | AgentError | OutcomeUnknownError
 
 
 class LineReader(Protocol):
-    """The side of a stream that gives lines; ``readline`` gives b"" at the end."""
+    """Reading side of a stream; ``readline`` returns b"" at the end."""
 
     def readline(self, limit: int, /) -> bytes: ...
 
 
 class ByteWriter(Protocol):
-    """The side of a stream that takes bytes."""
+    """Writing side of a stream."""
 
     def write(self, data: bytes, /) -> Any: ...
 
@@ -82,14 +82,14 @@ class ByteWriter(Protocol):
 
 
 class TokenBucket:
-    """Bounds the work that one node makes for us: so many units a second, and so many at once."""
+    """Token bucket that bounds the work that one node causes: units per second, and burst."""
 
     def __init__(self, rate_per_s: float, burst: float) -> None:
         self._rate_per_s, self._burst = rate_per_s, burst
         self._tokens, self._updated_s = burst, time.monotonic()
 
     def take(self, units: float) -> float:
-        """Takes units; gives for how many seconds nothing more is to be taken."""
+        """Take units; return the seconds to wait before more may be taken."""
         now_s = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now_s - self._updated_s) * self._rate_per_s) - units
         self._updated_s = now_s
@@ -97,11 +97,11 @@ class TokenBucket:
 
 
 class Link:
-    """An open conversation. Threads may ask side by side; one thread of the link reads.
+    """An open link to an agent. Several threads may send requests; one thread reads.
 
-    Events go to ``on_event`` in the reader's thread when one is given, else into ``events``; when nobody
-    empties that queue the oldest ``sample`` is dropped first, and an ``exited`` is seen again by ``list``. What a
-    node sends unasked is read at a bounded rate, so that one that floods us holds up only itself.
+    Events go to ``on_event`` in the reading thread if given, otherwise into ``events``. When that queue is
+    full, the oldest ``sample`` is dropped first; a lost ``exited`` is found by ``list``. Unsolicited lines
+    are rate-limited, so a node that floods the link delays only itself.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class Link:
         diagnostics: Callable[[], str] | None = None,
     ) -> None:
         self.role = role
-        self.process_id: int | None = None  # of the agent, where it is a child of ours
-        self.on_wait: Callable[[], None] | None = None  # called by who asks, once the question is out
+        self.process_id: int | None = None  # of the agent, if it is a child process
+        self.on_wait: Callable[[], None] | None = None  # called by a requesting thread after sending
         self.events: queue.Queue[JsonObject] = queue.Queue(maxsize=MAX_QUEUED_EVENTS)
         self._on_event = on_event
         self._reader = reader
@@ -148,11 +148,10 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """False once the other side is gone or the link was closed."""
         return self._closed_reason is None
 
     def request(self, verb: str, *, timeout_s: float, **fields: Any) -> JsonObject:
-        """The node's answer within ``timeout_s``; raises :class:`Refused` or :class:`OutcomeUnknownError`."""
+        """Return the reply within ``timeout_s``; raise AgentError or OutcomeUnknownError."""
         deadline_s = time.monotonic() + timeout_s
         answers: queue.SimpleQueue[JsonObject | OutcomeUnknownError] = queue.SimpleQueue()
         with self._lock:
@@ -176,21 +175,21 @@ class Link:
         return _raise_unless_ok(answer)
 
     def try_request(self, verb: str, *, timeout_s: float, **fields: Any) -> RequestOutcome:
-        """As :meth:`ask`, with the three outcomes as values."""
+        """Like :meth:`request`, with the three outcomes as values."""
         try:
             return Reply(self.request(verb, timeout_s=timeout_s, **fields))
         except (AgentError, OutcomeUnknownError) as outcome:
             return outcome
 
     def next_event(self, timeout_s: float) -> JsonObject | None:
-        """The oldest event that waits, None when none comes in time."""
+        """Return the oldest queued event; None on time-out."""
         try:
             return self.events.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Ends the conversation; tasks on the node go on. May be called twice, from any thread."""
+        """Close the link; tasks on the node keep running. Idempotent and thread-safe."""
         self._mark_closed("The link was closed.")
         with contextlib.suppress(OSError, EOFError, ValueError):
             self._close_streams()
@@ -249,13 +248,13 @@ class Link:
                     wait_s = self._unsolicited_limit.take(1.0 + len(line) / UNSOLICITED_UNIT_BYTES)
                     if wait_s > 0:
                         self._closed.wait(wait_s)
-        except Exception as error:  # whatever a node says, a link that nobody reads must not look open
+        except Exception as error:  # a link without a reader must not look open, whatever the error
             why = f"The link broke: {error}."
         said = self._diagnostics() if self._diagnostics is not None and self._closed_reason is None else ""
         self._mark_closed(f"{why} {said}".strip())
 
     def _dispatch(self, message: JsonObject) -> bool:
-        """Passes a line on; True when it is what somebody waits for."""
+        """Deliver a line; return True when a request was waiting for it."""
         if "event" in message:
             if self._on_event is not None:
                 self._on_event(message)
@@ -263,8 +262,8 @@ class Link:
                 self._queue_event(message)
         elif "id" in message:
             with self._lock:
-                waiting = self._pending.pop(message["id"], None)  # one answer to each question
-            if waiting is not None:  # else it came after its deadline: the question will be asked again
+                waiting = self._pending.pop(message["id"], None)  # one reply per request
+            if waiting is not None:  # otherwise the request timed out and will be repeated
                 waiting.put(message)
                 return True
         elif not self._hello_received:
@@ -283,7 +282,7 @@ class Link:
                     self.events.get_nowait()
 
     def _mark_closed(self, reason: str) -> str:
-        """Marks the link as broken, once, and tells everybody who waits; gives the first reason."""
+        """Mark the link as closed once and fail all pending requests; return the first reason."""
         with self._lock:
             if self._closed_reason is None:
                 self._closed_reason = reason
@@ -303,7 +302,7 @@ def _raise_unless_ok(answer: JsonObject) -> JsonObject:
 
 
 def _parse_error(answer: JsonObject, default_code: str) -> AgentError:
-    """The node's refusal; ``otherwise`` is its code where it has none that we could know."""
+    """Return the node's refusal; ``default_code`` replaces a missing or invalid code."""
     code, message = answer.get("code"), answer.get("message")
     known = isinstance(code, str) and _CODE.fullmatch(code)
     return AgentError(

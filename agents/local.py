@@ -1,4 +1,4 @@
-"""A link to an agent on this machine, over pipes to a child process."""
+"""Link to an agent on this machine, over pipes to a child process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_local(
     python: str = sys.executable,
     environment: dict[str, str] | None = None,
 ) -> Link:
-    """Starts the agent and greets it. The child has a session of its own and no variables of ours."""
+    """Start the agent and wait for its hello. The child has its own session and a clean environment."""
     clean = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
     child = subprocess.Popen(
         [python, "-I", str(pyz), role, "--settings", str(settings)],
@@ -45,7 +45,7 @@ def open_local(
 
     def close_streams() -> None:
         with contextlib.suppress(OSError):
-            stdin.close()  # the agent ends at the end of its input
+            stdin.close()  # the agent exits at the end of its input
         try:
             child.wait(timeout=_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -68,7 +68,7 @@ def open_local(
 
 
 class _StderrTail:
-    """Keeps the end of what a child says on its error stream, so that a death can be explained."""
+    """Keeps the last lines of a child's stderr for error messages."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._lines: deque[str] = deque(maxlen=20)

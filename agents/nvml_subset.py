@@ -1,7 +1,7 @@
-"""The part of the module ``pynvml`` that the program for nodes uses: what it names, and what that needs in turn.
+"""Extracts the part of the module ``pynvml`` that the agent uses, with its dependencies.
 
-The module is 330 KiB of source, and a node's Python compiles it in each session: that alone held 13 MB. What is kept
-is kept letter for letter.
+The module is 330 KiB of source, and a node compiles it in each session, which took 13 MB of memory. Kept
+statements are unchanged.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 _NVML_CALLERS_DIR = Path(__file__).parent / "node" / "gpus"
 _ERROR_PREFIX = "NVML_ERROR_"
-"""The module makes a class of each name that begins so, by looking for them when it is imported."""
+"""The module creates a class for each constant with this prefix when it is imported."""
 
 
 @functools.cache
 def extract_subset(module: str) -> str:
-    """The statements of a module's source that are needed, in their order; its imports always. Takes 0.2 s."""
+    """Return the needed statements of a module's source in order, always with its imports. Takes 0.2 s."""
     tree, lines = ast.parse(module), module.splitlines()
     needed = _needed_statements(tree.body, used_names())
     pieces = ["\n".join(lines[_first_line(each) - 1 : each.end_lineno]) for each in needed]
@@ -26,20 +26,20 @@ def extract_subset(module: str) -> str:
 
 
 def used_names() -> set[str]:
-    """What the code for nodes asks of the module: attributes of what it calls ``nvml`` or ``_nvml``."""
+    """Return the attributes that the agent's code uses of ``nvml``, ``_nvml`` or ``pynvml``."""
     found = set()
     for path in sorted(_NVML_CALLERS_DIR.glob("*.py")):
         for each in ast.walk(ast.parse(path.read_text())):
             if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Load):
-                whose = each.value
-                name = getattr(whose, "attr", None) or getattr(whose, "id", None)
+                owner = each.value
+                name = getattr(owner, "attr", None) or getattr(owner, "id", None)
                 if name in ("nvml", "_nvml", "pynvml"):
                     found.add(each.attr)
     return found
 
 
 def _needed_statements(body: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
-    """Statements that give a wanted name, then those that they need, until nothing is added."""
+    """Return the statements that bind a wanted name, and transitively those they need."""
     gives = {each: _bound_names(each) for each in body}
     kept = [each for each in body if not gives[each] and not _is_docstring(each)]
     names = wanted | _referenced_names(kept)
@@ -57,7 +57,7 @@ def _needed_statements(body: list[ast.stmt], wanted: set[str]) -> list[ast.stmt]
 
 
 def _bound_names(statement: ast.stmt) -> list[str]:
-    """The names that a statement of a module binds or changes; none of one that is done for what it does."""
+    """Return the names that a module-level statement binds; empty for one with only side effects."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return [statement.name]
     if isinstance(statement, ast.Assign):

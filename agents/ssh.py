@@ -28,22 +28,23 @@ Role = Literal["control", "watch", "bulk"]
 
 STEP_TIMEOUT_S = 5.0
 EXIT_STATUS_TIMEOUT_S = 3.0
-"""From the end of a stream to the word how its program ended."""
+"""From the end of a stream to the exit status of its program."""
 KEEPALIVE_INTERVAL_S = 5
 INACTIVITY_TIMEOUT_S = 15.0
 MAX_STDERR_BYTES = 8192
 MAX_ROOT_OUTPUT_BYTES = 1024 * 1024
-"""So much of what a script prints is kept; a login may print as much before there is a root shell."""
+"""Bytes kept of a script's output; also the most that a login may print before the root shell."""
 LOADER_PATH = "/usr/local/lib/fairway/fairway-node"
 
 _COMMAND_NOT_FOUND_STATUSES = (126, 127)
 _SIGNATURE_ALGORITHMS: dict[str, tuple[str, ...]] = {
-    # One key type may be used under several signature algorithms; the pin names the type.
+    # one key type has several signature algorithms; the pinned key names the type
     "ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256"),
 }
 _SCANNED_KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "rsa-sha2-512")
 
-logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it logs a traceback for each scan and each cut
+# it logs a traceback for each scan and each closed connection
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 class SshStep(enum.StrEnum):
@@ -57,7 +58,7 @@ class SshStep(enum.StrEnum):
 
 
 class SshError(Exception):
-    """A connection that could not be made; the message is a message for people. No command was sent."""
+    """A connection could not be opened; the message is for users. No command was sent."""
 
     code = "ssh_error"
 
@@ -67,13 +68,13 @@ class SshError(Exception):
 
 
 class NodeUnreachableError(SshError):
-    """No name, no route, no answer, or nobody listens."""
+    """Name resolution, routing or the TCP connection failed."""
 
     code = "unreachable"
 
 
 class HostKeyMismatchError(SshError):
-    """The machine that answers is not the one whose key was confirmed."""
+    """The host key differs from the confirmed one."""
 
     code = "host_key_mismatch"
 
@@ -83,24 +84,24 @@ class HostKeyMismatchError(SshError):
 
 
 class AuthenticationError(SshError):
-    """sshd does not take our key or password for the account."""
+    """sshd rejected the key or password."""
 
     code = "authentication_refused"
 
 
 class AgentMissingError(SshError):
-    """The login works, but the agent behind it does not answer; the message repeats the loader's words."""
+    """The login works but the agent did not answer; the message repeats the loader's output."""
 
     code = "agent_missing"
 
 
 class LoginError(Exception):
-    """A sudo login ended before the script began; the message says why."""
+    """A sudo login failed before the script began; the message says why."""
 
 
 @dataclass(frozen=True)
 class SshTarget:
-    """Where a node's sshd is, as whom we come, and the one host key we accept (`type base64`)."""
+    """Address and account of a node's sshd, and the one accepted host key (``type base64``)."""
 
     host: str
     user: str
@@ -114,14 +115,14 @@ class SshTarget:
 
 @dataclass(frozen=True)
 class HostKey:
-    """A host key as a machine shows it, before anyone has confirmed it."""
+    """A host key as presented, not yet confirmed."""
 
     key_type: str
     base64: str
 
     @property
     def line(self) -> str:
-        """The form in which the key is pinned."""
+        """Return the key in pinned form."""
         return f"{self.key_type} {self.base64}"
 
     @property
@@ -130,7 +131,7 @@ class HostKey:
 
 
 class ActivityPacketizer(Packetizer):  # type: ignore[misc]
-    """Notes when the last packet came in."""
+    """Records when the last packet was received."""
 
     last_packet_s = 0.0
 
@@ -141,7 +142,7 @@ class ActivityPacketizer(Packetizer):  # type: ignore[misc]
 
 
 class SshTransport(paramiko.Transport):  # type: ignore[misc]
-    """Paramiko's transport with the ciphers in the order of their speed."""
+    """Paramiko's transport with ciphers ordered by speed."""
 
     _preferred_ciphers: tuple[str, ...] = (
         "aes128-gcm@openssh.com",
@@ -153,7 +154,7 @@ class SshTransport(paramiko.Transport):  # type: ignore[misc]
 
 
 class SshConnection:
-    """One authenticated connection to a node, under the watchdog's eye until it is closed."""
+    """One authenticated connection to a node, supervised by the watchdog until it is closed."""
 
     def __init__(self, transport: SshTransport, sock: socket.socket, target: SshTarget) -> None:
         self.transport = transport
@@ -170,37 +171,38 @@ class SshConnection:
         return time.monotonic() - last_packet_s
 
     def abort(self, reason: str) -> None:
-        """Ends the connection at once; whoever waits on it wakes with an end of file."""
+        """Close the socket at once; waiting threads get an end of file."""
         self.abort_reason = self.abort_reason or reason
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection. Safe to repeat."""
+        """Close the connection; idempotent."""
         WATCHDOG.unwatch(self)
         self.abort("closed")
         self.transport.close()
 
     def start_keepalive(self) -> None:
-        """Asks sshd for a sign of life every few seconds, and cuts the connection when none comes."""
+        """Send keepalives every few seconds, and close the connection when replies stop."""
         self.transport.packetizer.set_keepalive(KEEPALIVE_INTERVAL_S, self.send_keepalive)
         WATCHDOG.watch(self, INACTIVITY_TIMEOUT_S)
 
     def send_keepalive(self) -> None:
-        """Asks sshd a question that it always answers."""
+        """Send a request that sshd always answers."""
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
         message.add_boolean(
             True
-        )  # paramiko's own keepalive asks for no answer, so silence would prove nothing
+        )  # paramiko's own keepalive requests no reply, so silence would prove nothing
         self.transport._send_user_message(message)
 
 
 def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> HostKey:
-    """Gives the host key that a machine shows, without logging in; somebody must compare it before it is pinned.
+    """Return the host key that a machine presents, without logging in; it must be verified before it is
+    pinned.
 
-    With a key type, gives the key of that type. Raises NodeUnreachableError or HostKeyMismatchError.
+    With ``key_type``, return the key of that type. Raise NodeUnreachableError or HostKeyMismatchError.
     """
     wanted = _SCANNED_KEY_TYPES if key_type is None else _SIGNATURE_ALGORITHMS.get(key_type, (key_type,))
     sock = _connect_tcp(host, port)
@@ -213,7 +215,7 @@ def scan_host_key(host: str, port: int = 22, key_type: str | None = None) -> Hos
 
 
 def connect_with_key(target: SshTarget, key_path: Path) -> SshConnection:
-    """Opens a connection with a private key of ours. Raises a typed SshError."""
+    """Open a connection with a private key. Raise a typed SshError."""
     key = paramiko.Ed25519Key.from_private_key_file(str(key_path))
     connection = _connect(target)
     _authenticate(connection, lambda: connection.transport.auth_publickey(target.user, key), "key")
@@ -229,9 +231,9 @@ def open_ssh(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     hello_timeout_s: float = HELLO_TIMEOUT_S,
 ) -> Link:
-    """Opens a link to a node's agent in a role, over a connection of its own.
+    """Open a link to a node's agent in a role, over its own connection.
 
-    Raises a typed SshError when nothing could be asked, and what a Link raises when the agent refuses.
+    Raise a typed SshError when nothing was sent, and the errors of Link when the agent refuses.
     """
     stream = open_stream(target, key_path, role)
     try:
@@ -246,7 +248,7 @@ def open_ssh(
             diagnostics=stream.end_reason,
         )
     except OutcomeUnknownError as unknown:
-        if stream.exit_status() is not None:  # it ran and ended, or never ran
+        if stream.exit_status() is not None:  # the program ended or never ran
             raise agent_missing_error(stream) from unknown
         raise
     finally:
@@ -255,7 +257,7 @@ def open_ssh(
 
 
 def open_stream(target: SshTarget, key_path: Path, role: Role) -> SshStream:
-    """Opens the byte stream to the agent; the node's forced command decides what really runs."""
+    """Open the byte stream to the agent; the forced command on the node decides what runs."""
     connection = connect_with_key(target, key_path)
     try:
         with WATCHDOG.deadline(connection, STEP_TIMEOUT_S, "opening a channel"):
@@ -281,38 +283,38 @@ class SshStream:
         self._stderr_thread.start()
 
     def readline(self, limit_bytes: int, /) -> bytes:
-        """Gives the next line with its end, or b"" when the stream has ended."""
+        """Return the next line with its line end, or b"" at the end of the stream."""
         line: bytes = self._reader.readline(limit_bytes)
         return line
 
     def write(self, data: bytes, /) -> None:
-        """Sends all of it, or raises OSError; the watchdog cuts a connection that takes nothing."""
+        """Send all data or raise OSError; the watchdog closes a connection that blocks."""
         with WATCHDOG.deadline(self.connection, INACTIVITY_TIMEOUT_S, "sending a request"):
             self._channel.sendall(data)
 
     def flush(self) -> None:
-        """Nothing waits here; a stream for lines has to have it."""
+        """Do nothing; writes are not buffered."""
 
     def end_reason(self) -> str:
-        """Says what is known about the end of the stream: our cut, or the last words of the other side."""
+        """Return why the stream ended: the abort reason, or the agent's last output."""
         if self.connection.abort_reason:
             return self.connection.abort_reason
-        self.exit_status()  # who asks closes next, and the status comes after the last line
+        self.exit_status()  # the caller closes the stream next, and the status arrives after the last line
         return self.stderr_text() or "the node closed the connection"
 
     def stderr_text(self) -> str:
-        """Gives the last things the agent wrote to stderr."""
+        """Return the end of the agent's stderr."""
         return clean_text(b"".join(self._stderr).decode(errors="replace").strip(), MAX_STDERR_BYTES)
 
     def exit_status(self, timeout_s: float = EXIT_STATUS_TIMEOUT_S) -> int | None:
-        """Gives the agent's exit status, or None when it did not say one within the limit."""
-        self._stderr_thread.join(timeout_s)  # its last words come before its status
+        """Return the agent's exit status, or None when it does not arrive in time."""
+        self._stderr_thread.join(timeout_s)  # its output arrives before its status
         if self._channel.status_event.wait(timeout_s) and self._channel.exit_status != -1:
             return int(self._channel.exit_status)
         return None
 
     def close(self) -> None:
-        """Closes channel and connection. Safe to repeat."""
+        """Close channel and connection; idempotent."""
         self.connection.close()
 
     def _read_stderr(self) -> None:
@@ -326,7 +328,7 @@ class SshStream:
 
 
 def agent_missing_error(stream: SshStream) -> AgentMissingError:
-    """Explains a stream that ended before the agent's hello."""
+    """Return the error for a stream that ended before the agent's hello."""
     place = stream.connection.target.address
     status = stream.exit_status()
     said = stream.stderr_text()
@@ -341,20 +343,18 @@ def agent_missing_error(stream: SshStream) -> AgentMissingError:
     return AgentMissingError(message, SshStep.CHANNEL)
 
 
-# ---- the one-time login ------------------------------------------------------------------------------------
+# ---- password login ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RootCommandResult:
-    """What a script said and how it ended."""
-
     exit_status: int
     stdout: str
     stderr: str
 
 
 class PasswordLogin:
-    """A person's login, used once for the enrolment."""
+    """A password login, used once for the enrolment."""
 
     _PROMPT = b"fairway-sudo-password:"
     _ROOT_SHELL_MARKER = b"fairway-root-shell-ready\n"
@@ -363,10 +363,10 @@ class PasswordLogin:
         self._connection = connection
 
     def run_as_root(self, password: str, script: str, timeout_s: float) -> RootCommandResult:
-        """Runs a script in a root shell: the login's own when it is root, sudo's otherwise.
+        """Run a script in a root shell: the login's own when it is root, otherwise one from sudo.
 
-        The password goes out only after sudo's prompt, and the script only after the root shell has said that
-        it is there; so neither is ever taken for the other.
+        The password is sent only after sudo's prompt, and the script only after the root shell has announced
+        itself, so neither can be mistaken for the other.
         """
         shell = f"echo {self._ROOT_SHELL_MARKER.decode().strip()}; exec sh -s"
         sudo = shlex.join(["sudo", "-k", "-S", "-p", self._PROMPT.decode(), "sh", "-c", shell])
@@ -381,7 +381,7 @@ class PasswordLogin:
         channel.settimeout(0.1)
         output, errors = b"", b""
         asked = 0
-        deadline_s = time.monotonic() + 4 * STEP_TIMEOUT_S  # a refused password costs sudo some seconds
+        deadline_s = time.monotonic() + 4 * STEP_TIMEOUT_S  # sudo waits some seconds after a wrong password
         while self._ROOT_SHELL_MARKER not in output:
             with contextlib.suppress(TimeoutError):
                 output += channel.recv(4096)
@@ -404,7 +404,7 @@ class PasswordLogin:
 
 @contextlib.contextmanager
 def login_with_password(target: SshTarget, password: str) -> Iterator[PasswordLogin]:
-    """Opens a login with a password for as long as the block lasts. Raises a typed SshError."""
+    """Open a password login for the duration of the block. Raise a typed SshError."""
     connection = _connect(target)
     _authenticate(connection, lambda: connection.transport.auth_password(target.user, password), "password")
     try:
@@ -442,11 +442,11 @@ def _run_with_input(channel: paramiko.Channel, script: bytes) -> RootCommandResu
     )
 
 
-# ---- connecting, step by step ------------------------------------------------------------------------------
+# ---- connection steps --------------------------------------------------------------------------------------
 
 
 def connect_tcp(target: SshTarget) -> socket.socket:
-    """Opens the TCP connection to a node's sshd. Raises NodeUnreachableError."""
+    """Open the TCP connection to a node's sshd. Raise NodeUnreachableError."""
     return _connect_tcp(target.host, target.port)
 
 
@@ -467,13 +467,13 @@ def _connect_tcp(host: str, port: int) -> socket.socket:
         reason = error.strerror or str(error)
         raise NodeUnreachableError(f"{place} cannot be reached: {reason}.", SshStep.CONNECT) from error
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel's own end of a half-open connection
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel ends a half-open connection
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(INACTIVITY_TIMEOUT_S * 1000))
     return sock
 
 
 def _start_transport(sock: socket.socket, key_types: tuple[str, ...], host: str, port: int) -> SshTransport:
-    """Exchanges keys; the host key is known afterwards and not yet judged."""
+    """Exchange keys; the host key is not yet verified."""
     transport = SshTransport(sock, packetizer_class=ActivityPacketizer)
     transport.packetizer.last_packet_s = time.monotonic()
     transport.banner_timeout = STEP_TIMEOUT_S
@@ -484,7 +484,7 @@ def _start_transport(sock: socket.socket, key_types: tuple[str, ...], host: str,
     offered.key_types = key_types
     try:
         transport.start_client(timeout=STEP_TIMEOUT_S)
-        if not transport.initial_kex_done:  # paramiko returns from its own time-out without a word
+        if not transport.initial_kex_done:  # paramiko returns silently from its own time-out
             raise EOFError(f"it did not finish greeting us within {STEP_TIMEOUT_S:.0f} s")
     except paramiko.ssh_exception.IncompatiblePeer as error:
         transport.close()
@@ -537,15 +537,16 @@ def _authenticate(connection: SshConnection, authenticate: Callable[[], object],
 def host_key_mismatch(
     target: SshTarget, fingerprint_shown: str, presented: str | None = None
 ) -> HostKeyMismatchError:
-    """The refusal of a machine that shows another key than the confirmed one; ``shown`` is its fingerprint."""
+    """Return the error for a host key that differs from the confirmed one."""
     return HostKeyMismatchError(
-        f"{target.address} shows the host key {fingerprint_shown}, but {fingerprint(target.host_key)} was confirmed for it: "
+        f"{target.address} shows the host key {fingerprint_shown}, "
+        f"but {fingerprint(target.host_key)} was confirmed for it: "
         "it is another machine, or was installed anew. Nothing was sent to it.",
         presented,
     )
 
 
 def host_key_algorithms(target: SshTarget) -> tuple[str, ...]:
-    """The signature algorithms of the pinned key's type."""
+    """Return the signature algorithms of the pinned key's type."""
     pinned_type = target.host_key.split()[0]
     return _SIGNATURE_ALGORITHMS.get(pinned_type, (pinned_type,))

@@ -1,4 +1,4 @@
-"""One thread that cuts connections which fell silent or whose step takes too long."""
+"""Watchdog thread that closes connections that are silent or exceed the time limit of a step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ CHECK_INTERVAL_S = 0.5
 
 
 class WatchedConnection(Protocol):
-    """A connection under watch. Both methods return at once, whatever the network does."""
+    """A supervised connection; no method blocks."""
 
     def inactive_s(self) -> float:
-        """How long nothing has been heard from the other side."""
+        """Return the seconds since the last received data."""
 
     def abort(self, reason: str) -> None:
-        """Closes the connection under everybody who waits on it. Harmless when it is closed already."""
+        """Close the connection for all waiting threads; idempotent."""
 
 
 class Watchdog:
-    """Watches connections for silence, and single steps for their deadline.
+    """Supervises connections for silence, and single steps for their time limit.
 
-    A time limit inside a client library frees its own caller only; closing the connection frees everyone.
+    A time limit inside a client library releases only its own caller; closing the connection releases all.
     """
 
     def __init__(self) -> None:
@@ -37,19 +37,18 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def watch(self, connection: WatchedConnection, inactivity_timeout_s: float) -> None:
-        """Cuts the connection once it has been silent for that long."""
+        """Close the connection when it is silent for ``inactivity_timeout_s``."""
         with self._lock:
             self._inactivity_timeouts_s[connection] = inactivity_timeout_s
         self._ensure_running()
 
     def unwatch(self, connection: WatchedConnection) -> None:
-        """Ends the watch over a connection."""
         with self._lock:
             self._inactivity_timeouts_s.pop(connection, None)
 
     @contextlib.contextmanager
     def deadline(self, connection: WatchedConnection, timeout_s: float, step: str) -> Iterator[None]:
-        """Cuts the connection when the block takes longer than `limit_s`."""
+        """Close the connection when the block takes longer than ``timeout_s``."""
         number = next(self._numbers)
         with self._lock:
             self._deadlines[number] = (time.monotonic() + timeout_s, connection, step)

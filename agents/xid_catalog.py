@@ -1,11 +1,11 @@
-"""What the XIDs mean that NVIDIA's driver tells, and how grave each is.
+"""Meaning and severity of the XIDs that NVIDIA's driver reports.
 
-Source of codes and meanings: NVIDIA, "Xid Errors", chapter "Analyzing Xid Errors with the Xid Catalog"
-(docs.nvidia.com/deploy/xid-errors). The grade follows from what a node does about it
-(``agents/node/gpus/health.py``): it ends work and quarantines where the catalog wants a reset or a restart of the
-machine (46, 62, 79, 95, 109, 110, 119, 120, 140, 143, 158), for the double-bit error (48), and for the contained
-error (94), whose program is lost anyway and after which the catalog wants a reset soon. It quarantines and lets work
-go on where that may well end (64, 74, 136, 156). What the catalog lays at the door of programs is no alarm.
+Source: NVIDIA, "Xid Errors", chapter "Analyzing Xid Errors with the Xid Catalog"
+(docs.nvidia.com/deploy/xid-errors). The severity follows from the node's reaction
+(``agents/node/gpus/health.py``). Fatal: codes after which the catalog requires a reset or a restart (46, 62,
+79, 95, 109, 110, 119, 120, 140, 143, 158), the double-bit error (48), and the contained error (94), whose
+program is lost and after which a reset is due soon. Quarantine without ending tasks: 64, 74, 136, 156. Codes
+that the catalog attributes to programs raise no alert.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from agents.node.gpus.health import APPLICATION_XIDS, MEMORY_FAULT, XID_HEALTH
 
 
 class XidSeverity(StrEnum):
-    """How grave an XID is."""
-
-    FATAL = "fatal"  # the GPU is out, and what ran on it was ended
-    QUARANTINE = "quarantine"  # the GPU takes nothing new
-    WARNING = "warning"  # it takes work; somebody should look
-    APPLICATION = "program"  # a program's own fault, or a note: no alarm
+    FATAL = "fatal"  # the GPU is unusable and its tasks were ended
+    QUARANTINE = "quarantine"  # the GPU gets no new work
+    WARNING = "warning"  # the GPU keeps working and should be checked
+    APPLICATION = "program"  # caused by a program, or informational: no alert
 
 
 XID_MEANINGS: dict[int, str] = {
@@ -91,12 +89,12 @@ XID_MEANINGS: dict[int, str] = {
 
 
 def xid_meaning(xid: int) -> str:
-    """What the code means, for people."""
+    """Return the meaning of the code, for users."""
     return XID_MEANINGS.get(xid, "Not in our table; see NVIDIA's catalog of XIDs")
 
 
 def xid_severity(xid: int) -> XidSeverity:
-    """How grave it is; a code that nobody knows is a warning."""
+    """Return the severity; an unknown code is a warning."""
     fault = XID_HEALTH.get(xid)
     if fault is not None and fault.health != OK:
         return XidSeverity.FATAL if fault.fatal else XidSeverity.QUARANTINE

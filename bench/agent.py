@@ -1,12 +1,12 @@
-"""What the agent costs its node: memory and processor of its sessions, idle and with eight GPUs at 1 Hz and eight tasks.
+"""Cost of the agent on its node: memory and CPU, idle and with eight GPUs at 1 Hz and eight tasks.
 
     python -m bench agent [--seconds S] [--python PYTHON]
 
-The agent as it is shipped, over pipes, with its two standing sessions: control (worker-nodes) and watch (the
-collector). The GPUs are those of the stand-in for NVML (``tests/fakes/nvml.c``), which answers through NVIDIA's
-own module, so all but the driver's part of each question is real. Tasks run under the runtime ``process``, each on
-a GPU, and each is named by the driver as the process on it. Processor time is counted over the whole time, so other
-load makes it hardly worse.
+The shipped agent runs over pipes with its two standing sessions: control (worker-nodes) and watch (the
+collector). GPUs are those of the fake NVML (``tests/fakes/nvml.c``), called through NVIDIA's own module, so
+only the driver's part of each query is missing. Tasks run under the runtime ``process``, one per GPU, and the
+driver reports each as the process on it. CPU time is counted over the whole period, so other load has little
+effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a line for memory and one for processor time, idle and busy, and one for the tasks' own shims."""
+    """Print lines for memory and CPU time, idle and busy, and one for the shims of tasks."""
     parser = argparse.ArgumentParser(prog="bench agent")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--python", default=sys.executable, help="The Python that runs the agent.")
@@ -99,7 +99,7 @@ def _measure(what: str, links: dict[str, Link], seconds: int) -> None:
 
 @contextlib.contextmanager
 def _node() -> Iterator[tuple[Path, nvml.FakeDriver]]:
-    """A machine with eight GPUs: a folder that every account can walk to, with program and settings."""
+    """Provide a machine with eight GPUs: a folder that all accounts can traverse, program and settings."""
     folder = Path(tempfile.mkdtemp(prefix="fwa", dir="/var/tmp"))
     folder.chmod(0o755)
     try:
@@ -108,7 +108,7 @@ def _node() -> Iterator[tuple[Path, nvml.FakeDriver]]:
             "cluster": CLUSTER,
             "state_dir": str(folder / "state"),
             "home_root": str(folder / "homes"),
-            "gpus": "nvml",
+            "gpu_provider": "nvml",
             "runtimes": [{"kind": "process"}],
             "min_free_disk_mib": 16,
         }
@@ -137,7 +137,7 @@ def _sessions(folder: Path, driver: nvml.FakeDriver, python: str) -> Iterator[di
 
 
 def _start_tasks(control: Link, folder: Path) -> list[int]:
-    """Starts a task on each GPU; the pids of their commands."""
+    """Start a task on each GPU; return the pids of their commands."""
     for number in range(GPUS):
         control.request("start", timeout_s=30, epoch=1, spec=_spec(number))
     tasks = json.loads((folder / "state" / "ledger.json").read_text())["tasks"].values()
@@ -167,17 +167,17 @@ def _parent(pid: int) -> int:
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor time of a process with all its threads, and of children that it has waited for."""
+    """Return CPU seconds of a process with all its threads and reaped children."""
     return sum(int(each) for each in _stat(pid)[11:15]) / _TICKS_PER_S
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on."""
+    """Return the fields of /proc/PID/stat from the state on."""
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 def _memory_mb(pid: int) -> tuple[float, float]:
-    """Proportional and resident set size, in millions of bytes."""
+    """Return proportional and resident set size, in 10^6 bytes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
     return kib["Pss"] * 1024 / 1e6, kib["Rss"] * 1024 / 1e6

@@ -1,15 +1,16 @@
-"""Whole scheduling cycles with the record in PostgreSQL: 1,000 nodes of 8 GPUs, 10,000 jobs waiting.
+"""Complete scheduling cycles on PostgreSQL: 1,000 nodes of 8 GPUs, 10,000 pending jobs.
 
     DATABASE_URL=... REDIS_URL=... python -m bench cycle [--fill] [--rounds 5]
 
-Each row is ``scheduler.cycle.run_cycle`` from claim to commit, with its parts as its own row tells them. In the
-first cycle every waiting job gets its first verdict. From then on a job ends and one is submitted before each
-cycle that is measured. In the first half nothing else has changed: who was asked to leave has left, who got places
-runs, and cycles ran until nothing moved. In the second half the cycles follow each other at once: who was asked to
-leave is still leaving. Every second cycle of the first half tells all why they wait; the others are hurried, as if
-another were asked for (docs/decisions/telling-pace.md). ``--fill`` measures another first cycle before: all 8,000
-GPUs are free, and each start is committed.
-Makes a database of its own beside the one that DATABASE_URL names, and drops it.
+Each row is ``scheduler.cycle.run_cycle`` from claim to commit, with the durations of its parts. In the first
+cycle every pending job gets its first verdict. From then on a job ends and one is submitted before each
+measured cycle. In the first half nothing else has changed: evicted jobs have ended, placed jobs run, and
+cycles ran until the state was stable. In the second half cycles follow each other at once, so evictions are
+still in progress. Every second cycle of the first half writes all verdicts; the others stop early, as if
+another cycle were requested (docs/decisions/deferred-verdicts.md). ``--fill`` first measures another first cycle:
+all 8,000 GPUs are free, and each start is committed.
+
+Creates a database of its own beside the one in DATABASE_URL, and drops it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from scheduler.core.model.policy import Policy
 
 PENDING = 10_000
 EXTRA_RUNNING = 8_000
-"""Jobs made beyond the pending ones: as many of all as fit run already."""
+"""Jobs beyond the pending ones; as many jobs as fit already run."""
 MOST_CYCLES = 10
 STEADY = "nothing else moves, another cycle follows"
 STEADY_EXPLAINED = "nothing else moves, all are told why they wait"
@@ -39,7 +40,7 @@ FIRST_TARGET_S, STEADY_TARGET_MS, MEMORY_TARGET_MIB = 2.0, 300.0, 1_000
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the rows; 1 when a target is missed."""
+    """Print the rows; return 1 when a target is missed."""
     parser = argparse.ArgumentParser(prog="bench cycle")
     parser.add_argument(
         "--fill", action="store_true", help="measure the cycle that fills the empty cluster too"
@@ -84,7 +85,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _cycle(state: Any, *, next_cycle_requested: bool = False) -> tuple[float, Any]:
-    """Seconds of one cycle with all that it tells, and its row; ``hurried``: another is asked for already."""
+    """Return seconds of one cycle and its row; ``next_cycle_requested`` makes it postpone verdicts."""
     from portal.models import Cycle
     from scheduler.cycle import run_cycle
 
@@ -119,7 +120,7 @@ def _print_cycle(name: str, seconds: float, row: Any, *, target_s: float | None,
 
 
 class BenchCluster:
-    """The cluster and the mix of jobs of ``bench decide``, as rows."""
+    """The cluster and the job mix of ``bench decide``, as rows."""
 
     def __init__(self) -> None:
         from portal.models import Environment, Gpu, Membership, Node, NodePool, Project, Quota, User
@@ -146,7 +147,7 @@ class BenchCluster:
         )
         self.gpus = {gpu.uuid: gpu for gpu in gpus}
         self.projects: dict[str, Any] = {}
-        for row in self.snapshot.projects:  # groups come first
+        for row in self.snapshot.projects:  # parents come first
             parent = self.projects[row.parent] if row.parent else None
             self.projects[row.id] = Project.objects.create(name=row.id, parent=parent)
         Quota.objects.bulk_create(
@@ -156,18 +157,18 @@ class BenchCluster:
             )
             for row in self.snapshot.quotas
         )  # fmt: skip
-        people = User.objects.bulk_create(
+        users = User.objects.bulk_create(
             User(username=f"user{n}", uid=300_000 + n, gid=300_000 + n) for n in range(mix.USER_COUNT)
         )
-        self.people = {person.username: person for person in people}
+        self.users = {account.username: account for account in users}
         Membership.objects.bulk_create(
-            Membership(user=self.people[user], project=self.projects[project], role="member")
+            Membership(user=self.users[user], project=self.projects[project], role="member")
             for user, project in sorted({(row.user, row.project) for row in self.snapshot.pending})
         )
         self.now = dt.datetime.now(dt.UTC)
 
     def empty(self) -> None:
-        """Takes every job and what they held out of the record."""
+        """Delete all jobs and their allocations."""
         from django.db import connection
 
         with connection.cursor() as cursor:
@@ -175,7 +176,7 @@ class BenchCluster:
             cursor.execute("UPDATE portal_gpu SET used_milli = 0")
 
     def add_running_and_pending(self) -> None:
-        """Fills the cluster as one decision would, and lets 10,000 others wait."""
+        """Fill the cluster as one decision would, and add 10,000 pending jobs."""
         from django.db import connection
 
         from portal.models import Allocation, Attempt, Task, UsageInterval
@@ -247,7 +248,7 @@ class BenchCluster:
         self.analyse()
 
     def settle(self, state: Any) -> None:
-        """Runs what got places, lets go whoever was asked to leave, and runs cycles until nothing moves."""
+        """Run placed jobs, end evicted ones, and run cycles until the state is stable."""
         from portal.domain.reasons import EndReason
         from portal.models import Attempt, Task
         from portal.services.lifecycle import job_control
@@ -265,7 +266,7 @@ class BenchCluster:
                 return
 
     def end_one(self, n: int) -> None:
-        """A job of one GPU ends, as its node tells it."""
+        """End a job of one GPU, as its node reports it."""
         from portal.domain.reasons import EndReason
         from portal.models import Task
         from portal.services.lifecycle import job_control
@@ -276,11 +277,11 @@ class BenchCluster:
         job_control.record_task_ended(task.pk, exit_code=0, reason=EndReason.COMPLETED)
 
     def submit_one(self, n: int) -> None:
-        """Another job joins the queue."""
+        """Add a job to the queue."""
         self.add_jobs([self.snapshot.pending[n]], "PENDING", name="late")
 
     def add_jobs(self, rows: Any, state: str, name: str = "") -> list[Any]:
-        """Adds a job for each row of a photograph."""
+        """Add a job for each row of a snapshot."""
         from portal.models import Job
         from portal.models.public_id import new_public_id
 
@@ -288,7 +289,7 @@ class BenchCluster:
             (
                 Job(
                     public_id=new_public_id(), name=name or row.name, project=self.projects[row.project],
-                    owner=self.people[row.user], environment=self.lab, state=state, tasks=row.tasks,
+                    owner=self.users[row.user], environment=self.lab, state=state, tasks=row.tasks,
                     gpus_per_task=row.gpus_per_task, milli_per_gpu=row.milli_per_gpu,
                     gpu_model=row.gpu_model or "", cpu_milli=row.cpu_milli, memory_mib=row.memory_mib,
                     priority=row.priority, time_limit_s=row.time_limit_s, command=["python", "train.py"],
@@ -300,7 +301,7 @@ class BenchCluster:
         )  # fmt: skip
 
     def analyse(self) -> None:
-        """Lets PostgreSQL count the rows."""
+        """Run ANALYZE."""
         from django.db import connection
 
         with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""How long one decision takes: full cycles over 1,000 nodes of 8 GPUs with 10,000 jobs waiting."""
+"""Duration of one decision: full cycles over 1,000 nodes of 8 GPUs with 10,000 pending jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW_S = 1_000_000.0
 
 
 def build_snapshot(seed: int = 1) -> c.Snapshot:
-    """An empty cluster, a tree of projects and a queue of mixed jobs asking for more than there is."""
+    """Return an empty cluster, a tree of projects and a queue of mixed jobs that exceeds the capacity."""
     draw = random.Random(seed)
     pool = c.PoolRow(c.PoolId("pool"), "main")
     nodes = tuple(

@@ -1,10 +1,10 @@
-"""How long it takes to foresee every start: one pass over the record, 1,000 nodes of 8 GPUs, 10,000 jobs waiting.
+"""Duration of a forecast pass: 1,000 nodes of 8 GPUs, 10,000 pending jobs.
 
     DATABASE_URL=... REDIS_URL=... python -m bench forecast [--rounds 3]
 
-Each row is ``scheduler.forecast.forecast_pass.foresee`` as worker-replay runs it, from the photograph to the intervals written: first
-where nobody was foreseen before, then where a job ended, one came and cycles ran since. Makes a database of its own
-beside the one that DATABASE_URL names, and drops it.
+Each row is one pass of ``scheduler.forecast.forecast_pass`` as worker-replay runs it, from the snapshot to
+the written intervals: first without earlier forecasts, then after a job ended, one was submitted and cycles
+ran. Creates a database of its own beside the one in DATABASE_URL, and drops it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bench.report import print_figure
 from bench.scratch_database import scratch_database
 
 ENDED = 5_000
-"""Jobs that have ended: how long others will run is learned from so many."""
+"""Ended jobs from which durations are learned."""
 TARGET_S = 20.0
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the rows; 1 when a pass takes longer than the time to the next."""
+    """Print the rows; return 1 when a pass takes longer than its period."""
     parser = argparse.ArgumentParser(prog="bench forecast")
     parser.add_argument("--rounds", type=int, default=3, help="passes where little changed")
     rounds = parser.parse_args(arguments).rounds
@@ -67,7 +67,7 @@ def _measure_pass(name: str, state: Any) -> bool:
 
 
 def _add_ended(record: BenchCluster) -> None:
-    """Jobs like those that wait, which have ended after some minutes to some days."""
+    """Add ended jobs like the pending ones, with durations from minutes to days."""
     from portal.models import Job
 
     draw, ends = random.Random(1), record.now
@@ -79,7 +79,7 @@ def _add_ended(record: BenchCluster) -> None:
 
 
 def _spread_starts() -> None:
-    """Running jobs began at different times of the last hours, not all at once."""
+    """Spread the starts of running jobs over the last hours."""
     from django.db import connection
 
     with connection.cursor() as cursor:

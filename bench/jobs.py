@@ -1,12 +1,12 @@
-"""Jobs through one node, from the first submission to the last end, beside a tuned Slurm with the same command.
+"""Job throughput of one node, from the first submission to the last end, beside a tuned Slurm.
 
     python -m bench jobs [--jobs N] [--rounds N]
     python -m bench jobs --podman [--jobs N]
 
-A whole Fairway (``manage.py up``) with its node on this machine and the runtime ``process``, over REST; and Slurm with
-as many slots as that node has GPUs, by ``sbatch``. Both take the same number of jobs from as many people at once, in
-turns. With ``--podman`` they go through a node of the rig with podman; a Slurm of this kind starts no containers, so
-that figure stands alone. Needs root and Slurm's programs; without Slurm it says so.
+A complete Fairway (``manage.py up``) with its node on this machine and the runtime ``process``, over REST;
+and Slurm with as many slots as that node has GPUs, by ``sbatch``. Both get the same number of jobs from as
+many concurrent users, alternately. With ``--podman``, jobs run on a node of the rig with podman; Slurm starts
+no containers, so that figure has no reference. Needs root and Slurm's programs; reports a missing Slurm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMIT_S = 300.0
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the line of the runtime process beside Slurm, or that of podman."""
+    """Print the line of the runtime process beside Slurm, or that of podman."""
     parser = argparse.ArgumentParser(prog="bench jobs")
     parser.add_argument("--jobs", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
@@ -64,7 +64,7 @@ def _beside_slurm(jobs: int, rounds: int) -> None:
             time.sleep(0.2)
         Path(folder).chmod(0o755)
         with slurm(Path(folder), slots) as reference, client_of(portal.url, _token(admin)) as client:
-            _ours(client, slots)  # imports, connections and caches
+            _ours(client, slots)  # warm-up: imports, connections and caches
             _throughput(lambda: reference.submit(*COMMAND), reference.unfinished, slots)
             ours, theirs = [], []
             for _ in range(rounds):
@@ -136,10 +136,10 @@ def _ours(client: Any, jobs: int) -> float:
 
 
 def _throughput(submit: Callable[[], None], unfinished: Callable[[], int], jobs: int) -> float:
-    """Jobs a second, from the first submission until none is unfinished."""
+    """Return jobs per second, from the first submission until none is unfinished."""
     began = time.perf_counter()
-    with ThreadPoolExecutor(CLIENTS) as people:
-        for done in [people.submit(submit) for _ in range(jobs)]:
+    with ThreadPoolExecutor(CLIENTS) as users:
+        for done in [users.submit(submit) for _ in range(jobs)]:
             done.result()
     while unfinished():
         if time.perf_counter() - began > LIMIT_S:

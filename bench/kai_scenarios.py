@@ -1,10 +1,10 @@
-"""Three shapes of KAI-Scheduler's own benchmarks, each one decision: many small reclaims, a large gang, a hopeless one.
+"""Three of KAI-Scheduler's benchmarks as one decision each: small reclaims, a large gang, an infeasible gang.
 
     python -m bench kai_scenarios [--rounds 3]
 
 Nodes have 8 GPUs. The reference is KAI-Scheduler's published figure (Go, 4 processors) less the 103 ms of
-set-up that each of them includes; ours has no set-up. Each decision has a photograph of its own, made before the
-time is taken, so that nothing is known from an earlier one.
+set-up that each includes; ours has no set-up. Each decision has a snapshot of its own, built before the timer
+starts, so that nothing is cached from an earlier one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OWNER, BORROWER = c.ProjectId("owner"), c.ProjectId("borrower")
 
 
 class KaiScenario(NamedTuple):
-    """One benchmark: how its photograph is made, what the plan must do, and the figures it stands against."""
+    """One benchmark: how to build its snapshot, what the plan must do, and the reference figures."""
 
     name: str
     build_snapshot: Callable[[], c.Snapshot]
@@ -42,7 +42,7 @@ class KaiScenario(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a row for each shape; 1 when a target is missed. A wrong plan raises."""
+    """Print a row for each scenario; return 1 when a target is missed. Raise for a wrong plan."""
     parser = argparse.ArgumentParser(prog="bench kai_scenarios")
     parser.add_argument("--rounds", type=int, default=3, help="decisions for each; the median counts")
     rounds = parser.parse_args(arguments).rounds
@@ -51,7 +51,6 @@ def main(arguments: list[str]) -> int:
 
 
 def scenarios() -> list[KaiScenario]:
-    """The three shapes."""
     return [
         KaiScenario(
             "reclaim of 4,000 one-GPU jobs on 500 nodes",
@@ -81,7 +80,7 @@ def scenarios() -> list[KaiScenario]:
 
 
 def full_cluster(nodes: int, guaranteed: dict[c.ProjectId, int], pending: list[c.PendingRow]) -> c.Snapshot:
-    """A cluster full of one-GPU jobs of the borrower, with ``pending`` of the owner; quotas in GPUs."""
+    """Return a cluster full of the borrower's one-GPU jobs, with ``pending`` of the owner; quotas in GPUs."""
     stand, running = [], []
     for n in range(nodes):
         name = f"n{n:04}"
@@ -123,12 +122,12 @@ def _measure(row: KaiScenario, rounds: int) -> bool:
     took_s = []
     for _ in range(rounds):
         snapshot = row.build_snapshot()
-        recall = IncrementalDecider()  # as a live cycle decides, knowing nothing yet
+        recall = IncrementalDecider()  # as a live cycle decides with empty caches
         gc.collect()
         began_s = time.perf_counter()
         plan = recall.decide(snapshot, Policy())
         verdicts = list(plan.verdicts)
-        while more := recall.explain_next():  # and says why the others wait
+        while more := recall.explain_next():  # then explains why the others wait
             verdicts += more
         took_s.append(time.perf_counter() - began_s)
         check_plan(snapshot, replace(plan, verdicts=tuple(verdicts)))

@@ -1,11 +1,11 @@
-"""Five hundred simulated nodes with 8 GPUs at 1 Hz: what collector and worker-nodes cost, and how old a frame is.
+"""Five hundred simulated nodes with 8 GPUs at 1 Hz: cost of collector and worker-nodes, and age of frames.
 
     python -m bench nodes [--nodes N] [--over-ssh N] [--seconds S]
 
-A whole Fairway (``manage.py up``); its links are those of life, pipes to a child process for most nodes and a real
-sshd for the rest. Behind them one process speaks for all machines (``bench.simulated_nodes``). Each node runs a job of 8 GPUs
-that the scheduler has placed and started there. The age is that of each node's sample in the frames of topic
-``cluster`` when a browser has them, through the gateway.
+A complete Fairway (``manage.py up``) with real links: pipes to a child process for most nodes and a real sshd
+for the rest. One process behind them simulates all machines (``bench.simulated_nodes``). Each node runs a job
+of 8 GPUs that the scheduler has placed and started there. The age is that of each node's sample in frames of
+topic ``cluster`` when a browser receives them through the gateway.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FAR = "127.1.{}.{}"
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a line for each process, one for the age of frames, and one for how long it took to get there."""
+    """Print a line for each process, one for the age of frames, and one for the duration of the set-up."""
     parser = argparse.ArgumentParser(prog="bench nodes")
     parser.add_argument("--nodes", type=int, default=500)
     parser.add_argument("--over-ssh", type=int, default=50)
@@ -71,7 +71,7 @@ def _measure(
     _submit(admin, wanted.nodes)
     running = Attempt.objects.filter(state="RUNNING")
     running_s = _until(portal, running.count, wanted.nodes, began)
-    time.sleep(15)  # pictures of the nodes are compared, and pages have their back-fill
+    time.sleep(15)  # until nodes are reconciled and pages have their backfill
     pids = _pids(portal)
     before, began = {name: _cpu_s(pid) for name, pid in pids.items()}, time.monotonic()
     ages, ticks = _browse(portal, admin, wanted.seconds)
@@ -118,12 +118,12 @@ def _measure(
     )
 
 
-# -- what it runs on -------------------------------------------------------------------------------
+# -- environment ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _simulated_nodes() -> Iterator[str]:
-    """The process that speaks for all nodes; gives the address at which it takes streams."""
+    """Run the process that simulates all nodes; yield the address at which it accepts streams."""
     with tempfile.TemporaryDirectory(prefix="fairway-crowd-") as folder:
         Path(folder).chmod(0o755)
         address = f"{folder}/crowd.sock"
@@ -146,7 +146,7 @@ def _program() -> bytes:
 
 @contextlib.contextmanager
 def _sshd(data: Path, crowd: str) -> Iterator[tuple[int, str]]:
-    """One sshd, reached at an address for each node, whose forced commands hand their streams over."""
+    """Run one sshd with an address for each node, whose forced commands pass their streams on."""
     from agents.keys import PURPOSES, key_path, read_public_key
     from tests.rig.loopback import loopback_sshd
 
@@ -192,7 +192,7 @@ def _add_nodes(admin: Any, near: int, crowd: str, far: list[str], port: int, hos
 
 
 def _submit(admin: Any, count: int) -> None:
-    """A job of all GPUs of a node for each node; rows as submitting makes them, without its question."""
+    """Add a job of all GPUs of a node for each node, as rows that submission would write."""
     from django.db import transaction
 
     from portal.models import Environment, Job, Project
@@ -215,7 +215,7 @@ def _submit(admin: Any, count: int) -> None:
 
 
 def _until(portal: Any, count: Callable[[], int], wanted: int, began: float) -> float:
-    """Seconds since ``began`` until there are so many."""
+    """Return seconds since ``began`` until ``count`` reaches ``wanted``."""
     while (there := count()) < wanted:
         print(f"{time.monotonic() - began:.0f} s: {there} of {wanted}", file=sys.stderr, flush=True)
         if time.monotonic() - began > 300:
@@ -235,7 +235,7 @@ def _resident_mib(pid: int) -> float:
 
 
 def _browse(portal: Any, admin: Any, seconds: int) -> tuple[list[float], int]:
-    """Ages in ms of the nodes' samples in all frames of some seconds, and how many frames that were."""
+    """Return ages in ms of all nodes' samples in all frames within some seconds, and the number of frames."""
     from websockets.sync.client import connect
 
     from tests.gateway.gateway_harness import sign_in

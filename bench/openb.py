@@ -1,4 +1,4 @@
-"""GPUs allocated and decisions a second on Alibaba's GPU trace: ours, FGD and the policies FGD was measured against.
+"""Allocated GPUs and decisions per second on Alibaba's GPU trace: ours, FGD, and FGD's baselines.
 
     python -m bench openb [--seeds 10] [--processes 2] [--only LIST ...]
 
@@ -34,7 +34,7 @@ DECISIONS_PER_S = 5_000
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a row for each policy on the default list, then one for each variant; 1 when a target is missed."""
+    """Print a row for each policy on the default list and each variant; return 1 when a target is missed."""
     parser = argparse.ArgumentParser(prog="bench openb")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--processes", type=int, default=2)
@@ -104,7 +104,7 @@ def _target(name: str, ours: float, paired: float, fgd_published: float) -> dict
 
 
 def _published(name: str) -> dict[str, float]:
-    """Percent of GPUs allocated at 130 % by policy, as FGD's authors published it for this list."""
+    """Return the published percentage of GPUs allocated at 130 % by policy, for this list."""
     with (DATA / "published.csv").open() as lines:
         return {
             row["policy"]: float(row["alloc_at_130"]) for row in csv.DictReader(lines) if row["trace"] == name

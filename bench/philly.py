@@ -1,4 +1,4 @@
-"""Microsoft's Philly trace through our decision and through the reference policies: completion, waits, forecasts."""
+"""Microsoft's Philly trace through our decision and the reference policies: completion, waits, forecasts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PUBLISHED_S = {
     "srtf": 12_788,
     "tiresias": 19_435,
 }
-"""Mean completion on 72 nodes as an independent simulator gave it."""
+"""Mean completion time on 72 nodes from an independent simulator."""
 
 TARGET_S = {"fairway": 16_500, "fairway-predict": 15_300}
 LARGE_WAIT_RATIO = 1.2
@@ -33,7 +33,7 @@ Figures = dict[str, Any]
 
 
 def main(arguments: list[str]) -> int:
-    """Replays the parts asked for, ``--at-once`` at a time, and says their rows."""
+    """Replay the requested parts, ``--at-once`` at a time, and print their rows."""
     parser = argparse.ArgumentParser(prog="python -m bench philly")
     parser.add_argument("--trace", required=True)
     parser.add_argument("--projects", required=True)
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 def _submit_borrowing(
     pool: ProcessPoolExecutor, jobs: Sequence[TraceJob], quotas: Mapping[str, int]
 ) -> tuple[Future[Figures], Future[Figures], dict[str, Future[Figures]]]:
-    """One pool with quotas, the same without, and each project alone on what it is guaranteed."""
+    """Submit one pool with quotas, the same without, and each project alone on its guaranteed GPUs."""
     alone = {}
     for project, gpus in quotas.items():
         own = ClusterSize(gpus // BORROWING.gpus_per_node, BORROWING.gpus_per_node)

@@ -1,4 +1,4 @@
-"""The one line that each figure is told in: ours, beside it the reference, the target, and what this machine is."""
+"""The output line of each figure: ours, the reference, the target, and the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLUMNS = ("ours", "reference", "ratio", "unit", "target", "met")
 
 
 def print_figure(name: str, **values: Any) -> None:
-    """Prints a row of docs/benchmarks.md; ``skipped=`` says why it could not be measured here."""
+    """Print a row of docs/benchmarks.md; ``skipped=`` is the reason for a missing figure."""
     if "skipped" in values:
         line: dict[str, Any] = {"row": name, **values}
     else:
@@ -23,6 +23,6 @@ def print_figure(name: str, **values: Any) -> None:
 
 
 def percentile(values: list[float], fraction: float) -> float:
-    """The value that this part of all stays at or below."""
+    """Return the value below or at which this fraction lies."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, round(fraction * len(ordered)) - 1))]

@@ -1,9 +1,9 @@
-"""REST lists with 100,000 jobs: time from request to answer through the whole Django stack, and query counts.
+"""REST lists with 100,000 jobs: response time through the whole Django stack, and query counts.
 
     DATABASE_URL=... REDIS_URL=... python -m bench rest_lists [--jobs N] [--rounds N] [--only PART]
 
-Makes a database of its own beside the one that DATABASE_URL names, and drops it. The queries are counted with
-2,000 jobs first: the number must not grow with the rows.
+Creates a database of its own beside the one in DATABASE_URL, and drops it. Queries are counted with 2,000
+jobs first: the number must not grow with the rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from bench.scratch_database import scratch_database
 
 FEW_JOBS = 2_000
 GPUS = 400
-"""Half of them are given to the newest of the few jobs, half to the newest of all, so that the first pages of both
-hold rows of the same kinds; an empty kind would spare its queries."""
+"""Half belong to the newest of the first jobs, half to the newest of all.
+
+So the first pages of both contain the same kinds of rows: a missing kind would save its queries.
+"""
 TARGET_MS = 100.0
 TARGET = "p95 below 100 ms, as many queries as with 2,000 jobs"
 
@@ -33,11 +35,11 @@ HOST = "localhost"
 
 _T = TypeVar("_T")
 RequestCase = tuple[str, str, Callable[[], Any]]
-"""Who asks, for what, and the request itself."""
+"""User, name, and the request itself."""
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a line for each list and kind of person."""
+    """Print a line for each list and kind of user."""
     run_requests("lists", arguments, rest_requests)
     return 0
 
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> int:
 def run_requests(
     bench: str, arguments: list[str], *makers: Callable[[dict[str, Any]], list[RequestCase]]
 ) -> None:
-    """Measures what the makers give for the people of the record, by one line each."""
+    """Measure the requests that the makers return for the users; print one line each."""
     parser = argparse.ArgumentParser(prog=f"bench {bench}")
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=60)
@@ -53,11 +55,11 @@ def run_requests(
     wanted = parser.parse_args(arguments)
     with bench_dataset() as scene:
         scene.add_jobs(FEW_JOBS, running=GPUS // 2)
-        looks = [look for make in makers for look in make(scene.people) if wanted.only in look[1]]
+        looks = [look for make in makers for look in make(scene.users) if wanted.only in look[1]]
         few = [_or_problem(look, count_queries) for look in looks]
         scene.add_jobs(wanted.jobs - FEW_JOBS, running=GPUS // 2)
         gc.collect()
-        gc.freeze()  # as web does with what stays
+        gc.freeze()  # as web does for permanent objects
         for look, queries in zip(looks, few, strict=True):
             problem = queries if isinstance(queries, str) else None
             if not isinstance(queries, str):
@@ -67,7 +69,7 @@ def run_requests(
 
 
 def _or_problem(look: RequestCase, act: Callable[[RequestCase], _T]) -> _T | str:
-    """What it gives, or why it could not be had: one page that breaks must not hide the others."""
+    """Return the result or the error: one failing page must not prevent the others."""
     try:
         return act(look)
     except Exception as problem:
@@ -76,13 +78,13 @@ def _or_problem(look: RequestCase, act: Callable[[RequestCase], _T]) -> _T | str
 
 @contextmanager
 def bench_dataset() -> Iterator[BenchDataset]:
-    """A fresh database with people, projects and nodes; dropped at the end."""
+    """Provide a fresh database with users, projects and nodes; drop it at the end."""
     with scratch_database():
         yield BenchDataset()
 
 
 def count_queries(look: RequestCase) -> int:
-    """Database queries of one answer, once caches are warm."""
+    """Return the database queries of one request with warm caches."""
     from django.db import connection
     from django.test.utils import CaptureQueriesContext
 
@@ -96,10 +98,10 @@ def count_queries(look: RequestCase) -> int:
 
 
 def measure(queries_with_few: int, jobs: int, rounds: int, look: RequestCase) -> None:
-    """Prints the line of one request."""
+    """Print the line of one request."""
     from portal.valkey import rate_limits
 
-    person, path, ask = look
+    user, path, ask = look
     rate_limits.PREFIX = f"bench:{secrets.token_hex(6)}"
     queries = count_queries(look)
     took_ms, size = [], 0
@@ -109,7 +111,7 @@ def measure(queries_with_few: int, jobs: int, rounds: int, look: RequestCase) ->
         took_ms.append((time.perf_counter() - began_s) * 1000)
     p95_ms = percentile(took_ms, 0.95)
     print_figure(
-        f"{path} as {person}",
+        f"{path} as {user}",
         ours=round(p95_ms, 1),
         unit="ms p95",
         target=TARGET,
@@ -122,15 +124,15 @@ def measure(queries_with_few: int, jobs: int, rounds: int, look: RequestCase) ->
     )
 
 
-def rest_requests(people: dict[str, Any]) -> list[RequestCase]:
-    """The lists of the API, asked with a token."""
+def rest_requests(users: dict[str, Any]) -> list[RequestCase]:
+    """Return the requests of the API's lists, with a token."""
     from django.test import Client
 
     from portal.services.accounts.tokens import Scope, do_create_token
 
     looks: list[RequestCase] = []
-    for name, person in people.items():
-        token = do_create_token(person, name="bench", scopes=[Scope.READ])[1]
+    for name, user in users.items():
+        token = do_create_token(user, name="bench", scopes=[Scope.READ])[1]
         client = Client(headers={"Authorization": f"Bearer {token}"}, SERVER_NAME=HOST)
         looks += [(name, path, partial(client.get, path)) for path in _paths()]
     return looks
@@ -157,7 +159,7 @@ def _paths() -> list[str]:
 
 
 class BenchDataset:
-    """100 projects with quotas, 200 people, 50 nodes of 8 GPUs; jobs come by ``add_jobs``."""
+    """100 projects with quotas, 200 users, 50 nodes of 8 GPUs; ``add_jobs`` adds jobs."""
 
     def __init__(self) -> None:
         from portal.models import Environment, Gpu, Membership, Node, NodePool, Project, Quota, User
@@ -171,8 +173,8 @@ class BenchDataset:
             Project(name=f"project-{n}") for n in range(100)
         )
         Membership.objects.bulk_create(
-            Membership(user=person, project=project, role="member")
-            for n, person in enumerate(persons)
+            Membership(user=user, project=project, role="member")
+            for n, user in enumerate(persons)
             for project in {projects[n % 100], projects[7]}
         )
         nodes = self.nodes = Node.objects.bulk_create(
@@ -202,10 +204,10 @@ class BenchDataset:
         Quota.objects.bulk_create(
             Quota(project=project, pool=pool, guaranteed_milli=4_000) for project in projects
         )
-        self.people: dict[str, Any] = {"admin": persons[0], "member": persons[7]}
+        self.users: dict[str, Any] = {"admin": persons[0], "member": persons[7]}
 
     def add_jobs(self, jobs: int, *, running: int) -> None:
-        """Adds jobs of every state, the last ``running`` of them on a GPU each; the member owns one in fifty."""
+        """Add jobs of every state, the last ``running`` on a GPU each; the member owns one in fifty."""
         import datetime as dt
         import random
 
@@ -217,12 +219,12 @@ class BenchDataset:
 
         dice = random.Random(jobs)
         now = timezone.now()
-        projects, people, gpus, nodes = self.projects, self.persons, self.gpus, self.nodes
+        projects, users, gpus, nodes = self.projects, self.persons, self.gpus, self.nodes
         pool, lab = self.pool, self.lab
         rows = []
         for n in range(jobs):
             project = projects[7] if n % 10 == 0 else dice.choice(projects)
-            owner = people[7] if n % 50 == 0 else dice.choice(people)
+            owner = users[7] if n % 50 == 0 else dice.choice(users)
             state = dice.choices(["COMPLETED", "FAILED", "CANCELLED", "PENDING"], [80, 8, 2, 10])[0]
             live = n >= jobs - running
             state = "RUNNING" if live else state

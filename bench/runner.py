@@ -1,4 +1,4 @@
-"""Runs benchmarks one after the other, each a process of its own with a limit on its time."""
+"""Runs benchmarks one after the other, each in a process with a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP_WITHIN_S = 6
 def run_suite(
     group: str, known: dict[str, tuple[list[str], float]], arguments: list[str], *, limit_s: float
 ) -> int:
-    """Runs the parts named, or all, and tells how long they took; 1 when a part did not finish."""
+    """Run the named parts, or all, and print their durations; return 1 when a part did not finish."""
     parser = argparse.ArgumentParser(prog=f"bench {group}")
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(known)}; all when none is named")
     parts = parser.parse_args(arguments).parts or list(known)
@@ -39,7 +39,7 @@ def run_suite(
 
 
 def _run(part: str, words: list[str], limit_s: float) -> bool:
-    """Runs one part in a session of its own, so that nothing it began outlives it; says so where it fails."""
+    """Run one part in its own session, so that nothing it started outlives it; report a failure."""
     process = subprocess.Popen([sys.executable, "-m", "bench", *words], start_new_session=True)
     try:
         code = process.wait(limit_s)
@@ -56,7 +56,7 @@ def _run(part: str, words: list[str], limit_s: float) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks it to end (what it has started is ended on the way out), then ends what is left of its session."""
+    """Terminate the process, which stops what it started, then kill the rest of its session."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):

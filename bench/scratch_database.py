@@ -1,4 +1,4 @@
-"""A database for one benchmark, beside the one that DATABASE_URL names."""
+"""A temporary database for one benchmark, beside the one in DATABASE_URL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def scratch_database() -> Iterator[str]:
-    """Sets Django up on a fresh database, gives its address for other processes, and drops it at the end."""
+    """Set Django up on a fresh database, yield its URL for other processes, and drop it at the end."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "portal.config.settings")
     os.environ.setdefault("FAIRWAY_SECRET_KEY", secrets.token_urlsafe(48))
     os.environ.setdefault("FAIRWAY_LOG_LEVEL", "ERROR")

@@ -1,7 +1,8 @@
-"""Hundreds of nodes in one process: it speaks as agents do over streams that are handed to it, and runs no task.
+"""Hundreds of nodes in one process: it speaks the agent protocol over streams passed to it, and runs no task.
 
-For ``bench nodes``. The portal starts its agents as always, as child processes or over SSH; the program it starts
-there (:data:`PROGRAM`) hands its own standard streams to this process and waits until this one lets it go.
+For ``bench nodes``. The portal starts its agents as always, as child processes or over SSH; the program
+started there (:data:`PROGRAM`) passes its standard streams to this process and waits until this process
+releases it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from agents.node.gpus.simulated import SimulatedGpus
 
 GPUS = 8
 PHASES = 50
-"""The nodes of a second take their samples at so many moments of it."""
+"""Number of sampling times per second over which nodes are distributed."""
 
 PROGRAM = """
 import array, json, os, socket, sys
@@ -39,7 +40,7 @@ os.execv("/bin/cat", ["cat"])
 
 
 class _Node:
-    """One machine: its GPUs, and the tasks it was told to start."""
+    """One machine: its GPUs and started tasks."""
 
     def __init__(self, name: str, folder: str) -> None:
         self.name = name
@@ -154,7 +155,7 @@ class _Node:
 
 
 class _Stream:
-    """One conversation: the two descriptors that an agent would have as its standard streams."""
+    """One connection: the descriptors that an agent has as standard streams."""
 
     def __init__(self, node: _Node, role: str, fds: tuple[int, int], guest: socket.socket) -> None:
         self.node, self.role, self._control = node, role, guest
@@ -176,7 +177,7 @@ class _Stream:
                 self.unsent = self.unsent[os.write(self.writing, self.unsent) :]
 
     def read(self) -> bool:
-        """Answers what has come; False at the end."""
+        """Answer received requests; return False at the end."""
         try:
             data = os.read(self.reading, 65_536)
         except BlockingIOError:
@@ -218,7 +219,7 @@ class SimulatedNodes:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until it is killed."""
+        """Serve until killed."""
         turn = int(time.time() * PHASES)
         while True:
             wait_s = max(0.0, (turn + 1) / PHASES - time.time())
@@ -232,14 +233,14 @@ class SimulatedNodes:
                 self._send_samples(turn % PHASES)
 
     def _accept(self) -> None:
-        guest, _ = self._listener.accept()
-        words, others, _, _ = guest.recvmsg(300, socket.CMSG_SPACE(2 * array.array("i").itemsize))
+        tenant, _ = self._listener.accept()
+        words, others, _, _ = tenant.recvmsg(300, socket.CMSG_SPACE(2 * array.array("i").itemsize))
         fds = array.array("i")
         fds.frombytes(others[0][2])
         role, _, name = words.decode().partition(" ")
         if name not in self._nodes:
             self._nodes[name] = _Node(name, self._folder)
-        stream = _Stream(self._nodes[name], role, (fds[0], fds[1]), guest)
+        stream = _Stream(self._nodes[name], role, (fds[0], fds[1]), tenant)
         self._streams[stream.reading] = stream
         self._selector.register(stream.reading, selectors.EVENT_READ)
 

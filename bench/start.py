@@ -1,10 +1,11 @@
-"""Submit to RUNNING recorded on an idle SSH node, beside the same create and start by hand over an open session.
+"""Time from submission to RUNNING on an idle SSH node, beside a manual create and start over an open session.
 
     python -m bench start [--jobs N] [--within SECONDS] [--verbose]
 
-A whole Fairway (``manage.py up``) with a rig node of podman that has the image; jobs come one by one over REST.
-After each job the very words that created its container are given to podman by hand, through a root shell that
-stays open over SSH. The difference of the two is what Fairway costs. Needs what the rig needs (root, podman, sshd).
+A complete Fairway (``manage.py up``) with a rig node of podman that has the image; jobs are submitted one by
+one over REST. After each job, the same podman arguments that created its container are run in a root shell
+that stays open over SSH. The difference is the cost of Fairway. Needs what the rig needs (root, podman,
+sshd).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MANUAL_ROOT = "/var/lib/hand"
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the lines of median and p95, and how the time of ours is spent."""
+    """Print the lines of median and p95, and the breakdown of our time."""
     parser = argparse.ArgumentParser(prog="bench start")
     parser.add_argument("--jobs", type=int, default=30)
     parser.add_argument("--within", type=float, default=600.0, help="begin no job after so many seconds")
@@ -56,11 +57,11 @@ def _measure(jobs: int, until_s: float, verbose: bool) -> None:
         machine = rig.nodes[0]
         token = prepare_node(portal, machine, image.name)
         with _root_shell(machine) as shell, client_of(portal.url, token) as client:
-            _run_one(client, shell, machine, "warm")  # imports, connections and caches of the first job
+            _run_one(client, shell, machine, "warm")  # warm-up: imports, connections and caches
             rows: list[dict[str, float]] = []
             for number in range(jobs):
                 if rows and time.monotonic() > until_s:
-                    break  # on a slow machine fewer jobs are told, and how many
+                    break  # on a slow machine fewer jobs are measured; their number is reported
                 row = _run_one(client, shell, machine, f"{number}")
                 rows.append(row)
                 if verbose:
@@ -117,13 +118,14 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
     job = answer.json()["id"]
     rows = Job.objects.filter(public_id=job)
     tries = Attempt.objects.filter(job__public_id=job)
-    while not tries.filter(state="RUNNING").exists():  # the job says RUNNING as soon as it holds its GPUs
+    # a job is RUNNING as soon as it holds GPUs, its attempt later
+    while not tries.filter(state="RUNNING").exists():
         if time.perf_counter() - began > 60:
             raise SystemExit(f"job {job} does not start:\n{_timeline(job)}")
         time.sleep(POLL_INTERVAL_S)
     running = time.perf_counter()
     attempt = tries.get()
-    assert attempt.start_sent_at is not None and attempt.running_at is not None  # it is RUNNING
+    assert attempt.start_sent_at is not None and attempt.running_at is not None  # set, since it is RUNNING
     submitted_at = JobEvent.objects.get(job__public_id=job, kind="submitted").at.timestamp()
     cycle = Cycle.objects.filter(started_at__lte=attempt.created_at).latest("started_at")
     by_hand_s, network_s = _start_manually(shell, machine, job)
@@ -131,7 +133,7 @@ def _run_one(client: Any, shell: _Shell, machine: Any, name: str) -> dict[str, f
     deadline_s = time.monotonic() + 30
     while rows.values_list("state", flat=True).get() != "CANCELLED" and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    time.sleep(1.0)  # its container and its network are removed, and the node is idle again
+    time.sleep(1.0)  # until its container and network are removed and the node is idle
     at = began_at
     return {
         "ours_ms": (running - began) * 1000,
@@ -156,9 +158,9 @@ def _timeline(job: str) -> str:
 
 
 def _start_manually(shell: _Shell, machine: Any, job: str) -> tuple[float, float]:
-    """Seconds for podman's create and start with the words of this job's container, under names of its own.
+    """Return seconds of podman's create and start with this job's arguments under other names.
 
-    The second figure is what a network of its own takes, which every job of ours has and a person would not make.
+    The second figure is the time for a separate network, which every job has and a manual start would not.
     """
     name = machine.podman(
         "ps", "--all", "--filter", f"label=fairway.job={job}", "--format", "{{.Names}}"
@@ -181,9 +183,9 @@ def _start_manually(shell: _Shell, machine: Any, job: str) -> tuple[float, float
         f"path={folder}/log" if word.startswith("path=") and mine[index - 1] == "--log-opt" else word
         for index, word in enumerate(mine)
     ]
-    # what a variable holds is in no argument list: its file was there until the container was made
-    told = json.loads(machine.podman("inspect", "--format", "{{json .Config.Env}}", name))
-    variables = "".join(f"{each}\n" for each in told if "\n" not in each)
+    # values of variables are in no argument list: their file was removed after the container was created
+    reported = json.loads(machine.podman("inspect", "--format", "{{json .Config.Env}}", name))
+    variables = "".join(f"{each}\n" for each in reported if "\n" not in each)
     shell.run(f"printf %s {shlex.quote(variables)} > {mine[mine.index('--env-file') + 1]}")
     create = shlex.join(mine)
     began = time.perf_counter()
@@ -196,11 +198,11 @@ def _start_manually(shell: _Shell, machine: Any, job: str) -> tuple[float, float
     return took_s, network_s
 
 
-# -- what it runs on -------------------------------------------------------------------------------
+# -- environment ---------------------------------------------------------------------------------------
 
 
 def enter_portal(portal: Any) -> Any:
-    """Sets Django up on the record of a Fairway that runs; gives its first admin."""
+    """Set Django up on the database of a running Fairway; return its first administrator."""
     from portal.config import data_paths
 
     data = portal.folder / "data"
@@ -222,7 +224,7 @@ def enter_portal(portal: Any) -> Any:
 
 
 def prepare_node(portal: Any, machine: Any, image: str) -> str:
-    """Makes the machine a node of this Fairway; gives an API token of its first admin."""
+    """Add the machine as a node of this Fairway; return an API token of its first administrator."""
     admin = enter_portal(portal)
     from portal.models import Environment, Node
     from portal.services.accounts.tokens import Scope, do_create_token
@@ -244,7 +246,7 @@ def prepare_node(portal: Any, machine: Any, image: str) -> str:
         if time.monotonic() > deadline_s:
             raise SystemExit("the node does not become ready:\n" + portal.tail())
         time.sleep(0.2)
-    time.sleep(3)  # the first comparison and the first samples
+    time.sleep(3)  # wait for the first reconciliation and the first samples
     return do_create_token(admin, name="bench", scopes=list(Scope))[1]
 
 
@@ -258,14 +260,14 @@ def client_of(url: str, token: str) -> Iterator[Any]:
 
 
 class _Shell:
-    """A root shell on the node, over an SSH session that stays open."""
+    """A root shell on the node over an open SSH session."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._heard = b""
 
     def run(self, command: str) -> None:
-        """Runs a command to its end; raises when it fails."""
+        """Run a command; raise when it fails."""
         mark = f"done-{secrets.token_hex(4)}"
         self._channel.sendall(f"{{ {command}\n}} 2>&1; code=$?; echo; echo {mark} $code\n".encode())
         end = f"\n{mark} ".encode()

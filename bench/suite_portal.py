@@ -1,9 +1,9 @@
-"""The rows of the spine: submit to RUNNING, gateway, fan-out, web, pages and lists, one after the other.
+"""Runs the benchmarks of the portal: submission to RUNNING, gateway, fan-out, web, pages and lists.
 
     DATABASE_URL=... REDIS_URL=... python -m bench suite_portal [PART ...]
 
-Each part is a process of its own with a limit on its time; a part that fails or cannot run says so in its line
-and the others go on. All together take less than eight minutes.
+Each part is a process with a time limit; a part that fails or cannot run reports it in its line, and the
+others continue. All together take less than eight minutes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ PARTS: dict[str, tuple[list[str], float]] = {
     "web": (["web"], 45),
     "html_pages": (["html_pages", "--lists", "--rounds", "20"], 115),
 }
-"""What to run and within how many seconds. ``pages`` measures the lists on the same record."""
+"""Arguments and time limit in seconds. ``html_pages`` also measures the lists on the same database."""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the parts named, or all; 1 when a part did not finish."""
+    """Run the named parts, or all; return 1 when a part did not finish."""
     return run_suite("suite_portal", PARTS, arguments, limit_s=480)

@@ -1,8 +1,8 @@
-"""The rows of the scheduler's decisions, one part after the other; only ``cycle`` and ``forecast`` need a database.
+"""Runs the benchmarks of scheduling decisions; only ``cycle`` and ``forecast`` need a database.
 
     DATABASE_URL=... REDIS_URL=... python -m bench suite_scheduler [PART ...]
 
-Each part is a process of its own with a limit on its time, as in ``bench suite_portal``.
+Each part is a process with a time limit, as in ``bench suite_portal``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ PARTS: dict[str, tuple[list[str], float]] = {
     "forecast": (["forecast"], 150),
     "openb": (["openb"], 300),
 }
-"""What to run and within how many seconds."""
+"""Arguments and time limit in seconds."""
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the parts named, or all; 1 when a part did not finish."""
+    """Run the named parts, or all; return 1 when a part did not finish."""
     return run_suite("suite_scheduler", PARTS, arguments, limit_s=600)

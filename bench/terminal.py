@@ -1,9 +1,9 @@
-"""A key's echo in a web terminal of a container on an SSH node, beside that of a plain SSH terminal on the same node.
+"""Echo time of a key in a web terminal of a container on an SSH node, beside a plain SSH terminal.
 
     python -m bench terminal [--keys N]
 
-A whole Fairway (``manage.py up``) with a rig node of podman. In both terminals ``cat`` runs, so that the echo is the
-pseudo terminal's own; keys are pressed in turns, one here and one there. Needs what the rig needs (root, podman, sshd).
+A complete Fairway (``manage.py up``) with a rig node of podman. Both terminals run ``cat``, so that the echo
+is the pseudo terminal's own; keys alternate between the two. Needs what the rig needs (root, podman, sshd).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BETWEEN_S = 0.02
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the lines of median and p95."""
+    """Print the lines of median and p95."""
     parser = argparse.ArgumentParser(prog="bench terminal")
     parser.add_argument("--keys", type=int, default=300)
     wanted = parser.parse_args(arguments)
@@ -69,7 +69,7 @@ Receive = Callable[[], bytes]
 
 
 def _echo_time(send: Send, receive: Receive) -> float:
-    """Milliseconds from a key to its echo."""
+    """Return milliseconds from a key to its echo."""
     time.sleep(BETWEEN_S)
     began = time.perf_counter()
     send(b"x")
@@ -80,7 +80,7 @@ def _echo_time(send: Send, receive: Receive) -> float:
 
 @contextlib.contextmanager
 def _web(portal: Any, client: Any) -> Iterator[tuple[Send, Receive]]:
-    """A terminal of a job that runs, as a browser enters it."""
+    """Open a terminal of a running job, as a browser does."""
     from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
     from websockets.sync.client import connect
 
@@ -122,7 +122,7 @@ def _web(portal: Any, client: Any) -> Iterator[tuple[Send, Receive]]:
 
 @contextlib.contextmanager
 def _plain(machine: Any) -> Iterator[tuple[Send, Receive]]:
-    """A terminal of an account on the node itself."""
+    """Open a terminal of an account on the node itself."""
     import paramiko
 
     password = secrets.token_urlsafe(12)

@@ -1,10 +1,11 @@
-"""Dispatch on healthy nodes while one node takes everything and answers nothing, beside the same without it.
+"""Dispatch on healthy nodes while one node accepts commands and never answers, beside the same without it.
 
     python -m bench unresponsive_node [--jobs N] [--rounds N]
 
-One worker, four nodes of this machine and a fifth whose agents are stopped (SIGSTOP) in every second turn: connections
-to it open, commands are taken, and no answer ever comes. Jobs come one after another; a dispatch is the time from the
-commit of an attempt on one of the four to RUNNING in the record. Both kinds of turn alternate in one run.
+One worker, four nodes on this machine and a fifth whose agents are stopped (SIGSTOP) in every second round:
+connections to it open, commands are accepted, and no answer arrives. Jobs are submitted one after another; a
+dispatch is the time from the commit of an attempt on one of the four to RUNNING in the database. Both kinds
+of rounds alternate.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SETTLED_WITHIN_S = 60.0
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the p95 of both kinds of turn and their ratio."""
+    """Print the p95 of both kinds of rounds and their ratio."""
     parser = argparse.ArgumentParser(prog="bench unresponsive_node")
     parser.add_argument("--jobs", type=int, default=40, help="in each turn")
     parser.add_argument("--rounds", type=int, default=6)
@@ -52,14 +53,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _measure(harness: Any, jobs: int, rounds: int) -> dict[bool, list[float]]:
-    """Seconds of each dispatch on a healthy node, by whether the fifth was silent."""
+    """Return seconds of each dispatch on a healthy node, by whether the fifth node was stopped."""
     from django.conf import settings
 
     from tests import factories
 
     settings.DATA_DIR = harness.folder
     owner, pool = factories.user("bench"), factories.pool()
-    pool.policy = {"placement": "spread"}  # so that all nodes have their share
+    pool.policy = {"placement": "spread"}  # so that jobs are spread over all nodes
     pool.save()
     scene = {
         "owner": owner,
@@ -70,7 +71,7 @@ def _measure(harness: Any, jobs: int, rounds: int) -> dict[bool, list[float]]:
     hole = harness.known(harness.node(pool=pool, name="hole"))
     harness.worker()
     _wait_until_all_answer(NODES + 1)
-    _run_round(scene, hole, healthy, 10, silent=False)  # imports and caches of the first jobs
+    _run_round(scene, hole, healthy, 10, silent=False)  # warm-up: imports and caches
     times: dict[bool, list[float]] = {False: [], True: []}
     for number in range(rounds):
         silent = number % 2 == 1
@@ -107,7 +108,7 @@ def _run_round(
 
 
 def _silence(public_id: str, ended: threading.Event) -> None:
-    """Stops the agents of a node, also those that come anew, until it is over; then lets them go on."""
+    """Stop the agents of a node, including new ones, until ``ended`` is set; then continue them."""
     from tests.faults.campaign.targets import agents_of, send_all
 
     stopped: set[int] = set()

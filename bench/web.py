@@ -1,10 +1,10 @@
-"""Small requests to the web process as `up` starts it: with shared connections, and beside it with one each.
+"""Small requests to the web process as `up` starts it: with pooled connections, and with one each.
 
     DATABASE_URL=... REDIS_URL=... python -m bench web [--rounds N] [--at-once N]
 
-Two web processes stand before the same small record, of which one has FAIRWAY_DATABASE_POOL=0, and are asked in
-turns over their unix sockets: one request after the other, then by several at once. Makes a database of its own and
-drops it.
+Two web processes use the same small database, one of them with FAIRWAY_DATABASE_POOL=0, and are measured
+alternately over their unix sockets: one request after the other, then several at once. Creates a database of
+its own and drops it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 4
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a line for each page, and one for many at once."""
+    """Print a line for each page, and one for many at once."""
     parser = argparse.ArgumentParser(prog="bench web")
     parser.add_argument("--rounds", type=int, default=120)
     parser.add_argument("--at-once", type=int, default=16)
@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> int:
                 words = [*_uvicorn(socket), "--log-level", "error"]
                 stack.enter_context(_process(sys.executable, *words, **environment))
                 clients[name] = stack.enter_context(_client(socket))
-            for path, door in PAGES.items():
-                _one_by_one(path, headers[door], clients, wanted.rounds)
+            for path, connection in PAGES.items():
+                _one_by_one(path, headers[connection], clients, wanted.rounds)
             _at_once("/api/v1/me/", headers["token"], clients, wanted.at_once, wanted.rounds)
     return 0
 

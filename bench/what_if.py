@@ -1,9 +1,9 @@
-"""What a question to worker-ask costs: "would this start now, and who would leave for it" on a busy cluster.
+"""Cost of a query to worker-ask, "would this start now, and what would be preempted", on a busy cluster.
 
     DATABASE_URL=... python -m bench what_if [--nodes N] [--pending N] [--rounds N]
 
-Makes a database of its own beside the one that DATABASE_URL names, and drops it. Each question is answered as the
-worker does: once with a fresh photograph of the record, and once with the one that questions within a second share.
+Creates a database of its own beside the one in DATABASE_URL, and drops it. Each query is answered as the
+worker does: once with a fresh snapshot, and once with the one that queries within a second share.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bench.scratch_database import scratch_database
 TARGET_MS = 300.0
 GPUS_PER_NODE = 8
 ENDED = 5_000
-"""Jobs that have ended: what decisions count on is learned from so many."""
+"""Ended jobs from which durations are learned."""
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a line for each way of asking."""
+    """Print a line for each way."""
     parser = argparse.ArgumentParser(prog="bench what_if")
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--pending", type=int, default=1000)
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(bodies: list[dict[str, Any]], fresh: bool, wanted: argparse.Namespace) -> None:
-    """Prints the line of one way."""
+    """Print the line of one way."""
     from scheduler import what_if
 
     took_ms, leaving, waits = [], 0, 0
@@ -68,7 +68,7 @@ def measure(bodies: list[dict[str, Any]], fresh: bool, wanted: argparse.Namespac
 
 
 def build_cluster(nodes: int, pending: int) -> list[dict[str, Any]]:
-    """A full cluster of four projects with a queue; gives questions of several kinds."""
+    """Build a full cluster of four projects with a queue; return queries of several kinds."""
     from django.db import connection, transaction
     from django.utils import timezone
 
@@ -91,14 +91,14 @@ def build_cluster(nodes: int, pending: int) -> list[dict[str, Any]]:
             for g in range(GPUS_PER_NODE)
         )
     batch = Environment.objects.create(name="batch", title="Batch", runtime="podman", image="localhost/x:1")
-    projects, people = [], []
+    projects, users = [], []
     for number in range(4):
-        project, person = Project.objects.create(name=f"p{number}"), User.objects.create_user(f"u{number}")
-        Membership.objects.create(project=project, user=person, role="member")
+        project, user = Project.objects.create(name=f"p{number}"), User.objects.create_user(f"u{number}")
+        Membership.objects.create(project=project, user=user, role="member")
         guaranteed = 0 if number < 2 else nodes * GPUS_PER_NODE * 1000 // 4
         Quota.objects.create(project=project, pool=pool, guaranteed_milli=guaranteed)
         projects.append(project)
-        people.append(person)
+        users.append(user)
 
     def submit(number: int, **fields: Any) -> Job:
         asked = JobRequest(
@@ -109,7 +109,7 @@ def build_cluster(nodes: int, pending: int) -> list[dict[str, Any]]:
             cpu_milli=4000,
             **fields,
         )
-        return do_submit_job(people[number], asked)
+        return do_submit_job(users[number], asked)
 
     ends = timezone.now()
     ended = []
@@ -117,7 +117,7 @@ def build_cluster(nodes: int, pending: int) -> list[dict[str, Any]]:
         number, ends = draw.randrange(4), ends - dt.timedelta(seconds=20)
         ended.append(
             Job(
-                public_id=new_public_id(), name="ended", project=projects[number], owner=people[number],
+                public_id=new_public_id(), name="ended", project=projects[number], owner=users[number],
                 environment=batch, command=["true"], state="COMPLETED", gpus_per_task=draw.choice((1, 2, 4, 8)),
                 started_at=ends - dt.timedelta(seconds=draw.lognormvariate(10.0, 1.0)), ended_at=ends,
             )
@@ -140,7 +140,7 @@ def build_cluster(nodes: int, pending: int) -> list[dict[str, Any]]:
     return [
         {
             "project": projects[number].public_id,
-            "user": people[number].public_id,
+            "user": users[number].public_id,
             "environment": batch.public_id,
             "pool": pool.public_id,
             "gpus_per_task": gpus,

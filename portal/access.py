@@ -1,7 +1,9 @@
-"""The one policy door: who may do what to which row. Pages, REST, sockets, logs and the gateway ask here.
+"""The access policy: which user may do what to which row.
 
-Rules in short: an admin may do everything but enter another person's workspace; a manager runs a project,
-a member runs jobs in it and controls their own, a viewer sees. What one may not see does not exist (404).
+Pages, REST, WebSockets, logs and the gateway use it.
+
+Administrators may do everything except enter another user's workspace. A manager runs a project; a member
+submits jobs and controls their own; a viewer reads. A row that a user may not see is answered with 404.
 """
 
 from __future__ import annotations
@@ -46,31 +48,34 @@ Requester = User | AnonymousUser | None
 
 
 class Permission(StrEnum):
-    """What a person may want of a row."""
+    """What a user can do to a row."""
 
     VIEW = "see"
-    SUBMIT = "submit"  # a job into a project
-    CONTROL = "control"  # cancel, hold, change a job
+    SUBMIT = "submit"  # submit a job to a project
+    CONTROL = "control"  # cancel, hold or edit a job
     ENTER = "enter"  # open a workspace, its terminal or its secrets
     READ_LOGS = "read_logs"
-    MANAGE = "manage"  # members of a project
-    CHANGE = "change"  # quotas, nodes, environments, people
+    MANAGE = "manage"  # manage the members of a project
+    CHANGE = "change"  # change quotas, nodes, environments or users
 
 
 class AccessPolicy(StrEnum):
-    """What a route or a socket demands before it looks at any row; every one declares exactly one."""
+    """What a route or WebSocket requires before any row is checked.
+
+    Every route and consumer declares exactly one.
+    """
 
     PUBLIC = "public"
     SIGNED_IN = "signed-in"
     ADMIN = "admin"
-    WORKSPACE = "workspace"  # the gateway: a workspace session of that origin
+    WORKSPACE = "workspace"  # gateway only: a workspace session for that origin
 
 
 _View = TypeVar("_View", bound=Callable[..., Any] | type)
 
 
 def access_policy(required: AccessPolicy) -> Callable[[_View], _View]:
-    """Declares the policy of a view or a consumer. A test fails for any that declares none."""
+    """Declare the access policy of a view or consumer. A test fails for any view without one."""
 
     def mark(route: _View) -> _View:
         route.access_policy = required  # type: ignore[union-attr]
@@ -80,14 +85,14 @@ def access_policy(required: AccessPolicy) -> Callable[[_View], _View]:
 
 
 def require_user(requester: Requester) -> User:
-    """The person as an active user, or SignInNeeded."""
+    """Return the requester as an active user. Raise Unauthenticated otherwise."""
     if isinstance(requester, User) and requester.is_active:
         return requester
     raise Unauthenticated("Sign in first.")
 
 
 def enforce(requester: Requester, required: AccessPolicy) -> None:
-    """Raises unless the person satisfies the route's policy."""
+    """Raise Unauthenticated or Forbidden unless the requester satisfies the policy."""
     if required is AccessPolicy.PUBLIC:
         return
     user = require_user(requester)
@@ -96,7 +101,10 @@ def enforce(requester: Requester, required: AccessPolicy) -> None:
 
 
 def require_admin(user: User, action: str) -> None:
-    """Raises NotAllowed for anybody but an administrator. ``act`` is what only they do: "change quotas"."""
+    """Raise Forbidden unless the user is an administrator.
+
+    ``action`` completes the message "Only administrators ...".
+    """
     if not user.is_admin:
         raise Forbidden(f"Only administrators {action}.")
 
@@ -105,7 +113,7 @@ def require_admin(user: User, action: str) -> None:
 
 
 def role_in(user: User, project: Project) -> Role | None:
-    """The person's strongest role in the project or one of its ancestors; None for a stranger."""
+    """Return the user's strongest role in the project or its ancestors, or None if they have none."""
     line = path_to_root(project, lambda below: below.parent)
     roles = [
         Role(r) for r in Membership.objects.filter(user=user, project__in=line).values_list("role", flat=True)
@@ -114,13 +122,16 @@ def role_in(user: User, project: Project) -> Role | None:
 
 
 def has_role(user: User, project: Project, min_role: Role) -> bool:
-    """True when the person's role in the project is at least ``least``."""
+    """Return True if the user's role in the project is at least ``min_role``."""
     role = role_in(user, project)
     return role is not None and ROLE_RANK[role] >= ROLE_RANK[min_role]
 
 
 def roles_by_project(requester: Requester) -> dict[int, Role]:
-    """The person's strongest role by project row, inherited from ancestors: two queries, once in a look."""
+    """Return the user's strongest role by project id, inherited from ancestors.
+
+    Two queries, cached for the request.
+    """
     own, parents = _own_roles(require_user(requester)), project_parents()
     found: dict[int, Role] = {}
     for project in parents:
@@ -131,13 +142,13 @@ def roles_by_project(requester: Requester) -> dict[int, Role]:
 
 
 def project_ids(user: User, min_role: Role = Role.VIEWER) -> set[int]:
-    """Row numbers of the projects where the person has at least this role, or above it: as ``roles_of``."""
+    """Return the ids of the projects in which the user has at least ``min_role``, also if inherited."""
     roles = roles_by_project(user)
     return {row for row, role in roles.items() if ROLE_RANK[role] >= ROLE_RANK[min_role]}
 
 
 def project_parents() -> Mapping[int, int | None]:
-    """The tree of projects by row numbers; one query, once in a look."""
+    """Return the parent id of each project by its id. One query, cached for the request."""
     return cached("parents", lambda: dict(Project.objects.values_list("id", "parent_id")))
 
 
@@ -153,7 +164,7 @@ def _own_roles(user: User) -> Mapping[int, Role]:
 
 
 def can(requester: Requester, verb: Permission, obj: Any) -> bool:
-    """Whether this person may do this to this row. Anonymous and inactive people may do nothing."""
+    """Return True if the requester has this permission on the row. Anonymous and inactive users have none."""
     if not isinstance(requester, User) or not requester.is_active:
         return False
     match obj:
@@ -185,7 +196,7 @@ def can(requester: Requester, verb: Permission, obj: Any) -> bool:
 
 
 def permitted_job_ids(requester: Requester, verb: Permission, jobs: Iterable[Job]) -> set[int]:
-    """Row numbers of those jobs to which the person may do this: two queries, whatever their number."""
+    """Return the ids of the jobs on which the requester has this permission, in at most two queries."""
     if not isinstance(requester, User) or not requester.is_active:
         return set()
     roles = {} if requester.is_admin and verb is not Permission.ENTER else roles_by_project(requester)
@@ -198,9 +209,9 @@ def _can_access_job(user: User, verb: Permission, job: Job) -> bool:
 
 
 def _role_permits_job(user: User, role: Role | None, verb: Permission, job: Job) -> bool:
-    """The rule for a job, once the person's role in its project is known."""
+    """Apply the permission rules of a job, given the user's role in its project."""
     if verb is Permission.ENTER:
-        # Not even an admin: what runs there runs as the owner, with the owner's files.
+        # Administrators may not enter either: a workspace runs as its owner, with the owner's files.
         member = role is not None and ROLE_RANK[role] >= ROLE_RANK[Role.MEMBER]
         return job.owner_id == user.pk and (member or user.is_admin)
     if user.is_admin:
@@ -223,7 +234,6 @@ def _role_permits_job(user: User, role: Role | None, verb: Permission, job: Job)
 
 
 def has_role_or_admin(user: User, project: Project, min_role: Role) -> bool:
-    """As ``has_role``; admins pass."""
     return user.is_admin or has_role(user, project, min_role)
 
 
@@ -240,7 +250,7 @@ def _can_access_project(user: User, verb: Permission, project: Project) -> bool:
 
 
 def _can_access_extension(user: User, verb: Permission, extension: TimeLimitExtension) -> bool:
-    """Whoever sees the job sees what was asked for it; where it delays only the project's own, managers decide."""
+    """Users who see the job may view; managers may decide if only jobs of the project are delayed."""
     if verb is Permission.VIEW:
         return _can_access_job(user, Permission.VIEW, extension.job)
     if verb is Permission.CHANGE:
@@ -251,7 +261,7 @@ def _can_access_extension(user: User, verb: Permission, extension: TimeLimitExte
 
 
 def approvable_extensions(user: User, rows: Iterable[TimeLimitExtension]) -> set[int]:
-    """Row numbers of those requests for more time on which the person may decide: two queries at most."""
+    """Return the ids of the extension requests that the user may decide, in at most two queries."""
     if user.is_admin:
         return {row.pk for row in rows}
     roles = roles_by_project(user)
@@ -263,7 +273,7 @@ def approvable_extensions(user: User, rows: Iterable[TimeLimitExtension]) -> set
 
 
 def require_permission(requester: Requester, verb: Permission, obj: Any) -> None:
-    """Raises NotThere when the row may not even be seen, NotAllowed when it may be seen but not this."""
+    """Raise NotFound if the requester may not see the row, Forbidden if they only lack the permission."""
     if can(requester, verb, obj):
         return
     require_user(requester)
@@ -276,13 +286,13 @@ def require_permission(requester: Requester, verb: Permission, obj: Any) -> None
 
 
 def visible_projects(requester: Requester) -> QuerySet[Project]:
-    """The projects a person may see: all for admins, else those of their memberships and below."""
+    """Return all projects for administrators, otherwise the user's projects and their descendants."""
     user = require_user(requester)
     return Project.objects.all() if user.is_admin else Project.objects.filter(pk__in=project_ids(user))
 
 
 def nameable_projects(requester: Requester) -> QuerySet[Project]:
-    """The projects whose names a person may read: the visible ones and those above, whose limits bind them."""
+    """Return the visible projects and their ancestors, whose limits apply to them too."""
     user = require_user(requester)
     return (
         Project.objects.all()
@@ -292,33 +302,29 @@ def nameable_projects(requester: Requester) -> QuerySet[Project]:
 
 
 def visible_jobs(requester: Requester) -> QuerySet[Job]:
-    """The jobs a person may see: those of visible projects."""
     user = require_user(requester)
     return Job.objects.all() if user.is_admin else Job.objects.filter(project_id__in=project_ids(user))
 
 
 def visible_extensions(requester: Requester) -> QuerySet[TimeLimitExtension]:
-    """The requests for more time that a person may see: those of visible projects' jobs."""
     user = require_user(requester)
     rows = TimeLimitExtension.objects.all()
     return rows if user.is_admin else rows.filter(job__project_id__in=project_ids(user))
 
 
 def visible_idle_exemptions(requester: Requester) -> QuerySet[IdleExemption]:
-    """The reasons to keep idle workspaces that a person may see: those of visible projects' jobs."""
     user = require_user(requester)
     rows = IdleExemption.objects.all()
     return rows if user.is_admin else rows.filter(job__project_id__in=project_ids(user))
 
 
 def visible_quotas(requester: Requester) -> QuerySet[Quota]:
-    """The quotas a person may see: those of visible projects."""
     user = require_user(requester)
     return Quota.objects.all() if user.is_admin else Quota.objects.filter(project_id__in=project_ids(user))
 
 
 def visible_usage(requester: Requester) -> QuerySet[UsageInterval]:
-    """The usage a person may see: their own, and that of projects they manage."""
+    """Return the user's own usage, and the usage of projects that they manage."""
     user = require_user(requester)
     if user.is_admin:
         return UsageInterval.objects.all()
@@ -326,13 +332,13 @@ def visible_usage(requester: Requester) -> QuerySet[UsageInterval]:
 
 
 def visible_nodes(requester: Requester) -> QuerySet[Node]:
-    """The nodes a person may see: everybody sees the cluster, nobody needs the retired."""
+    """Return all nodes except retired ones; every signed-in user sees the cluster."""
     require_user(requester)
     return Node.objects.exclude(state=NodeState.RETIRED.value)
 
 
 def visible_users(requester: Requester) -> QuerySet[User]:
-    """The people a person may see by name: those who share a project with them; all for admins."""
+    """Return all users for administrators, otherwise the users who share a project with the requester."""
     user = require_user(requester)
     if user.is_admin:
         return User.objects.all()
@@ -341,7 +347,7 @@ def visible_users(requester: Requester) -> QuerySet[User]:
 
 
 def visible_volumes(requester: Requester) -> QuerySet[Volume]:
-    """The declared volumes a person may see: all for admins, else those that some project of theirs may use."""
+    """Return all declared volumes for administrators, otherwise those that the user's projects may use."""
     user = require_user(requester)
     rows = Volume.objects.filter(owner__isnull=True)
     if user.is_admin:
@@ -350,19 +356,19 @@ def visible_volumes(requester: Requester) -> QuerySet[Volume]:
 
 
 def visible_secrets(requester: Requester) -> QuerySet[Secret]:
-    """The secrets a person may know of: their own, and those of projects where they may run jobs."""
+    """Return the user's own secrets, and those of projects in which they may submit jobs."""
     user = require_user(requester)
     shared = {"project__isnull": False} if user.is_admin else {"project__in": project_ids(user, Role.MEMBER)}
     return Secret.objects.filter(Q(owner=user) | Q(**shared)).select_related("project")
 
 
 def usable_secrets(owner: User, project: Project) -> QuerySet[Secret]:
-    """Those that a job of this person in this project may name: the person's own, and the project's."""
+    """Return the secrets that a job of this owner in this project may reference."""
     return Secret.objects.filter(Q(owner=owner) | Q(project=project)).select_related("project")
 
 
 def visible_environments(requester: Requester) -> QuerySet[Environment]:
-    """The environments a person may launch: those offered to some project of theirs; all for admins."""
+    """Return all environments for administrators, otherwise those available to one of the user's projects."""
     user = require_user(requester)
     if user.is_admin:
         return Environment.objects.all()
@@ -374,7 +380,7 @@ def visible_environments(requester: Requester) -> QuerySet[Environment]:
 
 
 def _projects_and_ancestors(user: User) -> set[int]:
-    """Row numbers of the projects a person is in, and of all above these: what is lent to one is lent below it."""
+    """Return the ids of the user's projects and their ancestors: a grant to a project covers descendants."""
     own, parents = _own_roles(user).keys(), project_parents()
     lines = [path_to_root(row, parents.get) for row in parents]
     return {above for line in lines if not own.isdisjoint(line) for above in line}

@@ -1,4 +1,4 @@
-"""The one Django app of the portal."""
+"""The Django app of the portal."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from django.core import checks
 
 
 class PortalConfig(AppConfig):
-    """Registers the portal's models under the label ``portal``."""
+    """The app, with the label ``portal``."""
 
     name = "portal"
     label = "portal"
@@ -20,6 +20,6 @@ class PortalConfig(AppConfig):
 
 
 def check_separate_site(app_configs: Sequence[AppConfig] | None, **options: Any) -> list[checks.CheckMessage]:
-    """Warn where pages of workspaces can set cookies for the portal."""
+    """Warn if pages of workspaces can set cookies for the portal."""
     found = settings.SAME_SITE_WARNING
     return [checks.Warning(found, id="portal.W001")] if found else []

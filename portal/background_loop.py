@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for synchronous code that sends: what it opened stays open between calls."""
+"""An event loop in a background thread, so that synchronous code can keep asynchronous connections open."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Result = TypeVar("Result")
 
 _lock = threading.Lock()
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
-"""By process: a fork takes the loop along, but not the thread that runs it."""
+"""By process id: a fork copies the loop but not the thread that runs it."""
 
 
 def run_in_background_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Runs ``work`` in the loop and waits for it; raises what it raises. Not for code that is in a loop already."""
+    """Run the coroutine in the background loop and return its result. Not for callers in an event loop."""
     return asyncio.run_coroutine_threadsafe(coroutine, _background_loop()).result()
 
 

@@ -1,4 +1,4 @@
-"""Leaves a server alone for a while that said nothing: one waits for it, the others go on without it at once."""
+"""A circuit breaker: after a server timed out, callers skip it for a short time instead of waiting again."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import time
 
 
 class CircuitBreaker:
-    """The pause after a server gave no answer; one for each server, in each process. ``lasts_s``: how long."""
+    """The breaker of one server in this process. It stays open for ``open_for_s`` seconds."""
 
     def __init__(self, lasts_s: float) -> None:
         self.open_for_s = lasts_s
         self._until_s = 0.0
 
     def trip(self) -> None:
-        """The server was silent just now."""
+        """Open the breaker after a timeout."""
         self._until_s = time.monotonic() + self.open_for_s
 
     def __bool__(self) -> bool:
-        """True while the server is to be left alone."""
+        """Return True while the breaker is open."""
         return time.monotonic() < self._until_s

@@ -1,4 +1,4 @@
-"""Asks the engine a question and waits at most a second: the row holds the answer, Redis says that it is there."""
+"""Sends queries to the scheduler and waits briefly: the row holds the answer, Redis signals it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ log = logging.getLogger(__name__)
 
 ANSWER_TTL_S = 30
 HEARTBEAT_KEY = "fairway:engine-query:heartbeat"
-"""Set by every worker-ask that lives; without it nobody waits for an answer that cannot come."""
+"""Set by every running worker-ask; without it, queries return at once."""
 HEARTBEAT_TTL_S = 15
 
 
 def answer_key(query: str) -> str:
-    """The Redis list on which somebody waits for the answer to a question (public id)."""
+    """Return the Redis list on which the caller waits for the answer to a query (public id)."""
     return f"fairway:answer:{query}"
 
 
 def query_engine(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[str, Any] | None:
-    """The engine's answer, or None when it gives none in time; callers then do without.
+    """Return the scheduler's answer, or None if there is none within ``wait_s``.
 
-    Must not run inside a transaction: the engine could not see the question.
+    Must not run inside a transaction, because the scheduler could not see the query.
     """
     if connection.in_atomic_block:
         log.debug("not asked inside a transaction: %s", kind)
@@ -48,11 +48,11 @@ def query_engine(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[s
                 ignore_result=True,
                 expires=max(1.0, wait_s * 2),
             )
-            told = store.blpop([answer_key(question.public_id)], timeout=wait_s)
+            reported = store.blpop([answer_key(question.public_id)], timeout=wait_s)
     except (BrokerAway, redis.RedisError, OSError) as problem:
         log.warning("no answer to %s: %s", kind, problem)
         return None
-    if told is None:
+    if reported is None:
         return None
     question.refresh_from_db(fields=["answer"])
     answer: dict[str, Any] | None = question.answer
@@ -60,20 +60,25 @@ def query_engine(kind: str, body: dict[str, Any], wait_s: float = 1.0) -> dict[s
 
 
 def query_would_start(request: dict[str, Any], wait_s: float = 1.0) -> dict[str, Any] | None:
-    """Whether a request would start now: ``{starts_now, never, where, verdict, alternatives, interval,
-    victims}``, or None. ``victims`` are the running jobs that would be asked to leave, with the work they would lose.
+    """Ask whether a request would start now.
+
+    Return ``{starts_now, unsatisfiable, where, verdict, alternatives, interval, victims}``, or None.
+    ``where`` are node names, ``interval`` Unix times; ``victims`` are the running jobs that would be evicted,
+    with the work that they would lose.
 
     ``request`` holds the columns of a Job by name, with public ids for ``project``, ``user``, ``environment``
-    and ``pool``; what is missing has the model's default.
+    and ``pool``; missing columns have the model's default.
     """
     return query_engine("would_start", request, wait_s)
 
 
 def query_delay_impact(job: str, end_s: float, later_s: float, wait_s: float = 4.0) -> dict[str, Any] | None:
-    """Whom it would delay if a running job (public id) might run until ``later_s`` (Unix time), or None.
+    """Ask which jobs are delayed if a running job (public id) may run longer, or return None.
 
-    ``{delays: [{job, by_s}], reservations: [name], whole}``, the longest delay first; ``by_s`` null: nobody knows how
-    long. ``whole`` False: more wait than were looked at.
+    ``end_s`` is its present time limit and ``later_s`` the proposed one (Unix time).
+
+    Return ``{delays: [{job, by_s}], reservations: [name], whole}``. The longest delay is first; ``by_s`` is
+    null if unknown. ``whole`` is False if not all pending jobs were examined.
     """
     answer = query_engine("delays", {"job": job, "end_s": end_s, "later_s": later_s}, wait_s)
     return None if answer is None or "error" in answer else answer

@@ -1,6 +1,6 @@
-"""Refusals: each with a stable code, a message for people and, where it helps, the nearest thing that works.
+"""Errors for users: each has a stable code, a message and, if possible, the nearest acceptable request.
 
-Services raise these; pages show the message, the API answers problem+json with the code.
+Services raise them; pages show the message, and REST answers problem+json with the code.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 
 class FairwayError(Exception):
-    """A refusal that a person should read. ``status`` is its HTTP answer."""
+    """An error with a message for the user. ``status`` is the HTTP status."""
 
     status = 500
     code = "error"
     retry_after_s: int | None = None
-    """Sent as Retry-After."""
+    """Value of the Retry-After header, seconds."""
 
     def __init__(
         self, message: str, *, code: str | None = None, details: Mapping[str, Any] | None = None
@@ -27,7 +27,7 @@ class FairwayError(Exception):
 
 
 class InvalidRequest(FairwayError):
-    """Input that cannot be carried out: 400 on pages, 422 in REST, with a message for each field."""
+    """Invalid input: 400 on pages, 422 in REST, with a message for each field."""
 
     status = 400
     code = "invalid"
@@ -38,25 +38,25 @@ class InvalidRequest(FairwayError):
 
 
 class MalformedRequest(InvalidRequest):
-    """A request that does not have the described shape: 400, also in REST, which answers 422 to the others."""
+    """A request that does not match the schema: 400, in REST too."""
 
 
 class Unauthenticated(FairwayError):
-    """Nobody is signed in: 401."""
+    """No user is signed in: 401."""
 
     status = 401
     code = "unauthenticated"
 
 
 class Forbidden(FairwayError):
-    """Known, but not permitted: 403."""
+    """The user lacks the permission: 403."""
 
     status = 403
     code = "forbidden"
 
 
 class NotFound(FairwayError):
-    """Not there, or not for this person to know of: 404."""
+    """The object does not exist, or the user may not see it: 404."""
 
     status = 404
     code = "not_found"
@@ -66,35 +66,35 @@ class NotFound(FairwayError):
 
 
 class Conflict(FairwayError):
-    """The object is in a state in which this cannot be done: 409."""
+    """The object's state does not permit the operation: 409."""
 
     status = 409
     code = "conflict"
 
 
 class PreconditionFailed(FairwayError):
-    """Somebody changed it since it was read: 412. ``facts['current']`` holds what stands now."""
+    """The object was changed since it was read: 412. ``details['current']`` holds its present version."""
 
     status = 412
     code = "precondition_failed"
 
 
 class Unsatisfiable(FairwayError):
-    """A request that this cluster could never serve: 422, with the nearest one that it could."""
+    """A request that this cluster can never satisfy: 422, with the nearest one that it can."""
 
     status = 422
     code = "unsatisfiable"
 
 
 class PreconditionRequired(FairwayError):
-    """A change that must name the version it is based on: 428."""
+    """The change must name the version that it is based on: 428."""
 
     status = 428
     code = "precondition_required"
 
 
 class TooManyRequests(FairwayError):
-    """As much of this is under way as may be at once: 429, to be tried again after ``retry_after_s``."""
+    """A rate or concurrency limit is reached: 429; retry after ``retry_after_s``."""
 
     status = 429
     code = "too_many_requests"
@@ -102,7 +102,7 @@ class TooManyRequests(FairwayError):
 
 
 class ServiceUnavailable(FairwayError):
-    """Something that is needed does not answer: 503, to be tried again after ``retry_after_s``."""
+    """A required service does not answer: 503; retry after ``retry_after_s``."""
 
     status = 503
     code = "unavailable"

@@ -1,4 +1,4 @@
-"""Named points at which a test may kill or stop this process, to see that nothing is lost or doubled.
+"""Named points at which a test can kill or stop this process, to check that nothing is lost or duplicated.
 
 Without ``FAIRWAY_KILL_AT`` or ``FAIRWAY_STOP_AT`` in the environment they do nothing.
 """
@@ -11,10 +11,11 @@ import threading
 
 
 def failpoint(name: str) -> None:
-    """Ends the process as ``kill -9`` would, or stops it, when this is the point for that."""
+    """Kill the process with SIGKILL, or stop it with SIGSTOP, if this failpoint is selected."""
     if name == os.environ.get("FAIRWAY_KILL_AT"):
         os.kill(os.getpid(), signal.SIGKILL)
     if name == os.environ.get("FAIRWAY_STOP_AT"):
-        del os.environ["FAIRWAY_STOP_AT"]  # once: it goes on when somebody sends SIGCONT
-        # To this thread: another may take a signal to the process, and this one would go on for a moment.
+        del os.environ["FAIRWAY_STOP_AT"]  # once: execution continues after SIGCONT
+        # Signal this thread: a signal to the process could be taken by another thread while this one
+        # continues.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)

@@ -1,10 +1,9 @@
-"""Tells open pages that something moved: after commit, to a Channels group; a lost message costs a minute at most.
+"""Publishes events to open pages after commit, through a Channels group.
 
-Whoever has a page open sees what was announced at once, and looks again about once a minute whatever was told.
+A lost message delays a page by about a minute, because pages also poll. The time of each announcement is
+stored first, for pages that have not subscribed yet (``portal.valkey.announcements``).
 
-The time is noted first, for pages whose subscription does not stand yet (`portal.valkey.announcements`).
-
-Topics hold public ids only: ``job.<id>``, ``user.<id>``, ``project.<id>``, ``node.<id>``, ``cluster``.
+Topics contain public ids only: ``job.<id>``, ``user.<id>``, ``project.<id>``, ``node.<id>``, ``cluster``.
 """
 
 from __future__ import annotations
@@ -25,38 +24,36 @@ from portal.valkey.client import VALKEY_BREAKER, record_valkey_error
 log = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 1.0
-"""The channel layer itself waits for ever: its sockets may be idle."""
+"""The channel layer itself has no timeout, because its sockets may be idle."""
 SEND_ALL_TIMEOUT_S = 3.0
-"""So long at most may the news of one transaction take."""
+"""Time limit for all events of one transaction."""
 
 TopicEvent = tuple[str, dict[str, Any]]
-"""A topic, and what is told to those who watch it."""
+"""A topic, and the data for its subscribers."""
 
 
 def channel_group(topic: str) -> str:
-    """The Channels group of a topic."""
+    """Return the Channels group of a topic."""
     return f"fw.{topic}"
 
 
 def publish_on_commit(topic: str, data: dict[str, Any]) -> None:
-    """Sends ``data`` to everyone who watches ``topic`` once the current transaction has committed."""
+    """Send ``data`` to all subscribers of ``topic`` after the current transaction commits."""
     publish_all_on_commit([(topic, data)])
 
 
 def publish_all_on_commit(events: Sequence[TopicEvent]) -> None:
-    """The same for several news; all of a transaction share a connection and a round trip for their notes."""
+    """Send several events after commit; all events of a transaction share one connection."""
     send_after_commit(publish, events)
 
 
 def publish(events: Sequence[TopicEvent]) -> None:
-    """Sends at once. Valkey may be away or silent: pages poll as well, so this only leaves a log line."""
+    """Send now. Failures of Valkey are only logged, because pages also poll."""
     if get_channel_layer() is None:
         return
     topics = list(dict.fromkeys(topic for topic, _ in events))
     if not VALKEY_BREAKER:
-        announcements.mark_announced(
-            topics
-        )  # before it is sent: who joined too late to hear it finds the note
+        announcements.mark_announced(topics)  # before sending: pages that subscribe too late find this entry
     if VALKEY_BREAKER:
         log.debug("open pages were not told of %s: Valkey was silent a moment ago", topics)
         return
@@ -74,7 +71,7 @@ async def _send(news: Sequence[TopicEvent]) -> None:
 
 
 async def send_frame(topic: str, frame: dict[str, Any]) -> None:
-    """Sends ``frame`` to everyone who watches ``topic``. Raises TimeoutError, OSError or RedisError."""
+    """Send ``frame`` to all subscribers of ``topic``. Raise TimeoutError, OSError or RedisError."""
     layer: Any = get_channel_layer()
     async with asyncio.timeout(SEND_TIMEOUT_S):
         await layer.group_send(channel_group(topic), {"type": "fairway.frame", "topic": topic, **frame})

@@ -1,4 +1,4 @@
-"""A log as a file over HTTP, whole or a range of it (RFC 9110, 14): what pages and REST answer alike."""
+"""A log as a file over HTTP, whole or as a byte range (RFC 9110, section 14), for pages and REST."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PLAIN_TEXT = "text/plain; charset=utf-8"
 def log_download_response(
     request: HttpRequest, log: LogFile, *, job: str, timestamps: bool = False
 ) -> HttpResponseBase:
-    """Everything mirrored when it is asked for, or one range of that; several ranges at once are answered with all.
+    """Return everything mirrored so far, or one byte range; a request for several ranges gets the whole log.
 
-    Once the log is complete it has a strong ETag, which If-Range may name; before, bytes that were once answered
-    never change, but there are more later. Raises NotThere where nothing was written, or it was removed.
+    A complete log has a strong ETag for If-Range; an incomplete one is append-only. Raise NotFound if the log
+    does not exist or was removed.
     """
     if not log.path.is_file():
         if log.is_expired:
@@ -69,7 +69,7 @@ def _streaming_response(
 
 
 def _byte_range(first: str, last: str, size: int) -> range | None:
-    """The bytes that a range means of so many; None where it lies beyond them, or begins after its end."""
+    """Return the byte range of a file of ``size`` bytes, or None if it is beyond the end or empty."""
     if not first:
         start, stop = max(0, size - int(last)), size
     else:

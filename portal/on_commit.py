@@ -1,4 +1,4 @@
-"""What a transaction leaves to be sent once it has committed: all of a kind together, in one go."""
+"""Batches items to send after commit: all items of one kind in a transaction go out in one call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class _Batch(Generic[Item]):
-    """Items of one kind, in the order they came."""
+    """Items for one send function, in the order they were added."""
 
     def __init__(self, send: Callable[[list[Item]], object]) -> None:
         self.send = send
@@ -22,9 +22,10 @@ class _Batch(Generic[Item]):
 
 
 def send_after_commit(send: Callable[[list[Item]], object], items: Sequence[Item]) -> None:
-    """Calls ``send`` once, after the current transaction, with these items and all others left for it.
+    """Call ``send`` once after the current transaction commits, with all items added for it.
 
-    Each savepoint gathers its own: what is rolled back to one is not sent. Outside a transaction it is sent at once.
+    Each savepoint has its own batch, so items of a rolled-back savepoint are not sent. Outside a transaction,
+    send now.
     """
     if not items:
         return

@@ -1,6 +1,7 @@
-"""Tells the engine by task name that there is work: a row in the transaction, a message after it (law 2).
+"""Sends tasks to the scheduler by name: a row in the transaction, a message after commit (law 2).
 
-The row is swept when the message is lost; the message is only a hint, so sending it twice is harmless.
+If the message is lost, the sweep sends the row again. Messages are only hints, so sending one twice is
+harmless.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from portal.valkey.client import VALKEY_BREAKER, record_valkey_error, valkey_cli
 log = logging.getLogger(__name__)
 
 BROKER_TIMEOUT_S = 1.0
-"""How long an answer of the broker is waited for."""
+"""Time limit for an answer of the broker."""
 
 
 def trigger_cycle(trigger: str) -> None:
-    """Asks for a scheduling cycle after the current transaction; ``cause`` is a word for the cycle's row."""
+    """Request a scheduling cycle after the current transaction; ``trigger`` is stored in the cycle's row."""
     enqueue_task("scheduler.cycle", [trigger], "cycle")
 
 
 def notify_node(node: str, verb: str, subject: str = "") -> None:
-    """Asks the actor of a node (public id) to look at its work; ``verb`` says at what first."""
+    """Wake up the actor of a node (public id); ``verb`` and ``subject`` say what to check first."""
     notify_nodes({node: (verb, subject)})
 
 
 def notify_nodes(messages: Mapping[str, tuple[str, str]]) -> None:
-    """The same for several nodes at once: verb and what for each."""
+    """Wake up the actors of several nodes: verb and subject by node (public id)."""
     rows = [
         OutboxMessage(name="scheduler.notify_node", arguments=[node, *hint], queue="nodes")
         for node, hint in messages.items()
@@ -46,7 +47,7 @@ def notify_nodes(messages: Mapping[str, tuple[str, str]]) -> None:
 
 
 def enqueue_task(task: str, arguments: list[str], queue: str) -> None:
-    """Writes an outbox row with the transaction and sends its message after commit."""
+    """Write an outbox row in the current transaction and send its message after commit."""
     _enqueue([OutboxMessage(name=task, arguments=arguments, queue=queue)])
 
 
@@ -57,7 +58,7 @@ def _enqueue(rows: list[OutboxMessage]) -> None:
 
 
 def send_outbox_rows(rows: Sequence[OutboxMessage]) -> int:
-    """Sends outbox rows in order until one does not go (the sweep tries again); gives how many went."""
+    """Send outbox rows in order until one fails; return the number sent. The sweep retries the rest."""
     sent = list(itertools.takewhile(_send, rows))
     if sent:
         OutboxMessage.objects.filter(pk__in=[row.pk for row in sent]).update(sent_at=timezone.now())
@@ -65,7 +66,7 @@ def send_outbox_rows(rows: Sequence[OutboxMessage]) -> int:
 
 
 def _send(row: OutboxMessage) -> bool:
-    """Sends one message; False when the broker is away, or was silent just now: the row stays in the outbox."""
+    """Send one message. Return False if the broker does not answer; the row stays in the outbox."""
     failpoint("hint.before_send")
     if VALKEY_BREAKER:
         return False
@@ -76,7 +77,7 @@ def _send(row: OutboxMessage) -> bool:
             queue=row.queue,
             retry=False,
             ignore_result=True,
-            headers={"fairway_sent_s": time.time()},  # a cycle that began later has seen what this is about
+            headers={"fairway_sent_s": time.time()},  # later cycles have seen the change
         )
     except (BrokerAway, RedisError, OSError) as problem:
         log.warning("the hint %s was not sent: %s", row.name, problem)
@@ -86,7 +87,7 @@ def _send(row: OutboxMessage) -> bool:
 
 
 def has_queued_messages(queue: str) -> bool:
-    """True when messages of a queue wait to be read; False when the broker does not say."""
+    """Return True if the queue has unread messages, False if it has none or the broker does not answer."""
     if VALKEY_BREAKER:
         return False
     try:

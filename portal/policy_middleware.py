@@ -1,8 +1,8 @@
-"""The door of every HTTP route: a route without a declared policy is closed, whoever asks. Refusals are logged.
+"""Default-deny middleware: a route without a declared access policy is closed to everyone.
 
-Pages are checked here, before their view runs. REST views read bearer tokens first, so they set
-``checks_policy_itself`` and ask ``portal.access.demand`` once they know the person; the declaration is still
-demanded here.
+Pages are checked here, before the view runs. REST views must read bearer tokens first, so they set
+``checks_policy_itself`` and call ``portal.access.enforce`` once they know the user; their declaration is
+still required here.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 ViewCallable = Callable[..., Any]
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
-"""Requests that change nothing of what is asked once in a look: projects, and who is in them."""
+"""Methods that cannot change cached answers, such as projects and memberships."""
 
 
 def policy_of(view: ViewCallable) -> AccessPolicy | None:
-    """The declared policy of a view function or of the class behind it."""
+    """Return the declared policy of a view function or of its class."""
     for holder in (view, getattr(view, "view_class", None), getattr(view, "cls", None)):
         declared = getattr(holder, "access_policy", None)
         if declared is not None:
@@ -45,13 +45,13 @@ def policy_of(view: ViewCallable) -> AccessPolicy | None:
 
 
 def enforces_policy_itself(view: ViewCallable) -> bool:
-    """True for views that ask for the policy themselves, after they have read a token."""
+    """Return True for views that enforce the policy themselves, after reading a token."""
     holders = (view, getattr(view, "view_class", None), getattr(view, "cls", None))
     return any(getattr(holder, "checks_policy_itself", False) for holder in holders)
 
 
 class PolicyMiddleware:
-    """Refuses routes without a policy, sends the signed-out to sign in, notes the caller's address."""
+    """Reject routes without a policy, redirect anonymous users to sign-in, and record the client address."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
@@ -74,7 +74,6 @@ class PolicyMiddleware:
     def process_view(
         self, request: HttpRequest, view: ViewCallable, args: Any, kwargs: Any
     ) -> HttpResponse | None:
-        """None lets the view run."""
         wanted = policy_of(view)
         if wanted is None:
             raise RuntimeError(f"the route {request.path} declares no policy")
@@ -85,7 +84,7 @@ class PolicyMiddleware:
             if request.user.is_authenticated:
                 renew_session(request.session)
         except Forbidden as refusal:
-            raise PermissionDenied(refusal.message) from refusal  # the 403 page
+            raise PermissionDenied(refusal.message) from refusal
         except Unauthenticated:
             if request.headers.get("HX-Request"):
                 answer = HttpResponse(status=401)
@@ -97,7 +96,7 @@ class PolicyMiddleware:
 
 
 def _record_denied_request(request: HttpRequest) -> None:
-    """Leave an audit row of a refused change, or of any refused request to a route of administrators."""
+    """Write an audit row for a denied change, or for any denied request to a route of administrators."""
     match, user = request.resolver_match, request.user
     if match is None or not isinstance(user, User):
         return

@@ -1,8 +1,7 @@
-"""What a request that changes nothing asks of the record once, however often it is needed.
+"""Caches answers for the duration of one read-only request.
 
-Who is in which project is asked by every list, every check and every field of a form: a third of the queries of the
-launch page. Within one look the answer stays the same; outside of it, as in whatever changes something, it is
-asked anew each time.
+Lists, permission checks and form fields all need the user's memberships: a third of the queries of the launch
+page. Requests that change data are not cached.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _cache: ContextVar[dict[Hashable, Any] | None] = ContextVar("known in this look"
 
 @contextmanager
 def request_cache() -> Iterator[None]:
-    """Until it ends, whatever is asked by ``asked_once`` is asked once."""
+    """Cache the answers of ``cached`` until the context ends."""
     token = _cache.set({})
     try:
         yield
@@ -28,7 +27,7 @@ def request_cache() -> Iterator[None]:
 
 
 def cached(key: Hashable, compute: Callable[[], CachedValue]) -> CachedValue:
-    """The answer of ``ask``, or what it was before in this look. Nobody changes it."""
+    """Return ``compute()``, or its earlier result in this request. Callers must not modify the result."""
     known = _cache.get()
     if known is None:
         return compute()

@@ -1,4 +1,4 @@
-"""An end to every request of the web process: an answer begins in time, or a 503 says that none will (I20)."""
+"""A time limit for every request of the web process: a response starts in time, or the client gets a 503."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from portal.static_error_page import CONTENT_SECURITY_POLICY, MEDIA_TYPE, static
 log = logging.getLogger(__name__)
 
 RESPONSE_START_TIMEOUT_S = 8.0
-"""Below the gateway's own patience with web, and far enough below 10 s for the way there and back."""
+"""Below the gateway's own timeout for web, and well below 10 s to leave time for the network."""
 RETRY_AFTER_S = 5
 TITLE = "Something that is needed does not answer"
 MESSAGE = (
@@ -27,11 +27,11 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class RequestTimeoutApp:
-    """Wraps an ASGI application. What has begun to answer may take as long as it likes, as downloads do.
+    """Wrap an ASGI application. A response that has started has no time limit, so downloads are not cut off.
 
-    A thread that waits for a frozen database cannot be stopped from here. It is left to end by itself (see
-    `portal.database`), and what it says then reaches nobody. So 503 does not say that nothing was done: that is
-    what an Idempotency-Key is for.
+    A thread that waits for a stalled database cannot be stopped. It ends by itself (see `portal.database`)
+    and its response is discarded. A 503 therefore does not mean that nothing was done; clients use an
+    Idempotency-Key for that.
     """
 
     def __init__(self, application: Application, *, within_s: float = RESPONSE_START_TIMEOUT_S) -> None:
@@ -67,7 +67,7 @@ _FIRST_COMPLETED = asyncio.FIRST_COMPLETED
 
 
 class _RequestExchange:
-    """The words of one request between server and application."""
+    """The messages of one request between server and application."""
 
     def __init__(self, receive: Any, send: Any) -> None:
         self._receive, self._send = receive, send
@@ -77,11 +77,14 @@ class _RequestExchange:
         self._abandoned = False
 
     async def wait_until_received(self, work: asyncio.Future[None]) -> None:
-        """Returns when the request has come in: a slow sender's time is not the application's."""
+        """Return when the request body was received: a slow client does not use up the application's time."""
         await asyncio.wait({work, self.response_started, self._received}, return_when=_FIRST_COMPLETED)
 
     def abandon_unless_started(self, work: asyncio.Future[None]) -> bool:
-        """False gives the application up: from here on its words are dropped."""
+        """Abandon the application, and drop its later messages, unless it has responded.
+
+        Return False if abandoned.
+        """
         self._abandoned = not (work.done() or self.response_started.done())
         return not self._abandoned
 
@@ -122,6 +125,6 @@ async def _send_unavailable(scope: Any, send: Any) -> None:
     }
     if settings.HTTPS_ENABLED:
         headers["strict-transport-security"] = "max-age=31536000; includeSubDomains; preload"
-    told = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 503, "headers": told})
+    reported = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 503, "headers": reported})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""A page that needs nothing: no database, no template, no style sheet; for the moments when one of them is away."""
+"""An error page without database, template or style sheet, for when one of them is unavailable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PERMISSIONS_POLICY = ", ".join(
         "usb",
     )
 )
-"""What no page of ours asks of a browser (Permissions-Policy)."""
+"""Browser features that no page of the portal uses (Permissions-Policy)."""
 
 _STYLE = """
 :root{color-scheme:light dark;--paper:#f6f7f6;--surface:#fff;--line:#e1e5e2;--ink:#18211c;--ink-2:#4c5751;
@@ -49,8 +49,11 @@ font-weight:500;text-decoration:none}
 a:focus-visible{outline:2px solid var(--accent);outline-offset:2px}"""
 _STYLE_HASH = f"'sha256-{b64encode(sha256(_STYLE.encode()).digest()).decode()}'"
 
-CONTENT_SECURITY_POLICY = f"default-src 'none'; style-src {_STYLE_HASH}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""Its one style sheet stands in the page, and is known by its hash."""
+CONTENT_SECURITY_POLICY = (
+    f"default-src 'none'; style-src {_STYLE_HASH}; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
+)
+"""The only style sheet is inline and allowed by its hash."""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -71,7 +74,10 @@ _WARNING_SVG = (
 def static_error_page(
     title: str, message: str, *, link: tuple[str, str] | None = None, is_temporary: bool = False
 ) -> str:
-    """The HTML. ``link`` is (address, words), an empty address is this page again; ``wait``: it will pass."""
+    """Return the HTML. ``link`` is (address, label); an empty address reloads this page.
+
+    ``is_temporary`` marks an error that is expected to pass.
+    """
     button = f'<a href="{escape(link[0])}">{escape(link[1])}</a>' if link else ""
     return _PAGE.format(
         title=escape(title),

@@ -1,4 +1,4 @@
-"""Adds each cycle to the totals that ``/metrics`` shows: counters that only grow, whichever process runs cycles."""
+"""Adds each cycle to the monotonic counters of ``/metrics``, which all scheduler processes share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduler.core.model.plan import Plan
 
 
 def count_cycle(row: Cycle, plan: Plan, *, committed: bool) -> None:
-    """Adds a cycle that decided something. Call in the transaction that saves it."""
+    """Add a completed cycle. Call in the transaction that saves it."""
     totals, counts = _locked()
     _add(counts, "cycles")
     _add(counts, "truncated", int(row.truncated))
@@ -26,7 +26,7 @@ def count_cycle(row: Cycle, plan: Plan, *, committed: bool) -> None:
 
 
 def count_failed_cycle() -> None:
-    """Adds a cycle that decided nothing. Call in a transaction."""
+    """Add a failed cycle. Call in a transaction."""
     totals, counts = _locked()
     _add(counts, "failed")
     totals.save(update_fields=["counts"])

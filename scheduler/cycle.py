@@ -1,4 +1,4 @@
-"""One scheduling cycle: photograph the record, decide purely, write back. One page."""
+"""One scheduling cycle: take a snapshot, decide, commit the plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Decide = Callable[[Snapshot, Policy], Plan]
 
 @dataclass(frozen=True)
 class CycleResult:
-    """What a cycle did; ``rerun`` when the next should follow at once, ``explained`` when it told all why they wait."""
+    """What a cycle did. ``rerun``: start the next at once. ``explained``: all pending jobs have verdicts."""
 
     started: int
     refused: tuple[CommitRefusal, ...]
@@ -57,11 +57,12 @@ def run_cycle(
     decide: Decide | None = None,
     next_cycle_requested: Callable[[], bool] = bool,
 ) -> CycleResult | None:
-    """Runs one cycle as leader; None when another scheduler leads. Raises LeaseLostError when replaced meanwhile.
+    """Run one cycle as leader; return None when another scheduler leads. Raise LeaseLostError when the lease
+    is lost.
 
-    ``state`` is what this process knows from its last cycle; ``decide`` stands in for its decision. Where many
-    wait, it says why once everything else is done, until ``next_cycle_requested`` says that the next cycle is asked for; of
-    some it does so every ``EXPLAIN_INTERVAL_S`` all the same.
+    ``state`` carries caches from the last cycle; ``decide`` replaces the decision function. When many jobs
+    are pending, their verdicts are written after the commit until ``next_cycle_requested`` returns True, but
+    at least one batch every ``EXPLAIN_INTERVAL_S``.
     """
     leader = leases.acquire(leases.LEADER, holder, leases.LEADER_TTL_S)
     if leader is None:
@@ -96,8 +97,8 @@ def _run(
         )
         decided_s = time.monotonic()
     except (OperationalError, InterfaceError):
-        raise  # the record is away: that says nothing of what stands in it
-    except Exception as error:  # what the core refuses, or a fault of ours: no guess is better than none
+        raise  # the database is unreachable, which says nothing about its content
+    except Exception as error:  # invalid input or a bug in the core: decide nothing rather than guess
         state.reset()
         message = save_failed_cycle(leader, settings, inputs, error, trigger)
         _set_alert(leader, settings, message)
@@ -123,7 +124,7 @@ def _run(
         refused_commits=len(refused),
         steps=plan.steps_used,
         truncated=plan.truncated,
-        fair_share_breakdown=[asdict(receipt) for receipt in plan.share_breakdowns],
+        fair_share_breakdown=[asdict(breakdown) for breakdown in plan.share_breakdowns],
     )
     with transaction.atomic():
         leases.check(leader)
@@ -137,14 +138,14 @@ def _run(
             explained = _write_deferred_verdicts(leader, inputs, state, next_cycle_requested)
         except (DatabaseError, leases.LeaseLostError):
             raise
-        except Exception as error:  # what was decided stands, and is written down
+        except Exception as error:  # the plan is already committed
             state.reset()
             _set_alert(leader, settings, save_failed_cycle(leader, settings, inputs, error, trigger))
     return CycleResult(row.started_jobs, tuple(refused), rerun=rerun, explained=explained)
 
 
 def _with_duration_estimates(inputs: DecisionInput, state: CycleState) -> Snapshot:
-    """The snapshot with what is expected of its jobs; without, where jobs that ended cannot be read."""
+    """Return the snapshot with duration estimates, or unchanged when the rows of ended jobs are invalid."""
     try:
         return state.duration_estimator.fill(inputs.snapshot, inputs.policy)
     except (DataError, *INVALID_DATA):
@@ -156,7 +157,7 @@ def _with_duration_estimates(inputs: DecisionInput, state: CycleState) -> Snapsh
 def _write_deferred_verdicts(
     leader: HeldLease, inputs: DecisionInput, state: CycleState, next_cycle_requested: Callable[[], bool]
 ) -> bool:
-    """Says why jobs wait, piece by piece; False when it stopped before all were told."""
+    """Write deferred verdicts in batches; return False when interrupted before the last."""
     if next_cycle_requested() and time.monotonic() - state.verdicts_written_s < EXPLAIN_INTERVAL_S:
         return False
     continued = False
@@ -173,7 +174,7 @@ def _write_deferred_verdicts(
 
 
 def _commit(leader: HeldLease, inputs: DecisionInput, plan: Plan, state: CycleState) -> list[CommitRefusal]:
-    """Evictions first, then starts, then the verdicts of those that wait on."""
+    """Commit evictions, then starts, then verdicts."""
     refused: list[CommitRefusal] = []
     verdicts = plan.verdicts
     if inputs.recovery_mode:
@@ -203,7 +204,7 @@ def _recovery_verdict(start: JobPlacement) -> Verdict:
 
 
 def _set_alert(leader: HeldLease, settings: ClusterSettings, message: str) -> None:
-    """Raises or clears the alarm that admins see, when it changed."""
+    """Set or clear the scheduler alert that administrators see, if it changed."""
     if settings.scheduler_alert == message[:1000]:
         return
     log.error("%s", message) if message else log.info("the scheduler works again")
@@ -213,4 +214,5 @@ def _set_alert(leader: HeldLease, settings: ClusterSettings, message: str) -> No
             scheduler_alert=message[:1000], scheduler_alert_at=timezone.now() if message else None
         )
         settings.scheduler_alert = message[:1000]
-        publish_on_commit("cluster", {"kind": "alarm"})  # the message names rows, and is for administrators
+        # no message: it names rows that only administrators may see
+        publish_on_commit("cluster", {"kind": "alarm"})

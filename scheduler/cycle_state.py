@@ -1,4 +1,4 @@
-"""What the process that runs cycles remembers from one to the next: what it read, wrote, learned and decided."""
+"""State of a scheduler process between cycles: caches, learned durations, incremental decider."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from scheduler.snapshot.row_cache import database_identity
 
 
 class CycleState:
-    """One chain of cycles; one at a time may use it. Losing it costs a slow cycle and nothing else."""
+    """State of one series of cycles; not thread-safe. Losing it only makes the next cycle slow."""
 
     def __init__(self) -> None:
         self._database_identity: tuple[object, ...] = ()
         self.cycle_count = 0
-        """How many of this process used it."""
+        """Cycles of this process that used the state."""
         self.reset()
 
     def reset(self) -> None:
-        """The next cycle reads and decides everything anew."""
+        """Make the next cycle read and decide everything again."""
         self.snapshot_cache = SnapshotCache()
         self.verdict_store = VerdictStore()
         self.duration_estimator = DurationEstimator()
         self.decider = IncrementalDecider()
         self.reported_faults: tuple[Fault, ...] | None = None
-        """What was wrong with the last photograph, as it was reported; None: nothing was reported yet."""
+        """Faults of the last snapshot as reported; None when nothing has been reported yet."""
         self.verdicts_written_s = -math.inf
-        """When some of many waiting jobs were told last why they wait, by this process's clock."""
+        """Monotonic time of the last batch of deferred verdicts."""
 
     def reset_if_database_changed(self) -> None:
-        """Forgets everything when the record is another server's or another database than before."""
+        """Reset when the connection leads to another server or database than before."""
         identity = database_identity()
         if identity != self._database_identity:
             self.reset()

@@ -1,4 +1,4 @@
-"""Keeps what a cycle had to decide on when it decided nothing, so that it can be replayed and explained."""
+"""Stores the input of failed cycles for replay."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ RETENTION = dt.timedelta(days=30)
 def save_failed_cycle(
     leader: HeldLease, settings: ClusterSettings, inputs: DecisionInput | None, error: Exception, trigger: str
 ) -> str:
-    """Saves the failed cycle, or counts it if it failed as the one before; gives the message of the alarm.
+    """Save the failed cycle, or count it when it repeats the previous failure; return the alert message.
 
-    Raises LeaseLostError when this scheduler has been replaced.
+    Raise LeaseLostError when another scheduler leads.
     """
     kind, field, message = _describe_error(error)
     log.error("a cycle decided nothing: %s", message, exc_info=error)
@@ -59,13 +59,13 @@ def save_failed_cycle(
 
 
 def delete_old_failed_cycles() -> None:
-    """Deletes all but the newest 20 of the last 30 days."""
+    """Delete all but the newest ``MAX_KEPT`` failed cycles within ``RETENTION``."""
     kept = FailedCycle.objects.filter(last_at__gt=timezone.now() - RETENTION).order_by("-id")
     FailedCycle.objects.exclude(pk__in=list(kept.values_list("pk", flat=True)[:MAX_KEPT])).delete()
 
 
 def _describe_error(error: Exception) -> tuple[str, str, str]:
-    """Kind, field and the message that admins read."""
+    """Return the kind, the field and the message for administrators."""
     match error:
         case SnapshotError():
             return (
@@ -84,11 +84,11 @@ def _format_message(what: str, why: str) -> str:
 
 
 def _serialize_inputs(inputs: DecisionInput | None, settings: ClusterSettings) -> bytes:
-    """The photograph and the knobs as gzip JSON; empty when even that cannot be written."""
+    """Return the snapshot and policy settings as gzip JSON; empty when they cannot be serialized."""
     snapshot = inputs.snapshot if inputs else None
-    knobs = asdict(inputs.policy) if inputs else settings.policy
+    pool_settings = asdict(inputs.policy) if inputs else settings.policy
     try:
-        return gzip.compress(case_to_json(snapshot, knobs).encode(), mtime=0)
+        return gzip.compress(case_to_json(snapshot, pool_settings).encode(), mtime=0)
     except (TypeError, ValueError, RecursionError) as unsaved:
         log.warning("the failed cycle cannot be saved for replay: %s", unsaved)
         return b""

@@ -1,4 +1,4 @@
-"""Python's collector of circles, kept out of what makes much and leaves little."""
+"""Pauses Python's cyclic garbage collector during work that allocates much and leaves few cycles."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 COLLECT_EVERY = 100
-"""Circles of objects that a decision left are freed after so many decisions: they leave about a megabyte each."""
+"""Decisions between two full collections; each decision leaves about 1 MB of reference cycles."""
 
 
 @contextmanager
 def gc_paused(iteration: int = 0) -> Iterator[None]:
-    """Nothing is looked through meanwhile, which took a quarter of a decision and half of a first photograph.
+    """Disable collection within the block; it took a quarter of a decision and half of a first snapshot.
 
-    What was made is put where the collector does not look; each ``COLLECT_EVERY``-th ``iteration`` it is looked
-    through all the same. Inside another one it does nothing.
+    Objects are frozen afterwards (``gc.freeze``). Every ``COLLECT_EVERY``-th ``iteration`` collects
+    everything. A nested call does nothing.
     """
     if not gc.isenabled():
         yield

@@ -1,7 +1,6 @@
-"""The pass over running workspaces that hold GPUs: what their minutes say, and what follows of it.
+"""Pass over running workspaces with GPUs: derives idleness from metrics and applies the idle policy.
 
-It writes down what it found, and does a step only where the record still says what it was decided on. It may be
-repeated, or doubled, at any time.
+Each step is applied only if the rows it was decided on are unchanged, so passes may repeat or overlap.
 """
 
 from __future__ import annotations
@@ -30,25 +29,22 @@ from scheduler.core.idle_policy import (
 from scheduler.snapshot.cluster import read_now_s
 
 LOOKBACK_S = 900.0
-"""Minutes older than this are not read any more: with a gap as long the count has begun anew."""
+"""Older metrics minutes are not read; a gap of this length restarts the idle time."""
 MAX_STEPS = 500
-"""At most so many countdowns begin, end or run out in one pass; the next goes on."""
+"""Steps per pass at most; the next pass continues."""
 
 GpusByAttempt = dict[int, list[tuple[int, str]]]
-"""By attempt: the node (row number) and UUID of each GPU that it holds."""
+"""By primary key of the attempt: (node primary key, GPU UUID) of each GPU it holds."""
 
 
 @dataclass(frozen=True)
 class IdleCandidate:
-    """One workspace as the pass found it."""
-
     activity: WorkspaceActivity
     observed: WorkspaceIdleState
     settings: dict[str, SettingValue]
 
 
 def run_idle_pass() -> None:
-    """One pass."""
     held = _read_held_gpus()
     if not held:
         return
@@ -62,7 +58,7 @@ def run_idle_pass() -> None:
 
 
 def _take_step(candidate: IdleCandidate, now_s: float) -> bool:
-    """Takes the step that follows for a workspace; True when there was one."""
+    """Apply the next step of a workspace; return True when there was one."""
     rule = IdlePolicy(str(candidate.settings["idle_action"]), float(candidate.settings["idle_after_s"]))
     match next_step(candidate.observed, rule, now_s):
         case IdleStep.START_COUNTDOWN:
@@ -79,24 +75,24 @@ def _take_step(candidate: IdleCandidate, now_s: float) -> bool:
 
 
 def _end_reason(candidate: IdleCandidate, rule: IdlePolicy, now_s: float) -> str:
-    """Why a countdown ends."""
+    """Return the message why a countdown ends."""
     if rule.action == "off":
         return "The policy lets idle workspaces be."
     if candidate.observed.exempt_until_s is not None and candidate.observed.exempt_until_s > now_s:
         return "It is kept."
-    used_at, told = candidate.activity.last_active_at, candidate.activity.inactive_since
-    if used_at is not None and told is not None and used_at > told:
+    used_at, reported = candidate.activity.last_active_at, candidate.activity.inactive_since
+    if used_at is not None and reported is not None and used_at > reported:
         return "It is used again."
     if inactive_since_s(candidate.observed, now_s) is not None:
         return "It has not been quiet for long enough."
     return "Whether it is used is not known at the moment, so it is not taken for idle."
 
 
-# -- what is known ---------------------------------------------------------------------------------
+# -- reads -----------------------------------------------------------------------------------------
 
 
 def _read_held_gpus() -> GpusByAttempt:
-    """The running workspaces that hold GPUs and whose server answers."""
+    """Return the GPUs of running, ready workspaces."""
     held: GpusByAttempt = defaultdict(list)
     for attempt, node, uuid in Allocation.objects.filter(
         ended_at__isnull=True,
@@ -110,7 +106,7 @@ def _read_held_gpus() -> GpusByAttempt:
 
 
 def _read_candidates(gpus_by_attempt: GpusByAttempt, now_s: float) -> list[IdleCandidate]:
-    """What is known of each, written down where minutes were added: a fixed number of queries."""
+    """Return all candidates and save activity that new minutes changed, in a fixed number of queries."""
     WorkspaceActivity.objects.bulk_create(
         [WorkspaceActivity(attempt_id=attempt) for attempt in gpus_by_attempt], ignore_conflicts=True
     )
@@ -147,7 +143,7 @@ def _read_candidates(gpus_by_attempt: GpusByAttempt, now_s: float) -> list[IdleC
 
 
 def _minutes(nodes: Iterable[int], now_s: float) -> dict[int, list[NodeMetricsMinute]]:
-    """The newest minutes of nodes, ascending."""
+    """Return the metrics minutes of the last ``LOOKBACK_S`` by node, ascending."""
     found: dict[int, list[NodeMetricsMinute]] = defaultdict(list)
     rows = NodeMetricsMinute.objects.filter(
         node__in=list(nodes), minute__gte=_to_datetime(now_s - LOOKBACK_S)
@@ -162,14 +158,14 @@ def _minutes(nodes: Iterable[int], now_s: float) -> dict[int, list[NodeMetricsMi
 def _gpu_minutes(
     gpus: Sequence[tuple[int, str]], minutes: dict[int, list[NodeMetricsMinute]]
 ) -> list[GpuUsageMinute]:
-    """The minutes of a workspace's GPUs: it is one task, so they are on one node."""
+    """Return the minutes of a workspace's GPUs; a workspace is one task, so they are on one node."""
     node = gpus[0][0]
     found = []
     for row in minutes[node]:
         use = dict(zip(row.gpu_uuids, row.utilisation_percent, strict=False))
-        told = [use.get(uuid) for _, uuid in gpus]
-        known = [each for each in told if each is not None]
-        busiest = max(known) if len(known) == len(told) else None
+        reported = [use.get(uuid) for _, uuid in gpus]
+        known = [each for each in reported if each is not None]
+        busiest = max(known) if len(known) == len(reported) else None
         found.append(GpuUsageMinute(row.minute.timestamp(), row.samples, busiest))
     return found
 

@@ -1,10 +1,9 @@
-"""What a process that decides keeps from cycle to cycle: the rows of its last photograph and what followed from them.
+"""Incremental decisions: reuses what the last decision derived from rows that have not changed.
 
-A photograph is read anew each time. Rows that say the same as before are exchanged for the objects of
-before, since a decision knows by the object what it need not work out again (``scheduler.core.session.cache``).
-
-Where many wait, saying why takes as long as deciding. Reasons are then told piece by piece, once what was decided is
-written down (docs/decisions/telling-pace.md).
+Every snapshot is read anew. Rows equal to those of the last snapshot are replaced by the earlier objects,
+because the decision caches by object identity (``scheduler.core.session.cache``). With many pending jobs,
+verdicts take as long as the decision; they are then built in batches after the commit
+(docs/decisions/deferred-verdicts.md).
 """
 
 from __future__ import annotations
@@ -25,35 +24,37 @@ from scheduler.gc_pause import gc_paused
 Row = TypeVar("Row", NodeRow, PendingRow, RunningRow)
 
 EXPLAIN_ALL_LIMIT = 500
-"""With at most so many pending jobs a plan says itself why they wait."""
+"""With at most this many pending jobs, the plan contains all verdicts."""
 
 EXPLAIN_BATCH_SIZE = 2_000
-"""Waiting jobs of a piece: some hundredths of a second."""
+"""Pending jobs per batch of deferred verdicts; a batch takes some 10 ms."""
 
 EXPLAIN_INTERVAL_S = 1.0
-"""So often at least some of many pending jobs are told why, whatever is asked for meanwhile."""
+"""At least one batch of deferred verdicts is written in this interval, even if another cycle is requested."""
 
 
 class IncrementalDecider:
-    """One chain of decisions; one at a time may use it."""
+    """One series of decisions; not thread-safe."""
 
     def __init__(self) -> None:
         self._decisions = 0
         self.reset()
 
     def reset(self) -> None:
-        """The next decision knows nothing of those before."""
+        """Forget all earlier decisions."""
         self._cache = DecisionCache()
         self._report: VerdictReport | None = None
-        self._pending: Iterable[JobId] | None = None  # of the last plan; None once they are in order
-        self._unexplained: list[JobId] = []  # who was told longest ago last
-        self._explained: dict[JobId, None] = {}  # who was told longest ago first
-        self._rows: dict[str, dict[str, Any]] = {}  # by kind of row, then by the name of each
+        # of the last plan; None once ``_unexplained`` is ordered
+        self._pending: Iterable[JobId] | None = None
+        self._unexplained: list[JobId] = []  # in reverse order: the next to explain last
+        self._explained: dict[JobId, None] = {}  # the longest ago first
+        self._rows: dict[str, dict[str, Any]] = {}  # by kind of row, then by key
 
     def decide(self, snapshot: Snapshot, policy: Policy) -> Plan:
-        """The same plan as without, but where many wait without verdicts, which ``explain_next`` gives; raises as ``decide``.
+        """Return the plan of ``decide``, raising the same errors and forgetting everything when it does.
 
-        Whoever raised has forgotten everything.
+        With more than ``EXPLAIN_ALL_LIMIT`` pending jobs the plan has no verdicts; ``explain_next`` returns
+        them.
         """
         self._report, self._pending, self._unexplained = None, None, []
         known = replace(
@@ -77,9 +78,9 @@ class IncrementalDecider:
         return plan
 
     def explain_next(self) -> tuple[Verdict, ...]:
-        """Why the next of those wait whom the last plan left untold: never told first, then told longest ago.
+        """Return the next batch of deferred verdicts: jobs never explained first, then the longest ago.
 
-        Nobody is left when there are none. Valid until the next decision.
+        Empty when none is left. Valid until the next decision.
         """
         if self._report is None or not self.has_unexplained:
             return ()
@@ -96,8 +97,7 @@ class IncrementalDecider:
 
     @property
     def has_unexplained(self) -> bool:
-        """True while the last plan has left somebody untold."""
-        if self._pending is not None:  # often the next decision comes before anybody is told
+        if self._pending is not None:  # ordered on first use: the next decision often comes earlier
             pending, self._pending = dict.fromkeys(self._pending), None
             self._explained = {job: None for job in self._explained if job in pending}
             self._unexplained = [
@@ -107,7 +107,7 @@ class IncrementalDecider:
         return bool(self._unexplained)
 
     def _reuse_equal_rows(self, kind: str, rows: Sequence[Row], key: Callable[[Row], str]) -> tuple[Row, ...]:
-        """The rows of a kind, as the objects of before where they say the same; noted for the next time."""
+        """Return the rows, replaced by equal objects of the last decision; remember them."""
         before = self._rows.get(kind, {})
         names = [key(row) for row in rows]
         olds = [before.get(each) for each in names]

@@ -1,8 +1,7 @@
-"""Rights held for a time as rows with epochs: to schedule (``leader``), or to speak to a node (law 5).
+"""Leases as rows with epochs: the right to schedule (``leader``) or to send commands to a node.
 
-Times are the database's, never the host's. A new holder gets an epoch above every epoch given before, so one
-number fences commits and commands alike: a write or a command that carries a lower one is refused. Epochs come from
-the database alone: nothing that a node says changes one.
+Times are the database's. A new holder gets an epoch above all earlier ones, so one number fences commits and
+commands: those with a lower epoch are refused. Epochs come only from the database, never from a node.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ NODE_TTL_S = 15.0
 
 
 class LeaseLostError(Exception):
-    """Another holder has the lease: this process must not write any more."""
+    """Another holder has the lease; this process must stop writing."""
 
 
 @dataclass(frozen=True)
 class HeldLease:
-    """A lease that was ours when the database last said so."""
+    """A lease that this process held when it last asked the database."""
 
     name: str
     holder: str
@@ -36,17 +35,17 @@ class HeldLease:
 
 
 def new_holder() -> str:
-    """A name for this process that no other process has, before or after it."""
+    """Return a holder name that is unique across processes and restarts."""
     return f"{socket.gethostname()[:60]}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def node_lease(node: str) -> str:
-    """The lease name of the right to speak to a node (public id)."""
+    """Return the name of the lease for commands to a node (public id)."""
     return f"node:{node}"
 
 
 def acquire(name: str, holder: str, ttl_s: float) -> HeldLease | None:
-    """Takes or renews a lease; None while another holder has it."""
+    """Acquire or renew a lease; return None while another holder has it."""
     renewed = renew([name], holder, ttl_s)
     if renewed:
         return renewed[0]
@@ -69,9 +68,9 @@ def acquire(name: str, holder: str, ttl_s: float) -> HeldLease | None:
 
 
 def renew(names: Sequence[str], holder: str, ttl_s: float) -> list[HeldLease]:
-    """Prolongs those of the leases that are still ours, and gives them.
+    """Extend and return those of the leases that this holder still has.
 
-    One that ran out but was taken by nobody is still ours: nobody else has acted under its name.
+    An expired lease that no one else acquired is still held.
     """
     with connection.cursor() as cursor:
         cursor.execute(
@@ -83,7 +82,7 @@ def renew(names: Sequence[str], holder: str, ttl_s: float) -> list[HeldLease]:
 
 
 def release(names: Sequence[str], holder: str) -> None:
-    """Ends leases of ours at once, so that the next holder need not wait. The epochs stay."""
+    """Expire leases of this holder at once, so that the next holder need not wait. Epochs are kept."""
     with connection.cursor() as cursor:
         cursor.execute(
             "UPDATE portal_lease SET expires_at = to_timestamp(0) WHERE name = ANY(%s) AND holder = %s",
@@ -92,7 +91,7 @@ def release(names: Sequence[str], holder: str) -> None:
 
 
 def check(lease: HeldLease) -> None:
-    """Raises LeaseLostError unless the lease is still ours; nobody can take it before this transaction ends (I8)."""
+    """Raise LeaseLostError unless the lease is held; it cannot change before this transaction ends (I8)."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT holder, epoch FROM portal_lease WHERE name = %s FOR SHARE", [lease.name])
         row = cursor.fetchone()
@@ -101,9 +100,9 @@ def check(lease: HeldLease) -> None:
 
 
 def command_epoch(lease: HeldLease) -> int:
-    """The epoch for a command to the node of this lease: the newest of the leader's and its own.
+    """Return the epoch for commands to the node of this lease: the higher of the leader's and the lease's.
 
-    Raises LeaseLostError when the lease is not ours any more.
+    Raise LeaseLostError when the lease is not held any more.
     """
     with connection.cursor() as cursor:
         cursor.execute(

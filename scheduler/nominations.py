@@ -1,4 +1,4 @@
-"""Keeps in the record which places a plan keeps for whom, so that the next plan keeps the very same."""
+"""Stores nominated placements, so that the next plan keeps them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NominatedPlacement = list[list[Any]]
 
 
 def save_nominations(leader: HeldLease, before: dict[str, NominatedPlacement], plan: Plan) -> int:
-    """Writes the kept places that changed since the photograph and gives their number. Raises LeaseLostError."""
+    """Write the nominations that changed since the snapshot and return their number. Raise LeaseLostError."""
     wanted = {str(start.job): _as_json(start) for start in plan.nominations}
     changed = {job: wanted.get(job) for job in {*before, *wanted} if before.get(job) != wanted.get(job)}
     if changed:
@@ -28,7 +28,7 @@ def save_nominations(leader: HeldLease, before: dict[str, NominatedPlacement], p
             leases.check(leader)
             cursor.execute(
                 "UPDATE portal_job job SET nominated_placement = new.nominated_placement"
-                "  FROM unnest(%(jobs)s::text[], %(kept)s::jsonb[]) AS new(job, kept)"
+                "  FROM unnest(%(jobs)s::text[], %(kept)s::jsonb[]) AS new(job, nominated_placement)"
                 " WHERE job.public_id = new.job",
                 {
                     "jobs": list(changed),
@@ -41,9 +41,9 @@ def save_nominations(leader: HeldLease, before: dict[str, NominatedPlacement], p
 def parse_nomination(
     placement: NominatedPlacement | None, cpu_milli: int, memory_mib: int
 ) -> tuple[RunningTask, ...]:
-    """Kept places of the record as a decision reads them; none of a value that cannot be read.
+    """Return a stored nomination as tasks; empty when the value is invalid.
 
-    The next plan writes over such a value: it belongs to the scheduler alone.
+    An invalid value is harmless: only the scheduler writes it, and the next plan overwrites it.
     """
     try:
         return tuple(

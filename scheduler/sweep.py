@@ -1,4 +1,4 @@
-"""The periodic pass that finds what was forgotten: deadlines, lost hints, silent nodes, old rows."""
+"""Periodic pass: enforces deadlines, resends lost messages, marks unreachable nodes and deletes old rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READY_WITHIN_S = 120
 SILENT_AFTER_S = 45
 UNSENT_AFTER_S = 20
 GANG_NODE_WAIT_S = 20
-"""So long a gang waits for a node that does not answer, before those of it that are ready are undone."""
+"""A gang waits this long for an unreachable node before its prepared tasks are stopped."""
 OUTBOX_AFTER_S = 1
 OUTBOX_RETENTION = dt.timedelta(hours=1)
 CYCLE_RETENTION = dt.timedelta(days=14)
@@ -41,7 +41,7 @@ MAX_DELETED = 20_000
 
 
 def sweep() -> None:
-    """One pass. Each part stands alone and can be repeated."""
+    """Run one pass; each part is independent and idempotent."""
     stop_overdue_attempts()
     time_limits.warn_before_ends()
     time_limits.close_lapsed_extensions()
@@ -59,7 +59,7 @@ def sweep() -> None:
 
 
 def stop_overdue_attempts() -> None:
-    """Stops attempts that have run for their time limit."""
+    """Stop attempts that reached their time limit."""
     rows = attempts_with_limit().filter(ends_at__lt=Now())
     for attempt, seconds in rows.values_list("pk", "job__time_limit_s"):
         message = end_message(EndReason.TIME_LIMIT, limit=format_duration(seconds or 0))
@@ -67,7 +67,7 @@ def stop_overdue_attempts() -> None:
 
 
 def stop_unready_workspaces() -> None:
-    """Stops workspaces whose server has not answered in time."""
+    """Stop workspaces whose server is not ready in time."""
     rows = Attempt.objects.filter(
         state=AttemptState.RUNNING.value,
         stop_requested_at__isnull=True,
@@ -75,14 +75,14 @@ def stop_unready_workspaces() -> None:
         job__kind=JobKind.WORKSPACE.value,
         running_at__lt=Now() - dt.timedelta(seconds=READY_WITHIN_S),
     )
-    # a node that cannot be asked says nothing about the server on it
+    # an unreachable node reports nothing about the server
     for attempt in rows.exclude(task_rows__node__reachable=False).values_list("pk", flat=True):
         message = end_message(EndReason.READINESS_TIMEOUT, seconds=READY_WITHIN_S)
         job_control.request_stop(attempt, EndReason.READINESS_TIMEOUT, message=message)
 
 
 def stop_unsent_on_unreachable_nodes() -> None:
-    """Frees the GPUs of attempts that no start command ever left for, when a node of theirs is away."""
+    """End attempts that were never sent to their nodes when one of these is unreachable; frees their GPUs."""
     rows = Attempt.objects.filter(
         state=AttemptState.CONFIGURING.value,
         stop_requested_at__isnull=True,
@@ -98,9 +98,9 @@ def stop_unsent_on_unreachable_nodes() -> None:
 
 
 def stop_gangs_on_unreachable_nodes() -> None:
-    """Stops gangs that cannot begin as one, because a node of theirs is away before its task runs.
+    """Stop gangs with an unreachable node whose task does not run yet.
 
-    What the other nodes prepared or began ends there; what the silent one may hold stays held until it answers.
+    Tasks on the other nodes end; GPUs on the unreachable node stay allocated until it answers.
     """
     rows = Task.objects.filter(
         attempt__gang_start=True,
@@ -117,7 +117,7 @@ def stop_gangs_on_unreachable_nodes() -> None:
 
 
 def mark_unreachable_nodes() -> None:
-    """Marks nodes that no worker has heard from, also when no worker lives to say so."""
+    """Mark nodes silent for ``SILENT_AFTER_S`` as unreachable, also when no worker-nodes process runs."""
     rows = Node.objects.filter(
         reachable=True, last_seen_at__lt=Now() - dt.timedelta(seconds=SILENT_AFTER_S)
     ).exclude(state=NodeState.RETIRED.value)
@@ -126,7 +126,7 @@ def mark_unreachable_nodes() -> None:
 
 
 def send_outbox() -> int:
-    """Sends the hints whose message was lost; gives how many went out."""
+    """Resend messages that were not sent; return their number."""
     with transaction.atomic():
         rows = (
             OutboxMessage.objects.select_for_update(skip_locked=True)
@@ -137,7 +137,7 @@ def send_outbox() -> int:
 
 
 def delete_old_rows() -> None:
-    """Deletes rows that nobody will look at again, a bounded number at a time."""
+    """Delete expired rows, a bounded number per pass."""
     now = timezone.now()
     for rows in (
         OutboxMessage.objects.filter(sent_at__lt=now - OUTBOX_RETENTION),

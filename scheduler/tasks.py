@@ -1,4 +1,4 @@
-"""Celery doors: each fetches by id and calls one function. What they say is a hint, the rows are the truth."""
+"""Celery tasks: each fetches rows by id and calls one function. Messages are hints; rows are the truth."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TaskFunction = TypeVar("_TaskFunction", bound=Callable[..., None])
 
 
 def _celery_task(name: str) -> Callable[[_TaskFunction], _TaskFunction]:
-    """Makes a function the Celery task of this name; database connections that broke are dropped around it."""
+    """Register a function as the Celery task ``name``; broken database connections are closed around it."""
 
     def register(function: _TaskFunction) -> _TaskFunction:
         @functools.wraps(function)
@@ -53,9 +53,9 @@ def _celery_task(name: str) -> Callable[[_TaskFunction], _TaskFunction]:
 
 
 class CycleRunner:
-    """Lets one cycle run at a time in this process, and skips hints whose cause a cycle has already seen.
+    """Runs one cycle at a time in this process, and skips messages that an earlier cycle has already covered.
 
-    A cycle that left somebody untold why it waits, since hints came, is followed by one more when these were all old.
+    When a cycle left verdicts unwritten, an old message still starts one more cycle.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class CycleRunner:
         self._state = CycleState()
 
     def run(self, trigger: str, sent_s: float | None) -> None:
-        """Runs a cycle unless one has begun after ``sent_s``; another at once when its plan was refused."""
+        """Run a cycle unless one began after ``sent_s``; run again when parts of its plan were refused."""
         with self._lock:
             if (
                 sent_s is not None
@@ -89,7 +89,7 @@ class CycleRunner:
                 if outcome is not None or time.monotonic() > deadline_s:
                     break
                 time.sleep(0.1)
-            leases.release([leases.LEADER], self._holder)  # whoever gets the next hint may lead at once
+            leases.release([leases.LEADER], self._holder)  # any process may lead the next cycle at once
         except leases.LeaseLostError as error:
             log.warning("stepping down: %s", error)
             return False
@@ -102,90 +102,84 @@ class CycleRunner:
 
 
 def _next_cycle_requested() -> bool:
-    """True when another cycle is asked for already."""
+    """Return True when another cycle message is queued."""
     return has_queued_messages("cycle")
 
 
 CYCLE_RUNNER = CycleRunner()
 FORECAST_STATE = ForecastState()
-"""What the process that foresees starts keeps from pass to pass."""
+"""State that the forecasting process keeps between passes."""
 
 
 @_celery_task("scheduler.cycle")
 def cycle(trigger: str = "period") -> None:
-    """A scheduling cycle."""
     CYCLE_RUNNER.run(trigger, _sent_s())
 
 
 @_celery_task("scheduler.dependents")
 def dependents() -> None:
-    """A job ended after which others were to start: some are cancelled now, some may start."""
+    """Cancel or start the jobs that depended on a job that ended."""
     cancel_dependents()
     CYCLE_RUNNER.run("dependency", _sent_s())
 
 
 @_celery_task("scheduler.notify_node")
 def notify_node(node: str, verb: str, detail: str = "") -> None:
-    """Puts a hint into the inbox of a node's actor."""
+    """Notify the actor of a node."""
     ACTOR_SUPERVISOR.notify(node, verb)
 
 
 @_celery_task("scheduler.answer_query")
 def answer(query: str) -> None:
-    """Answers a question."""
     answer_query(query)
 
 
 @_celery_task("scheduler.check_node")
 def check_node(operation: str) -> None:
-    """Begins the live test of a node."""
+    """Start the live test of a node in a thread."""
     threading.Thread(target=run_check, args=(operation,), name=f"check-{operation}", daemon=True).start()
 
 
 @_celery_task("scheduler.enrol_node")
 def enrol_node(operation: str) -> None:
-    """Begins the enrolment of a node by a sudo login."""
+    """Start the enrolment of a node by a sudo login in a thread."""
     threading.Thread(target=run_enrolment, args=(operation,), name=f"enrol-{operation}", daemon=True).start()
 
 
 @_celery_task("scheduler.sweep")
 def run_sweep() -> None:
-    """Finds deadlines that have passed and nodes that fell silent."""
     sweep.sweep()
 
 
 @_celery_task("scheduler.idle")
 def idle() -> None:
-    """Looks for workspaces that nobody uses."""
     run_idle_pass()
 
 
 @_celery_task("scheduler.outbox")
 def outbox() -> None:
-    """Sends hints whose message was lost."""
+    """Resend messages that were lost."""
     sweep.send_outbox()
 
 
 @_celery_task("scheduler.demo")
 def demo() -> None:
-    """Keeps the demo's queue alive; without a demo it does nothing."""
+    """Replenish the demo's queue; does nothing without a demo."""
     replenish_demo_jobs()
 
 
 @_celery_task("scheduler.forecast")
 def forecast() -> None:
-    """Works out when waiting jobs should start."""
     run_forecast_pass(state=FORECAST_STATE)
 
 
 @_celery_task("scheduler.trim")
 def trim() -> None:
-    """Deletes rows nobody will look at again."""
     sweep.delete_old_rows()
 
 
 def _sent_s() -> float | None:
-    """When the message of the running task was sent, by the sender's clock; None for those of beat."""
+    """Return when the message of the running task was sent (sender's clock); None for messages of beat."""
     request: Any = current_task.request
     sent = (request.headers or {}).get("fairway_sent_s", request.get("fairway_sent_s"))
     return float(sent) if sent is not None else None

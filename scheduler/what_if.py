@@ -1,4 +1,4 @@
-"""Answers questions of the portal, read only: would this start now, and if not, what would."""
+"""Answers read-only what-if queries of the portal: would a job start now, and what would make it start."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from scheduler.snapshot.running import elastic_min_tasks, parse_topology_constra
 log = logging.getLogger(__name__)
 
 SNAPSHOT_MAX_AGE_S = 1.0
+"""Queries within this time share one snapshot: a launch form queries at each change."""
 VALKEY_TIMEOUT_S = 3.0
-"""Questions that come within this time share one photograph: a launch form asks at each change."""
 
 _cached_inputs: tuple[float, DecisionInput] | None = None
 _duration_estimator = DurationEstimator()
 
 
 def answer_query(public_id: str) -> None:
-    """Writes the answer into the query's row and tells who waits. Answered before: only tells again."""
+    """Store the answer of a query and notify the caller; an answered query is only notified again."""
     query = EngineQuery.objects.filter(public_id=public_id).first()
     if query is None:
         return
@@ -65,7 +65,7 @@ def answer_query(public_id: str) -> None:
 
 
 def send_heartbeats(stopping: threading.Event) -> None:
-    """Says every few seconds that questions are answered here, until told to stop."""
+    """Set the heartbeat key every few seconds until ``stopping`` is set."""
     while not stopping.is_set():
         try:
             valkey_client(VALKEY_TIMEOUT_S).set(HEARTBEAT_KEY, "1", ex=HEARTBEAT_TTL_S)
@@ -84,7 +84,7 @@ def _answer(kind: str, body: dict[str, Any]) -> dict[str, Any]:
             inputs, lambda snapshot: _preview(kind, body, replace(inputs, snapshot=snapshot))
         )
         if used is not inputs and _cached_inputs is not None:
-            _cached_inputs = (_cached_inputs[0], replace(used, faults=()))  # the next query finds it so
+            _cached_inputs = (_cached_inputs[0], replace(used, faults=()))  # without the invalid rows
         return found
     except (ValueError, KeyError) as error:
         log.warning("no answer to %s: %s", kind, error)
@@ -110,7 +110,7 @@ def _recent_inputs() -> DecisionInput:
 
 
 def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow:
-    """A request that was not submitted yet, as if it waited last in the queue."""
+    """Return the row of a request that is not submitted, as the last of the queue."""
 
     defaults = Job()
 
@@ -149,7 +149,7 @@ def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow
         cpu_milli=value("cpu_milli"),
         memory_mib=value("memory_mib"),
         time_limit_s=body.get("time_limit_s"),
-        topology_constraint=parse_topology_constraint(body.get("near")),
+        topology_constraint=parse_topology_constraint(body.get("topology_constraint")),
         mig_profile=body.get("mig_profile") or None,
         min_compute_capability=body.get("min_compute_capability"),
         avoid_nodes=ineligible_nodes,
@@ -157,7 +157,7 @@ def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow
         required_cuda=inputs.ineligible.required_cuda(environment.pk, value("gpus_per_task")),
         launcher=launcher,
         node_affinity=inputs.home_nodes.get(user) if kind == JobKind.WORKSPACE.value else None,
-        dependencies=unfinished_jobs(body.get("after") or ()),
+        dependencies=unfinished_jobs(body.get("dependencies") or ()),
         ignore_dependency_failure=bool(body.get("ignore_dependency_failure")),
     )
     side = isolation_side(kind, row.tasks, row.min_tasks)
@@ -169,7 +169,7 @@ def build_request_row(body: dict[str, Any], inputs: DecisionInput) -> PendingRow
 
 
 def _delays(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
-    """Whom a later end of a running job would delay."""
+    """Return the jobs that a later end of a running job would delay."""
     found = estimate_delay_impact(
         inputs.snapshot,
         inputs.policy,
@@ -184,12 +184,11 @@ def _delays(body: dict[str, Any], inputs: DecisionInput) -> dict[str, Any]:
 
 
 def preview_fields(answer: RequestPreview, inputs: DecisionInput) -> dict[str, Any]:
-    """An answer for pages and the API."""
     names = {node.id: node.name for node in inputs.snapshot.nodes}
     places: list[NodeId] = [task.node for task in answer.placement.tasks] if answer.placement else []
     return {
         "starts_now": answer.starts_now,
-        "never": answer.is_unsatisfiable,
+        "unsatisfiable": answer.is_unsatisfiable,
         "where": sorted({names[place] for place in places}),
         "verdict": verdict_fields(answer.verdict) if answer.verdict else None,
         "alternatives": [change_fields(change) for change in answer.alternatives],
@@ -199,16 +198,17 @@ def preview_fields(answer: RequestPreview, inputs: DecisionInput) -> dict[str, A
 
 
 def interval_fields(verdict: Verdict | None) -> dict[str, float] | None:
-    """When else it would start, seconds since the epoch; None while nobody has worked that out."""
+    """Return the start interval in seconds since the epoch; None when unknown."""
     if verdict is None or verdict.interval is None:
         return None
     return {"p10_s": verdict.interval.p10_s, "p50_s": verdict.interval.p50_s, "p90_s": verdict.interval.p90_s}
 
 
 def victim_fields(eviction: Eviction, snapshot: Snapshot) -> dict[str, Any]:
-    """A running job that would leave: what it holds, and the work it would lose since it last saved, GPU-seconds.
+    """Return a running job that would be evicted, with the GPUs it holds and the GPU-seconds it would lose.
 
-    ``saved_s`` is when that was, Unix time; None: it never said so, and would lose all since its start.
+    ``saved_s`` is its last checkpoint (Unix time); None when it reported none and would lose all since its
+    start.
     """
     row = next(row for row in snapshot.running if row.job == eviction.job)
     milli = sum(
@@ -222,7 +222,7 @@ def victim_fields(eviction: Eviction, snapshot: Snapshot) -> dict[str, Any]:
         "job": eviction.job,
         "reason": eviction.reason.value,
         "milli": milli,
-        "lost_gpu_s": milli / WHOLE_MILLI * max(0.0, snapshot.now_s - saved_s),
+        "lost_gpu_seconds": milli / WHOLE_MILLI * max(0.0, snapshot.now_s - saved_s),
         "saved": row.checkpoint_s is not None,
         "saved_s": row.checkpoint_s,
     }

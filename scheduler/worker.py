@@ -1,6 +1,7 @@
-"""The Celery entry: ``celery -A scheduler.worker worker -Q cycle|ask|nodes`` and ``... beat``.
+"""Celery entry point: ``celery -A scheduler.worker worker -Q cycle|ask|nodes`` and ``... beat``.
 
-worker-cycle runs with ``-P solo``, worker-ask with ``-P threads`` or prefork, worker-nodes with ``-P threads``.
+worker-cycle runs with ``-P solo``, worker-ask with ``-P threads`` or prefork, worker-nodes with ``-P
+threads``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from scheduler.what_if import send_heartbeats  # noqa: E402
 __all__ = ["app", "tasks"]
 
 DATABASE_CHECKOUT_LIMIT_S = 10.0
-"""So long a thread of worker-nodes waits for its turn at the database: longer than a request, as nobody looks on."""
+"""How long a thread of worker-nodes waits for a database connection; longer than a web request may."""
 CYCLE_EVERY_S = 5.0
 SWEEP_EVERY_S = 5.0
 OUTBOX_EVERY_S = 2.0
@@ -50,7 +51,7 @@ app.conf.beat_schedule = {
 
 
 class NodesStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Looks after nodes for as long as a worker of the queue ``nodes`` runs."""
+    """Runs the actor supervisor while a worker consumes the queue ``nodes``."""
 
     requires = {"celery.worker.components:Pool"}
 
@@ -71,7 +72,7 @@ class NodesStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Tells for as long as a worker of the queue ``ask`` runs that questions are answered."""
+    """Sends heartbeats while a worker consumes the queue ``ask``."""
 
     requires = {"celery.worker.components:Pool"}
 
@@ -92,4 +93,4 @@ class AskStep(bootsteps.StartStopStep):  # type: ignore[misc]
 app.steps["worker"].update([NodesStep, AskStep])
 
 for chatty in ("celery.app.trace", "celery.worker.strategy", "celery.beat"):
-    logging.getLogger(chatty).setLevel(logging.WARNING)  # two lines for each hint tell nobody anything
+    logging.getLogger(chatty).setLevel(logging.WARNING)  # they log two lines per message

@@ -88,7 +88,7 @@ class EngineHarness:
                 "state_dir": str(home / "state"),
                 "home_root": str(home / "homes"),
                 "runtimes": [{"kind": "process"}],
-                "gpus": f"file:{home / 'gpus.json'}",
+                "gpu_provider": f"file:{home / 'gpus.json'}",
                 "boot_id_path": str(home / "boot_id"),
                 "min_free_disk_mib": 1,
             },

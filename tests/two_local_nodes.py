@@ -43,7 +43,7 @@ class TwoLocalNodes:
         """What befell a job so far, and what its ranks have said."""
         events = [f"{e.kind} {e.before}>{e.after} {e.reason} {e.message}" for e in job.events.all()]
         problems = [
-            f"{task} {task.state} {task.problem}"
+            f"{task} {task.state} {task.status_message}"
             for each in job.attempts.all()
             for task in each.task_rows.all()
         ]

@@ -92,7 +92,7 @@ def in_state(job: Job, state: str):
 
 
 def describe(job: Job) -> str:
-    tasks = [f"{t.node} {t.state} {t.problem}" for a in job.attempts.all() for t in a.task_rows.all()]
+    tasks = [f"{t.node} {t.state} {t.status_message}" for a in job.attempts.all() for t in a.task_rows.all()]
     return "\n".join(
         [f"{e.kind} {e.before}>{e.after} {e.reason} {e.message}" for e in job.events.all()] + tasks
     )

@@ -1,4 +1,4 @@
-"""Our own engine: an agent on each node, spoken to over one link, by SSH or by pipes to a child process."""
+"""NodeEngine implementation: an agent on each node, over one link by SSH or pipes."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ PREFLIGHT_TIMEOUT_S = 60.0
 GC_TIMEOUT_S = 180.0
 UPGRADE_CHUNK_BYTES = 512 * 1024
 MAX_BUFFERED_EVENTS = 200
-"""So many events wait for the first watch; the next comparison finds what others told."""
+"""Events buffered until the first ``watch``; the next reconciliation finds lost ones."""
 INVALID_EVENTS_REPORT_INTERVAL_S = 10.0
 
 T = TypeVar("T")
 
 
 class AgentEngine:
-    """The contract of ``agents.engines.interface`` over one link to one agent."""
+    """Implements ``agents.engines.interface`` over one link to one agent."""
 
     def __init__(self) -> None:
         self._handler: EventHandler | None = None
@@ -68,7 +68,7 @@ class AgentEngine:
 
     @classmethod
     def local(cls, pyz: Path, settings: Path, *, cluster: str, role: Role = "control") -> AgentEngine:
-        """An agent on this machine, as a child process. Raises OSError, AgentError or OutcomeUnknownError."""
+        """Open a local agent as a child process. Raise OSError, AgentError or OutcomeUnknownError."""
         engine = cls()
         engine._link = open_local(
             pyz, role, settings, cluster=cluster, on_event=engine._on_event, hello_timeout_s=HELLO_TIMEOUT_S
@@ -87,14 +87,14 @@ class AgentEngine:
         cluster: str,
         role: Role = "control",
     ) -> AgentEngine:
-        """The agent of a node over SSH. Raises SshError, AgentError or OutcomeUnknownError."""
+        """Open the agent of a node over SSH. Raise SshError, AgentError or OutcomeUnknownError."""
         target = SshTarget(host=host, user=user, host_key=host_key, port=port)
         engine = cls()
         engine._link = open_ssh(target, key_path, role, cluster=cluster, on_event=engine._on_event)
         return engine
 
     def on_wait(self, callback: Callable[[], None]) -> None:
-        """Has ``rest`` called by each thread that begins to wait for an answer."""
+        """Call ``callback`` in each thread that begins to wait for a reply."""
         self._link.on_wait = callback
 
     @property
@@ -264,7 +264,7 @@ class AgentEngine:
     def _request(
         self, verb: str, parse: Callable[[dict[str, Any]], T], *, timeout_s: float, **fields: Any
     ) -> T:
-        """An answer as ``read`` gives it. Raises InvalidReplyError for one that the protocol does not allow."""
+        """Return the parsed reply. Raise InvalidReplyError when it violates the protocol."""
         answer = self._link.request(verb, timeout_s=timeout_s, **fields)
         try:
             return parse(answer)
@@ -272,7 +272,7 @@ class AgentEngine:
             raise InvalidReplyError(f"Its answer to {verb} cannot be read: {problem}.") from problem
 
     def _on_event(self, message: dict[str, Any]) -> None:
-        """Called in the link's reading thread; events before the first watch wait for it."""
+        """Called in the link's reading thread; events before the first ``watch`` are buffered."""
         try:
             event = parsing.parse_event(message)
         except InvalidMessageError as problem:
@@ -280,14 +280,14 @@ class AgentEngine:
         if event is None:
             return
         with self._lock:
-            tell = self._handler
-            if tell is None and len(self._buffered_events) < MAX_BUFFERED_EVENTS:
+            report = self._handler
+            if report is None and len(self._buffered_events) < MAX_BUFFERED_EVENTS:
                 self._buffered_events.append(event)
-        if tell is not None:
-            tell(event)
+        if report is not None:
+            report(event)
 
     def _count_invalid_event(self, problem: str) -> InvalidEventsReceived | None:
-        """Counts an event that cannot be read; from time to time they are told."""
+        """Count an invalid event; return a report at most once per interval."""
         self._invalid_event_count += 1
         now_s = time.monotonic()
         if (
@@ -304,12 +304,12 @@ class AgentEngine:
 
 
 def _task_fields(key: TaskKey) -> dict[str, Any]:
-    """How a request names a task."""
+    """Return the request fields that identify a task."""
     return {"job": key.job, "attempt": key.attempt, "task": key.task}
 
 
 def hello_to_json(hello: Hello) -> dict[str, Any]:
-    """A hello as it is kept in the record."""
-    told = dataclasses.asdict(hello)
-    told["runtimes"] = [{"kind": kind, "version": version} for kind, version in hello.runtimes]
-    return told
+    """Return a hello as it is stored in the database."""
+    reported = dataclasses.asdict(hello)
+    reported["runtimes"] = [{"kind": kind, "version": version} for kind, version in hello.runtimes]
+    return reported

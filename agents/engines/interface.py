@@ -1,8 +1,8 @@
-"""What dispatch and reconcile ask of whatever drives the nodes of a pool: start, poll, stop, logs, watch.
+"""Interface through which the scheduler uses nodes.
 
-Each call can be repeated, and ends in one of three ways: it returns (ok), it raises ``AgentError`` (the other
-side said no, nothing of it was done), or it raises ``OutcomeUnknownError`` (no answer: it may or may not have happened,
-so the record stays as it is and the same call is made again later). A time-out is never a failure.
+Every call is idempotent and has one of three outcomes: it returns, it raises ``AgentError`` (refused, nothing
+was done), or it raises ``OutcomeUnknownError`` (no reply: it may or may not have been executed; stored state
+stays as it is and the call is repeated later). A time-out is never a failure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agents.link import AgentError, InvalidReplyError, OutcomeUnknownError
 
 @dataclass(frozen=True)
 class TaskKey:
-    """One rank of one attempt of a job, as containers are named after it."""
+    """One rank of one attempt of a job; containers are named after it."""
 
     job: str
     attempt: int
@@ -25,21 +25,21 @@ class TaskKey:
 
 @dataclass(frozen=True)
 class StartResult:
-    """A task that has been brought up. ``ports`` maps its ports to ports of the node's loopback."""
+    """A started task. ``ports`` maps its ports to ports of the node's loopback address."""
 
     container: str
     ports: dict[str, int]
-    state: str = "running"  # running, exited when it has already ended, created when it was only prepared
+    state: str = "running"  # running; exited when it has already ended; created when it was only prepared
     already: bool = False
 
 
 @dataclass(frozen=True)
 class Container:
-    """A task as its node tells it. ``state`` is created, running or exited; what is not known is None.
+    """A task as reported by its node. ``state`` is created, running or exited; unknown values are None.
 
-    ``gpus`` are (uuid, milli) as the node's ledger holds them; ``owner`` and ``project`` are the public ids on
-    its labels, blank where it bears none. ``checkpoint_age_s``: so long before the answer it last saved its work;
-    ``progress_age_s``: so long before it wrote that it had done ``progress`` units.
+    ``gpus``: (uuid, milli) in the node's ledger. ``owner`` and ``project``: public ids from its labels, blank
+    without. ``checkpoint_age_s``: age of its last checkpoint at the time of the reply. ``progress_age_s``:
+    age of ``progress`` (units done).
     """
 
     key: TaskKey
@@ -59,38 +59,38 @@ class Container:
     progress: float | None = None
     progress_age_s: float | None = None
     fault: str | None = None
-    """What ended it: mps_daemon_lost, the daemon by which it shared a GPU was gone; disk_limit_exceeded."""
+    """What ended it: mps_daemon_lost (the daemon of its GPU share ended) or disk_limit_exceeded."""
     disk_mib: int | None = None
-    """How much it might write to the node's disk outside its volumes."""
+    """Its limit on the node's disk outside volumes."""
     disk_used_mib: int | None = None
-    """How much it had written when it was ended for that; None: more files than are counted."""
+    """What it had written when it exceeded the limit; None: more files than are counted."""
 
 
 @dataclass(frozen=True)
 class PollResult:
-    """Everything of ours on one node at one moment."""
+    """All tasks of this cluster on one node at one moment."""
 
     containers: tuple[Container, ...]
     boot_id: str
     disk_full_message: str | None = None
-    """Why the node takes no work for want of room, as a message; None while there is room."""
+    """Why the node accepts no work for lack of disk space; None while there is enough."""
     clock_s: float | None = None
-    """Unix time on the node when it answered; None: not told."""
+    """Unix time of the node at the reply; None: not reported."""
 
 
 @dataclass(frozen=True)
 class StopResult:
-    """The answer to a stop: gone means that no container of the attempt lives there, nor ever will."""
+    """Reply to a stop. ``gone``: no container of the attempt exists on the node, and none will be started."""
 
     gone: bool
     ended: tuple[Container, ...] = ()
     stuck_s: float | None = None
-    """For how long something has been there although it was killed; None: nothing is, or it was not told."""
+    """How long something has survived SIGKILL; None: nothing has, or not reported."""
 
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Bytes of a task's log as they stand on the node, from ``offset`` on."""
+    """Bytes of a task's log from ``offset`` on."""
 
     data: bytes
     offset: int
@@ -100,7 +100,7 @@ class LogChunk:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing that a node looked at on itself."""
+    """Result of one check that a node ran on itself."""
 
     name: str
     ok: bool
@@ -109,14 +109,14 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class TaskExited:
-    """Pushed when a task has ended and its container is gone."""
+    """Sent when a task has ended and its container is gone."""
 
     container: Container
 
 
 @dataclass(frozen=True)
 class GpuHealthChanged:
-    """Pushed when a GPU falls ill or recovers; ``fatal``: what runs on it cannot be trusted any more."""
+    """Sent when a GPU's health changes; ``fatal``: tasks on it can no longer be trusted."""
 
     uuid: str
     health: str
@@ -126,7 +126,7 @@ class GpuHealthChanged:
 
 @dataclass(frozen=True)
 class GpuFaultReported:
-    """Pushed when a node's driver told an XID for a GPU, so many times since the last such event."""
+    """Sent when the driver reported an XID for a GPU; ``count`` since the last such event."""
 
     uuid: str
     xid: int
@@ -135,7 +135,7 @@ class GpuFaultReported:
 
 @dataclass(frozen=True)
 class PullProgress:
-    """Pushed while an image is brought."""
+    """Sent while an image is pulled."""
 
     image: str
     message: str
@@ -143,7 +143,7 @@ class PullProgress:
 
 @dataclass(frozen=True)
 class InvalidEventsReceived:
-    """Told when a node sent events that the protocol does not allow: how many since the last, and what was wrong."""
+    """Reports events that violated the protocol: their number since the last report, and an error."""
 
     count: int
     error: str
@@ -179,128 +179,129 @@ class NodeEngine(Protocol):
 
     @property
     def hello(self) -> dict[str, Any]:
-        """What the node told of itself when the connection was opened, as JSON."""
+        """Return what the node reported when the connection was opened, as JSON."""
 
     def images(self) -> list[dict[str, Any]]:
-        """The images the node has now, as in its hello: image_id, refs and digests of each."""
+        """Return the current images of the node: image_id, refs and digests of each."""
 
     @property
     def is_open(self) -> bool:
-        """False once the connection has ended; every call from then on raises OutcomeUnknownError."""
+        """Return False once the connection has ended; later calls raise OutcomeUnknownError."""
 
     def start(self, epoch: int, spec: Mapping[str, Any]) -> StartResult:
-        """Brings a task up. Started before, with an equal spec: the same answer with ``already``.
+        """Start a task. When it was started with an equal spec: same result with ``already``.
 
-        Ended before: its state is exited. Stopped before (tombstoned), an older attempt, an older epoch, a
-        GPU that has no room, a missing image, a full disk: Refused, and nothing of it was kept.
+        When it has ended: state exited. Raise AgentError, keeping nothing, when it was stopped (tombstone),
+        for an older attempt or epoch, for lack of free GPU capacity, a missing image or a full disk.
         """
 
     @property
     def supports_prepare(self) -> bool:
-        """True when ``prepare`` can be asked for."""
+        """Return True when the node supports ``prepare``."""
 
     def prepare(self, epoch: int, spec: Mapping[str, Any]) -> StartResult:
-        """All of a start but its last step; only where ``prepares``. It waits for its start, or for a stop.
+        """Execute all steps of a start but the last; requires ``supports_prepare``. It then waits for start
+        or stop.
 
-        Refused and repeated as a start is; one that was started meanwhile says so by its state.
+        Same errors and idempotence as ``start``; a task that was started meanwhile reports that by its state.
         """
 
     def poll(self) -> PollResult:
-        """Everything of ours that is there: live, or ended and not yet removed."""
+        """Return all tasks of this cluster: running, or ended and not yet removed."""
 
     @property
     def supports_stopping_tasks(self) -> bool:
-        """True when ``stop`` can be told to leave the other tasks of an attempt alone."""
+        """Return True when ``stop`` can stop single tasks of an attempt."""
 
     def stop(
         self, epoch: int, job: str, attempt: int, *, grace_s: float, tasks: Sequence[int] | None = None
     ) -> StopResult:
-        """Forbids the attempt for ever, then asks its tasks to end, and ends them after ``grace_s``.
+        """Refuse the attempt from now on, ask its tasks to end, and kill them after ``grace_s``.
 
-        With ``tasks`` it does so for these alone, and what it answers is about these; only where
-        ``stops_tasks``.
-
-        Never started there, or ended before: gone. Still ending: not gone; a TaskExited follows for each
-        task, and the same call says later whether all are gone.
+        With ``tasks`` this applies to these alone; requires ``supports_stopping_tasks``. Never started, or
+        ended: gone. Still ending: not gone; a TaskExited follows for each task, and repeating the call
+        reports whether all are gone.
         """
 
     def remove(self, epoch: int, job: str, attempt: int) -> None:
-        """Drops what is left of an ended attempt, logs included. Nothing left: nothing to do."""
+        """Remove the remains of an ended attempt, including logs; nothing left is no error."""
 
     def logs(self, key: TaskKey, offset: int) -> LogChunk:
-        """Bytes of a task's log from ``offset``; ``eof`` only when it has ended and no more follow.
+        """Return bytes of a task's log from ``offset``; ``eof`` only when it has ended and nothing follows.
 
-        Refused ``no_such_container`` when the node knows no such task (any more).
+        Raise AgentError ``no_such_container`` when the node does not know the task.
         """
 
     def probe(self, key: TaskKey, port: int, path: str) -> int | None:
-        """The HTTP status with which a port of a running task answers; None while nobody does."""
+        """Return the HTTP status from a port of a running task; None while nothing answers."""
 
     @property
     def supports_terminals(self) -> bool:
-        """True when ``terminal`` can be asked for."""
+        """Return True when the node supports ``open_terminal``."""
 
     def open_terminal(self, key: TaskKey, *, secret: str, cols: int, rows: int, idle_s: int) -> int:
-        """Opens a terminal in a running task; gives the port at which it waits for the one who knows ``secret``.
+        """Open a terminal in a running task; return the port where it waits for a client that knows
+        ``secret``.
 
-        Refused where the task does not run, or enough are open. OutcomeUnknownError: one that nobody enters ends by itself.
+        Raise AgentError when the task does not run or too many terminals are open. After OutcomeUnknownError
+        an unused terminal ends by itself.
         """
 
     def store_used_percent(self) -> float | None:
-        """How full the file system is that holds the node's images, 0 to 100; None: nobody can say."""
+        """Return how full the file system of the images is, 0 to 100; None when unknown."""
 
     def pull(self, image: str, login: tuple[str, str] | None = None) -> None:
-        """Brings an image from its registry; takes minutes. Present already: nothing to do.
+        """Pull an image from its registry; takes minutes. Does nothing when it is present.
 
-        ``login`` is a name and a password; Refused ``agent_too_old`` by one that takes none.
+        ``login``: name and password. Raise AgentError ``agent_too_old`` when the agent does not support it.
         """
 
     def load(self, upload: str, offset: int, data: bytes, *, sha256: str | None = None) -> int:
-        """Takes a piece of an image's archive and says how much is there; ``sha256`` ends the upload."""
+        """Send a chunk of an image archive; return the bytes received. ``sha256`` completes the upload."""
 
     def upgrade(self, program: bytes, signature: str, *, confirm_within_s: float) -> None:
-        """Puts another agent in place, which the next connection meets; what runs is not touched.
+        """Install another agent, which the next connection reaches; running tasks are not affected.
 
-        Unless it is confirmed within ``confirm_within_s``, the node goes back to the one before. Refused ``not_allowed``
-        when the signature is not of the enrolment's key. Repeatable.
+        The node rolls back unless it is confirmed within ``confirm_within_s``. Raise AgentError ``forbidden``
+        when the signature is not by the key of the enrolment.
         """
 
     def confirm_upgrade(self, digest: str) -> None:
-        """The agent of this digest (SHA-256) does well: its trial is over. Repeatable."""
+        """Confirm the agent with this SHA-256 digest, which ends its rollback period."""
 
     def preflight(self, fabric: Mapping[str, Any] | None = None) -> list[CheckResult]:
-        """What the machine has and lacks, each with a message; may take some seconds.
+        """Run checks on the machine; may take some seconds.
 
-        ``fabric`` is what its pool names for gangs on several nodes; an agent of before does not look at it.
+        ``fabric``: what the pool names for multi-node gangs; older agents ignore it.
         """
 
     def network_info(self) -> dict[str, Any]:
-        """Its interfaces, devices of a fabric and networks of its engines as they are now, as in its hello."""
+        """Return the current interfaces, fabric devices and engine networks."""
 
     @property
     def supports_deny_egress(self) -> bool:
-        """True when ``deny`` can be asked for."""
+        """Return True when the node supports ``deny_egress``."""
 
     def deny_egress(self, networks: Sequence[str]) -> None:
-        """No container connects to these addresses or networks from now on, also of those that run. Repeatable."""
+        """Block connections from all containers, including running ones, to these addresses or networks."""
 
     def check_rendezvous(self, key: TaskKey, address: str, port: int, *, timeout_s: float) -> str | None:
-        """Why the node does not reach the place where the gang of ``key`` will meet; None: it does.
+        """Return why the node cannot connect to the rendezvous of the gang of ``key``; None when it can.
 
-        Repeatable. Asked only where the node takes it (``agents.node.spec.task_spec.CAN_CHECK_RENDEZVOUS``).
+        Requires ``agents.node.spec.task_spec.CAN_CHECK_RENDEZVOUS``.
         """
 
     def gc(self, **options: Any) -> dict[str, Any]:
-        """Tidies up what nobody needs any more and gives how much of what was removed. Repeatable."""
+        """Remove unused files and images; return what was removed."""
 
     def signal(self, epoch: int, job: str, attempt: int, signal: str) -> None:
-        """Sends a signal to every task of an attempt that runs there. Each call sends it once more.
+        """Send a signal to every running task of an attempt; each call sends it again.
 
-        Refused ``no_such_container`` when none does.
+        Raise AgentError ``no_such_container`` when none runs.
         """
 
     def watch(self, handler: EventHandler) -> None:
-        """From now on tells what happens; events from before the call are told by ``poll``."""
+        """Pass events to ``handler`` from now on; ``poll`` covers what happened before."""
 
     def close(self) -> None:
-        """Ends the connection, never a task. Repeatable."""
+        """Close the connection, never a task; idempotent."""

@@ -1,4 +1,4 @@
-"""Reads what a node's agent answers and pushes into the types of the contract; InvalidMessageError where it does not fit."""
+"""Parses an agent's replies and events into the types of the interface; raises InvalidMessageError."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MAX_LOG_BYTES = 2**40
 
 
 def parse_event(message: Mapping[str, Any]) -> EngineEvent | None:
-    """A pushed line as an event; None for samples and for words this version does not know. Raises InvalidMessageError."""
+    """Return an event; None for samples and unknown events. Raise InvalidMessageError."""
     read = FieldReader(message)
     match message.get("event"):
         case "exited":
@@ -81,7 +81,7 @@ def parse_event(message: Mapping[str, Any]) -> EngineEvent | None:
 
 
 def parse_log_chunk(answer: dict[str, Any]) -> LogChunk:
-    """The answer to ``logs``. Raises InvalidMessageError."""
+    """Return the reply to ``logs``. Raise InvalidMessageError."""
     read = FieldReader(answer)
     data = answer.get("data_b64")
     if not isinstance(data, str) or len(data) > 2 * LOG_CHUNK_BYTES:
@@ -135,7 +135,7 @@ def parse_store_used_percent(answer: dict[str, Any]) -> float | None:
 
 
 def parse_gc_result(answer: dict[str, Any]) -> dict[str, Any]:
-    """What was removed by tidying up, of which an agent of an earlier version tells less."""
+    """Return what garbage collection removed; older agents report less."""
     read = FieldReader(answer)
     counted = ("ended_tasks", "orphan_dirs", "removed_jobs", "uploads", "networks", "scratch", "freed_mib")
     found: dict[str, Any] = {key: read.integer_or_none(key, maximum=MAX_MIB) for key in counted}

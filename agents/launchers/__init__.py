@@ -1,6 +1,6 @@
-"""How the ranks of a job are told of each other: pure functions from its shape to command and environment.
+"""Launchers: pure functions from the shape of a job to command and environment of each rank.
 
-A launcher is chosen by name with a job. To add one: write the function in a file of its own, and name it here.
+A job names its launcher. To add one, write the function in its own module and register it here.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from agents.launchers.plain import launch_plain
 from agents.launchers.torchrun import launch_torchrun
 
 LAUNCHERS: dict[str, Launcher] = {"none": launch_plain, "torchrun": launch_torchrun}
-"""By name; ``none`` is what a job has that chose none."""
+"""Launchers by name; ``none`` is the default of a job."""
 
 REQUIRES_RENDEZVOUS = frozenset({"torchrun"})
-"""Launchers whose ranks cannot work without reaching each other."""
+"""Launchers whose ranks must reach each other."""
 
 __all__ = [
     "LAUNCHERS",

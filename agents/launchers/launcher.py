@@ -1,4 +1,4 @@
-"""What launchers are given and what they give, and the variables that all of them set."""
+"""Input and output types of launchers, and variables that all of them set."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RendezvousPoint:
-    """Where the ranks of a gang meet: the address of rank 0's node as the others reach it, and a port there."""
+    """Rendezvous of a gang: address of rank 0's node as seen by the others, and a port."""
 
     address: str
     port: int
 
     @property
     def host(self) -> str:
-        """The address as it stands before a colon and the port: one of IPv6 in brackets."""
+        """Return the address for use before a port: IPv6 in brackets."""
         return f"[{self.address}]" if ":" in self.address else self.address
 
 
 @dataclass(frozen=True)
 class GangShape:
-    """A job's shape: how many ``tasks``, each with ``gpus`` GPUs. ``meeting`` None: they cannot reach each other."""
+    """Shape of a job: tasks, and GPUs of each. ``rendezvous``: None when tasks cannot reach each other."""
 
     tasks: int
     gpus: int
@@ -30,9 +30,9 @@ class GangShape:
 
 @dataclass(frozen=True)
 class RankNetwork:
-    """One task of a gang, and by what it reaches the others; None is not known.
+    """One rank and the network it uses; None is unknown.
 
-    ``adapters`` are those of a fabric, in the words of NCCL_IB_HCA.
+    ``adapters``: fabric adapters in the syntax of NCCL_IB_HCA.
     """
 
     number: int
@@ -42,7 +42,7 @@ class RankNetwork:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What to run, the variables that hold whatever the person gave, and ``defaults`` where the person gave none."""
+    """Command, variables that override those of the user, and ``defaults`` that do not."""
 
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
@@ -53,12 +53,12 @@ Launcher = Callable[[GangShape, RankNetwork, Sequence[str]], LaunchSpec]
 
 
 def rendezvous_variables(rendezvous: RendezvousPoint | None) -> dict[str, str]:
-    """Where to meet; nothing where the ranks cannot."""
+    """Return the variables of the rendezvous; empty without one."""
     return {"MASTER_ADDR": rendezvous.address, "MASTER_PORT": str(rendezvous.port)} if rendezvous else {}
 
 
 def interface_variables(rank: RankNetwork) -> dict[str, str]:
-    """By which interface and adapters libraries reach the others; nothing where it is not known."""
+    """Return the variables that select interface and adapters; empty when unknown."""
     libraries = ("GLOO", "NCCL")
-    told = {f"{each}_SOCKET_IFNAME": rank.interface for each in libraries} if rank.interface else {}
-    return told | ({"NCCL_IB_HCA": rank.adapters} if rank.adapters else {})
+    reported = {f"{each}_SOCKET_IFNAME": rank.interface for each in libraries} if rank.interface else {}
+    return reported | ({"NCCL_IB_HCA": rank.adapters} if rank.adapters else {})

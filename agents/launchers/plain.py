@@ -1,4 +1,4 @@
-"""No launcher: the command as it stands, each task a rank of its own."""
+"""No launcher: the command is unchanged and each task is one rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from agents.launchers.launcher import (
 
 
 def launch_plain(gang: GangShape, rank: RankNetwork, command: Sequence[str]) -> LaunchSpec:
-    """A gang's task knows which rank it is; the only task of a job is told nothing.
+    """Set rank variables in tasks of a gang; a single task gets none.
 
-    A task sees its own GPUs only, numbered from 0, so it is the first of one wherever it stands.
+    A task sees only its own GPUs, numbered from 0, so its local rank is always 0.
     """
     if gang.tasks == 1:
         return LaunchSpec(tuple(command))
@@ -27,5 +27,7 @@ def launch_plain(gang: GangShape, rank: RankNetwork, command: Sequence[str]) -> 
         "LOCAL_WORLD_SIZE": 1,
         "NODE_RANK": rank.number,
     }
-    told = {name: str(number) for name, number in numbers.items()}
-    return LaunchSpec(tuple(command), told | rendezvous_variables(gang.rendezvous), interface_variables(rank))
+    reported = {name: str(number) for name, number in numbers.items()}
+    return LaunchSpec(
+        tuple(command), reported | rendezvous_variables(gang.rendezvous), interface_variables(rank)
+    )

@@ -1,4 +1,4 @@
-"""The command line on a node: ``control``, ``watch`` or ``bulk`` serve, ``preflight`` looks."""
+"""Command line of the agent: ``control``, ``watch`` and ``bulk`` serve a link, ``preflight`` runs checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ DEFAULT_SETTINGS = "/etc/fairway/node.json"
 
 
 def main() -> int:
-    """Runs what the command line asks for."""
     if len(sys.argv) == 3 and sys.argv[1] == "shim":
         from agents.node import shim
 
@@ -50,12 +49,12 @@ def main() -> int:
 
     own = _own_command()
     if own[1] == "-I" and os.path.isdir(settings.state_dir):
-        os.chdir(settings.state_dir)  # container monitors leave a note where they stand when memory ran out
+        os.chdir(settings.state_dir)  # container monitors write a note into their working directory on OOM
     return serve(settings, arguments.role, own)
 
 
 def _own_command() -> List[str]:
-    """How to run this very program again: the archive it came in, or the module."""
+    """Return the command that runs this program again: its archive, or the module."""
     program = os.path.abspath(sys.argv[0])
     if os.path.isfile(program) and not program.endswith("__main__.py"):
         return [sys.executable, "-I", program]

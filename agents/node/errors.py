@@ -1,4 +1,4 @@
-"""The refusals a node answers with: a stable code and one message for people."""
+"""Errors of the agent: a stable code and a message for users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IMAGE_MISSING = "image_missing"
 DISK_FULL = "disk_full"
 ENGINE_ERROR = "engine_error"
 UNKNOWN_VERB = "unknown_verb"
-NOT_ALLOWED = "not_allowed"
+FORBIDDEN = "forbidden"
 NO_SUCH_CONTAINER = "no_such_container"
 PORT_IN_USE = "port_in_use"
 RENDEZVOUS_PORT_IN_USE = "rendezvous_port_in_use"
@@ -20,7 +20,7 @@ PROTOCOL_VERSION = "protocol_version"
 
 
 class AgentError(Exception):
-    """The node will not do what was asked, and nothing of it was done that a repeat would not heal."""
+    """The node refuses a request; nothing was done that a repetition would not fix."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -29,5 +29,5 @@ class AgentError(Exception):
 
 
 def invalid_spec(message: str) -> AgentError:
-    """A refusal of what was asked for, whatever the state of the node."""
+    """Return the refusal of a request that is invalid in every state of the node."""
     return AgentError(INVALID_SPEC, message)

@@ -1,7 +1,6 @@
-"""How far a task has come: it writes a number into a file that was made for it.
+"""Progress reports: a task writes a number of completed units into a file of its own.
 
-The number counts what it has done so far, in units of its own. Of whatever else may be in the file, or in its
-place, nothing is followed, waited for or believed.
+The file is untrusted: links are not followed, reads never block, and other content is ignored.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXE
 
 
 class ProgressReport(NamedTuple):
-    """What a task told last: a finite number of at least 0, and how many seconds ago it wrote it."""
+    """Last report of a task: a finite number from 0, and its age in seconds."""
 
     done: float
     age_s: float
 
 
 def read_progress(folder: str, started_s: Optional[float], now_s: float) -> Optional[ProgressReport]:
-    """What the task told last; None when it told nothing, or nothing that is a plain number."""
+    """Return the last report; None when there is none or it is invalid."""
     try:
         descriptor = os.open(PROGRESS_FILE.path(folder), _FLAGS)
     except OSError:

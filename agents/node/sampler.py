@@ -1,4 +1,4 @@
-"""One sample of the node: processors, memory, disk, every GPU, every task, and who uses which GPU."""
+"""One sample of the node: CPU, memory, disk, GPUs, tasks, and owners of GPU processes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from agents.node.gpus import GpuSample
 from agents.node.gpus.process_owners import ProcessOwnerResolver, has_own_cgroup
 from agents.node.host import cgroup, procfs
 from agents.node.ledger.ledger import RUNNING, Record
-from agents.node.tasks.manager import TaskManager
+from agents.node.tasks.task_manager import TaskManager
 
 MIN_PAUSE_S = 0.2
-"""Even a sample that took long is followed by a pause."""
+"""Pause between samples, also after a slow one."""
 
 
 def wait_until_phase_s(phase_s: float, now_s: float) -> float:
-    """How long to wait for that moment (0 to 1) of a second of the clock that says ``now_s``: 0.2 to 1.2 s."""
+    """Return the wait until ``phase_s`` (0 to 1) of a second, given the current time: 0.2 to 1.2 s."""
     return MIN_PAUSE_S + (phase_s - now_s - MIN_PAUSE_S) % 1.0
 
 
 class Sampler:
-    """Samples of one subscription; percentages are between two samples, so the first are unknown."""
+    """Samples of one subscription; percentages refer to the previous sample, so the first are None."""
 
     def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
@@ -30,7 +30,6 @@ class Sampler:
         self._task_cpu: Dict[str, Tuple[float, float]] = {}
 
     def sample(self) -> Dict[str, Any]:
-        """The node now."""
         records = {
             name: each for name, each in self._tasks.ledger.tasks().items() if each["phase"] == RUNNING
         }
@@ -74,7 +73,7 @@ class Sampler:
 
 
 class _ProcessSnapshot:
-    """All processes of the machine, looked at once and only if a task has no group of its own to count it."""
+    """All processes of the machine, read once and only for tasks without a control group of their own."""
 
     def __init__(self) -> None:
         self._found: Optional[List[procfs.ProcessInfo]] = None

@@ -1,7 +1,7 @@
-"""The agent: answers JSON lines on standard input with JSON lines on standard output, until the line ends.
+"""The agent: answers JSON lines on standard input with JSON lines on standard output until end of file.
 
-The role on the command line bounds the role of the first line: ``control`` may open control or bulk,
-``watch`` only watch. Requests run side by side; answers carry the id of the question.
+The role on the command line limits that of the first line: ``control`` may open control or bulk, ``watch``
+only watch. Requests run concurrently; replies have the request's id.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from agents.node.errors import AgentError, invalid_spec
 from agents.node.gpus import open_gpus
 from agents.node.host import procfs
 from agents.node.host.atomic_files import disk_full_as_error
-from agents.node.images.manager import ImageManager
+from agents.node.host.interfaces import list_interfaces
+from agents.node.images.image_manager import ImageManager
 from agents.node.ledger.ledger import Ledger
 from agents.node.maintenance.gc import GarbageCollector
 from agents.node.maintenance.preflight import gpu_sharing, installed_versions, run_preflight, version_warnings
 from agents.node.maintenance.upgrade import AgentUpgrader, own_digest
 from agents.node.network.fabric import list_fabric_devices
-from agents.node.network.interfaces import list_interfaces
 from agents.node.network.rendezvous import check_rendezvous
 from agents.node.runtimes.choose import open_runtimes
 from agents.node.sampler import Sampler, wait_until_phase_s
@@ -37,15 +37,15 @@ from agents.node.spec.task_spec import SPEC_CAPABILITIES, VERB_CAPABILITIES
 from agents.node.storage.directories import NodeDirectories
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
 from agents.node.tasks.log_reader import read_log
-from agents.node.tasks.manager import TaskManager
 from agents.node.tasks.monitor import TaskMonitor
 from agents.node.tasks.network_pool import NetworkPool
 from agents.node.tasks.probe import probe_port
-from agents.node.terminals.manager import TerminalManager
+from agents.node.tasks.task_manager import TaskManager
+from agents.node.terminals.terminal_manager import TerminalManager
 
 PROTOCOL = 1
 OLDEST_PROTOCOL = 1
-"""A client of this protocol or the one before is served; there is none before the first."""
+"""Clients of this protocol and the previous one are supported; 1 is the first."""
 AGENT_VERSION = "0.1.0"
 MAX_LINE_BYTES = 1024 * 1024
 _WORKER_THREADS = 6
@@ -65,7 +65,7 @@ JsonObject = Dict[str, Any]
 
 
 class AgentSession:
-    """One conversation with the portal over a pair of byte streams."""
+    """One session with the portal over a pair of byte streams."""
 
     def __init__(
         self, settings: Settings, role: str, reader: BinaryIO, writer: BinaryIO, agent_command: List[str]
@@ -120,7 +120,7 @@ class AgentSession:
         }
 
     def run(self) -> int:
-        """Greets, answers until the other side closes, and leaves the tasks running."""
+        """Send hello and serve until the peer closes; tasks keep running."""
         try:
             greeting = self._read_line()
             if greeting is None:
@@ -155,16 +155,17 @@ class AgentSession:
             for _ in workers:
                 self._requests.put(None)
             for worker in workers:
-                worker.join(timeout=30.0)  # what was begun is finished, so that less is left to heal
+                worker.join(timeout=30.0)  # finish running requests, so that less has to be reconciled
             if watch is not None:
                 self._network_pool.stop()
                 watch.stop()
         return 0
 
     def hello(self) -> JsonObject:
-        """What a portal must know before it asks for anything."""
+        """Return what a portal must know before its first request."""
         gpus, versions = self.tasks.gpus, installed_versions(self.tasks)
-        silent = gpus.driver_error()  # before they are named: what answers meanwhile must not look lost
+        # read first: a driver that recovers in between must not make GPUs look lost
+        silent = gpus.driver_error()
         return {
             "protocol": PROTOCOL,
             "agent_version": AGENT_VERSION,
@@ -202,12 +203,12 @@ class AgentSession:
         }
 
     def _networks(self) -> Dict[str, Any]:
-        """By engine, the networks that people made; None for one that does not say."""
+        """Return user-defined networks by engine; None where unknown."""
         engines = [each for each in self.tasks.runtimes.values() if each.kind != "process"]
         return {each.kind: each.external_networks() for each in engines}
 
     def push(self, message: JsonObject) -> None:
-        """Writes one line; a closed stream ends the session, never a task."""
+        """Write one line; a closed stream ends the session, never a task."""
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         with self._write_lock:
             try:
@@ -219,7 +220,7 @@ class AgentSession:
     def _check_greeting(self, greeting: JsonObject) -> None:
         role = greeting.get("role")
         if role not in ALLOWED_ROLES[self._key_role]:
-            raise AgentError(errors.NOT_ALLOWED, f"This key opens {self._key_role}, not {role}.")
+            raise AgentError(errors.FORBIDDEN, f"This key opens {self._key_role}, not {role}.")
         protocol = greeting.get("protocol")
         if not isinstance(protocol, int) or not OLDEST_PROTOCOL <= protocol <= PROTOCOL + 1:
             raise AgentError(
@@ -229,7 +230,7 @@ class AgentSession:
             )
         if greeting.get("cluster") != self._settings.cluster:
             raise AgentError(
-                errors.NOT_ALLOWED,
+                errors.FORBIDDEN,
                 f"This node belongs to the cluster {self._settings.cluster}, not to another one.",
             )
         self.role = str(role)
@@ -238,7 +239,7 @@ class AgentSession:
         if self.role == "control":
             try:
                 self.tasks.reconcile()
-            except AgentError as refusal:  # an engine that does not answer must not silence the node
+            except AgentError as refusal:  # the node must stay reachable when an engine does not respond
                 sys.stderr.write(f"{refusal.message}\n")
 
     def _read_line(self) -> Optional[JsonObject]:
@@ -259,7 +260,7 @@ class AgentSession:
         while not self._closing.is_set():
             try:
                 request = self._read_line()
-            except AgentError as refusal:  # the stream cannot be trusted to be in step any more
+            except AgentError as refusal:  # the stream may be out of sync
                 self.push({"ok": False, "code": refusal.code, "message": refusal.message})
                 return
             if request is None:
@@ -274,7 +275,7 @@ class AgentSession:
             self.push(self._handle(request))
 
     def _handle(self, request: JsonObject) -> JsonObject:
-        """The answer to one request; every refusal has a code, the unforeseen is an engine error."""
+        """Return the reply to one request; refusals have a code, unexpected errors are engine errors."""
         number, verb = request.get("id"), request.get("verb")
         try:
             if verb not in self._verbs:
@@ -282,21 +283,21 @@ class AgentSession:
                     errors.UNKNOWN_VERB, f"This agent ({AGENT_VERSION}) does not know the verb {verb!r}."
                 )
             if verb not in VERBS_BY_ROLE[self.role]:
-                raise AgentError(errors.NOT_ALLOWED, f"The role {self.role} may not {verb}.")
+                raise AgentError(errors.FORBIDDEN, f"The role {self.role} may not {verb}.")
             with disk_full_as_error(self._settings.state_dir):
                 answer = self._verbs[verb](request)
         except AgentError as refusal:
             if verb in ("start", "prepare") and refusal.code == errors.DISK_FULL:
                 self.tasks.record_disk_full(refusal.message)
             return {"id": number, "ok": False, "code": refusal.code, "message": refusal.message}
-        except Exception as error:  # the door: one broken request must not end the conversation
+        except Exception as error:  # one failing request must not end the session
             traceback.print_exc(file=sys.stderr)
             message = f"{type(error).__name__}: {error}"
             return {"id": number, "ok": False, "code": errors.ENGINE_ERROR, "message": message}
         return dict(answer, id=number, ok=True)
 
     def _deny_egress(self, fields: JsonObject) -> JsonObject:
-        """Keeps to which addresses no container may connect, and has those that run keep to it at once."""
+        """Store the addresses that no container may connect to, and apply them to running ones."""
         save_denied_networks(self._settings.state_dir, fields.get("networks"))
         for runtime in self.tasks.runtimes.values():
             runtime.refresh_firewall()
@@ -308,9 +309,9 @@ class AgentSession:
         return self.tasks.list_tasks(fields)
 
     def _stats(self, fields: JsonObject) -> JsonObject:
-        """``subscribe`` (true when missing) turns a sample a second on or off; ``once`` gives one.
+        """Switch one sample per second on or off (``subscribe``, default true), or return one (``once``).
 
-        ``phase_s`` is when in each second of this node's clock samples are taken, at least 0 and less than 1.
+        ``phase_s``: when in each second of the node's clock samples are taken, from 0 to below 1.
         """
         if fields.get("once"):
             return {"sample": Sampler(self.tasks).sample()}
@@ -332,8 +333,8 @@ class AgentSession:
 
 
 def serve(settings: Settings, role: str, agent_command: List[str]) -> int:
-    """Runs one session over standard input and output."""
+    """Run one session over standard input and output."""
     threading.stack_size(512 * 1024)
     reading, writing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # nothing that prints by accident may break the lines
+    os.dup2(2, 1)  # accidental prints must not corrupt the protocol
     return AgentSession(settings, role, reading, writing, agent_command).run()

@@ -1,4 +1,4 @@
-"""What is true of this machine and of no other: folders, engines and their flags, GPU provider, addresses."""
+"""Settings of this machine: folders, engines and their flags, GPU provider, addresses."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ DEFAULT_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 class SettingsError(ValueError):
-    """The settings file cannot be used; the message says which key and why."""
+    """The settings file is invalid; the message names the key and the reason."""
 
 
 class RuntimeSettings(NamedTuple):
-    """One way of starting tasks on this machine."""
+    """A runtime on this machine."""
 
     kind: str  # podman, docker, process
     program: Tuple[str, ...]  # ("podman",) or ("sudo", "-n", "podman")
     global_flags: Tuple[str, ...]  # before the verb: --root, --runroot, --cgroup-manager, --runtime
     create_flags: Tuple[str, ...]  # after "create": --ulimit
-    gpus: Optional[str] = None  # how docker hands GPUs in: cdi or hook; None: as the daemon can
+    gpus: Optional[str] = None  # how docker passes GPUs: cdi or hook; None: automatic
 
 
 class Settings(NamedTuple):
-    """The machine's own settings, read once when an agent process starts."""
+    """Settings of the machine, read when an agent process starts."""
 
     cluster: str
     state_dir: str
@@ -45,11 +45,9 @@ class Settings(NamedTuple):
     uid_first: int
     uid_count: int
     job_ports: Tuple[int, int]
-    rendezvous_ports: Tuple[int, int]  # where ranks of gangs meet; the last one counts
-    fabric_devices: Tuple[str, ...]  # devices, or folders of devices, that gangs may be given
-    mps_control_program: Optional[
-        str
-    ]  # the program by which shares of a GPU are enforced; None: they are not
+    rendezvous_ports: Tuple[int, int]  # first and last port for rendezvous, inclusive
+    fabric_devices: Tuple[str, ...]  # devices, or folders of devices, that gangs may use
+    mps_control_program: Optional[str]  # program that enforces GPU shares; None: disabled
     allowed_signers_path: Optional[str]
     agent_path: Optional[str]
 
@@ -60,7 +58,7 @@ class Settings(NamedTuple):
 _DEFAULTS: Dict[str, Any] = {
     "allowed_mount_roots": [],
     "runtimes": [{"kind": "process"}],
-    "gpus": "nvml",
+    "gpu_provider": "nvml",
     "boot_id_path": DEFAULT_BOOT_ID_PATH,
     "loopback": "127.77.0.1",
     "subnets": "10.197.0.0/16",
@@ -83,7 +81,7 @@ _REQUIRED = ("cluster", "state_dir", "home_root")
 
 
 def read_settings(path: str) -> Settings:
-    """The settings in a JSON file; unknown keys are an error, so that a misspelt one is noticed."""
+    """Return the settings of a JSON file. Raise SettingsError, also for unknown keys."""
     try:
         with open(path, encoding="utf-8") as stream:
             raw = json.load(stream)
@@ -93,7 +91,6 @@ def read_settings(path: str) -> Settings:
 
 
 def parse_settings(raw: Any) -> Settings:
-    """Settings from a parsed JSON object."""
     if not isinstance(raw, dict):
         raise SettingsError("The settings are not a JSON object.")
     unknown = sorted(set(raw) - set(_DEFAULTS) - set(_REQUIRED))

@@ -1,7 +1,7 @@
-"""The detached parent of one task of the runtime ``process``: starts it, waits, and writes how it ended.
+"""Detached parent of one task of the runtime ``process``: starts it, waits, and records how it ended.
 
-It outlives the agent. Whoever first creates the file ``claim`` decides: the shim (it runs) or a stop (it
-never runs). While the shim lives it holds ``shim.lock``; whatever its child leaves behind is ended with it.
+It survives the agent. Whoever creates the file ``claim`` first decides: the shim (the task runs) or a stop
+(it never runs). The shim holds ``shim.lock`` while it lives, and kills what its child leaves behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POLL_INTERVAL_S = 0.25
 
 
 def claim_task(folder: str, decision: str) -> bool:
-    """Decides whether the task runs; False when it was decided before."""
+    """Decide whether the task runs; return False when that was decided before."""
     path = os.path.join(folder, "claim")
     with disk_full_as_error(path):
         try:
@@ -43,14 +43,14 @@ def claim_task(folder: str, decision: str) -> bool:
 
 
 def main(folder: str) -> int:
-    """Starts the task of a folder in a process of its own and returns once it runs, or says why not."""
+    """Start the task of a folder in a new process; return once it runs, or report why not."""
     reading, writing = os.pipe()
     if os.fork() == 0:
         os.close(reading)
         os.setsid()
         try:
             _run(folder, writing)
-        except BaseException as error:  # the last line of defence of a process of its own: said, then ended
+        except BaseException as error:  # report any error of the child process before it exits
             with contextlib.suppress(OSError):
                 os.write(writing, f"{type(error).__name__}: {error}".encode())
             os._exit(_FAILED)
@@ -117,7 +117,7 @@ def _detach_streams() -> None:
 
 
 class _ProcessTree:
-    """The child and everything that descends from it; orphans come to us because we are their reaper."""
+    """The child and its descendants; orphans are reparented to the shim, which is a subreaper."""
 
     def __init__(self, child: int, group: Optional[cgroup.TaskCgroup]) -> None:
         self.child = child
@@ -138,7 +138,7 @@ class _ProcessTree:
         return [each for each in everyone if each.state not in "ZX"]
 
     def kill_all(self) -> None:
-        """Kills until nothing is left, for at most four seconds."""
+        """Kill repeatedly until no process is left, for at most 4 s."""
         for _ in range(400):
             if self.group is not None:
                 self.group.kill()
@@ -153,7 +153,7 @@ class _ProcessTree:
 
 
 def _supervise(folder: str, tree: _ProcessTree, limit_mib: Optional[int], log: TaskLogWriter) -> None:
-    """Waits for the child, keeps it under its memory when no control group does, and records the end."""
+    """Wait for the child, enforce its memory limit without a control group, and record the end."""
     peak_mib, oom_kills, over = 0.0, 0, False
     group = tree.group
     while True:
@@ -189,7 +189,7 @@ def _supervise(folder: str, tree: _ProcessTree, limit_mib: Optional[int], log: T
 def _exec_task(
     order: Dict[str, Any], group: Optional[cgroup.TaskCgroup], go_fd: int, stdout_fd: int, stderr_fd: int
 ) -> None:
-    """Turns the forked child into the task; never returns. What fails is said in the task's log."""
+    """Turn the forked child into the task; never returns. Errors go to the task's log."""
     try:
         if order["task_uid"] is not None:
             for stream in (stdout_fd, stderr_fd):
@@ -216,7 +216,8 @@ def _exec_task(
         os.closerange(3, 1024)
         os.execvpe(order["command"][0], order["command"], order["env"])  # noqa: S606 - no shell is the point
     except FileNotFoundError as error:
-        searched = isinstance(error.filename, bytes)  # the last place of PATH that was tried says little
+        # the last directory of PATH that was searched is no useful message
+        searched = isinstance(error.filename, bytes)
         missing = order["command"][0] if searched else error.filename or order["command"][0]
         os.write(2, f"fairway: {missing}: not found\n".encode())
         os._exit(127)
@@ -226,7 +227,7 @@ def _exec_task(
 
 
 def set_rlimits(order: Dict[str, Any]) -> None:
-    """The limits of a task that no control group has."""
+    """Set resource limits that no control group covers."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pids = order["limits"]["pids"]
     if pids is not None and order["task_uid"] is not None:
@@ -234,7 +235,7 @@ def set_rlimits(order: Dict[str, Any]) -> None:
 
 
 def drop_privileges(task_uid: Optional[int]) -> None:
-    """Gives up every other right for good; None: there is only the account we have."""
+    """Drop all privileges permanently; None: keep the current account."""
     if task_uid is not None:
         os.setgroups([])
         os.setresgid(task_uid, task_uid, task_uid)
@@ -243,7 +244,7 @@ def drop_privileges(task_uid: Optional[int]) -> None:
 
 
 def _enter_namespaces(order: Dict[str, Any]) -> None:
-    """A mount namespace of its own: private /tmp and /dev/shm, declared mounts, others' processes unseen."""
+    """Enter a private mount namespace: own /tmp and /dev/shm, declared mounts, hidden foreign processes."""
     try:
         mount_namespace.unshare(mount_namespace.CLONE_NEWIPC)
     except OSError:
@@ -260,7 +261,7 @@ def _enter_namespaces(order: Dict[str, Any]) -> None:
     for key, folder in (("private_tmp", "/tmp"), ("private_var_tmp", "/var/tmp")):  # noqa: S108
         if order.get(key):
             mount_namespace.mount(order["tmp"], folder, None, mount_namespace.BIND)
-    if order.get("shm"):  # it shares a GPU by a daemon, which it meets there
+    if order.get("shm"):  # shared with the MPS daemon of its GPU
         mount_namespace.mount(order["shm"], "/dev/shm", None, mount_namespace.BIND)  # noqa: S108
     else:
         with contextlib.suppress(OSError):

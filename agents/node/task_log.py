@@ -1,4 +1,4 @@
-"""The log of a task of the runtime process: time, stream and F or P before each piece, up to a size."""
+"""Log writer of the process runtime: time, stream and F or P before each line, up to a size."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ENDS_WITHIN_S = 5.0
 
 
 class TaskLogWriter:
-    """Writes what a task says, up to a size; the rest is read, counted and dropped, so that the task goes on.
+    """Writes the output of a task up to a size; the rest is read and dropped, so that the task continues.
 
-    Without it one task that prints for ever fills the disk that all tasks of the node share.
+    Otherwise one task with endless output would fill the node's disk.
     """
 
     def __init__(self, path: str, limit_mib: int, stdout: int, stderr: int) -> None:
@@ -32,7 +32,7 @@ class TaskLogWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when everything was written that the task has said."""
+        """Wait until all output is written."""
         self._thread.join(timeout=_ENDS_WITHIN_S)
 
     def _copy(self) -> None:
@@ -48,7 +48,7 @@ class TaskLogWriter:
             self._write_marker(f"fairway: {self._dropped_bytes} bytes were dropped after this place.")
 
     def _append(self, stream: bytes, data: bytes) -> None:
-        """Keeps what a stream said; from the first piece that does not fit nothing is kept any more."""
+        """Append output; after the first piece beyond the limit everything is dropped."""
         lines = to_log_lines(stream, data, time.time_ns())
         if len(lines) > self._bytes_left:
             if not self._dropped_bytes:
@@ -67,12 +67,12 @@ class TaskLogWriter:
         try:
             while view:
                 view = view[os.write(self._log, view) :]
-        except OSError:  # the disk is full: what the task says is lost, and the task is not
+        except OSError:  # with a full disk the output is lost, but the task continues
             return
 
 
 def to_log_lines(stream: bytes, data: bytes, now_ns: int) -> bytes:
-    """What a stream said at a moment as pieces of the log: whole lines (F), and one that goes on (P) at the end."""
+    """Return log lines: complete ones (F), and an incomplete one (P) at the end."""
     seconds, fraction = divmod(now_ns, 1_000_000_000)
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     head = f"{moment}.{fraction:09d}+00:00 ".encode() + stream
@@ -82,5 +82,5 @@ def to_log_lines(stream: bytes, data: bytes, now_ns: int) -> bytes:
 
 
 def log_cut_message(limit_mib: int) -> str:
-    """What stands in a log at the place where it reached its size."""
+    """Return the message at the end of a log that reached its limit."""
     return f"fairway: log cut at {limit_mib} MiB; what follows is not kept."

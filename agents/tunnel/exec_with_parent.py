@@ -1,6 +1,7 @@
-"""Becomes another program that the kernel ends when our process ends: `leash.py PARENT PROGRAM ARGUMENTS`.
+"""Executes another program that the kernel kills when the parent exits.
 
-Run as a file with the standard library alone, so that nothing of ours runs between fork and exec.
+Usage: ``exec_with_parent.py PARENT PROGRAM ARGUMENTS``. Runs as a file with the standard library only, so that
+no project code runs between fork and exec.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def main(parent_pid: int, argv: list[str]) -> None:
     if os.getppid() != parent_pid:
         sys.exit("the process that asked for this one is gone")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # three files a stream
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each stream uses three file descriptors
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         os.execvp(argv[0], argv)  # noqa: S606  (no shell is the point)

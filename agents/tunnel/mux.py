@@ -1,7 +1,7 @@
-"""Asks an OpenSSH client over its control socket for a stream to a port, as `ssh -O` and `ssh -W` do.
+"""Client of an OpenSSH control socket: requests a stream to a port, as ``ssh -O`` and ``ssh -W`` do.
 
-The words are those of OpenSSH's PROTOCOL.mux, version 4. A request hands over two pipes, which that process joins
-with a channel to the port; its answer comes once the node has opened the channel or has not.
+Protocol: OpenSSH's PROTOCOL.mux, version 4. A request passes two pipes, which the ssh process connects to a
+channel; the reply arrives once the node has opened or refused the channel.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class _MessageType(IntEnum):
 
 
 class StreamRefusedError(ConnectionRefusedError):
-    """The node did not open the stream."""
+    """The node refused to open the stream."""
 
 
 class ProcessExitedError(ConnectionError):
-    """The process that holds the connection has ended, or does not answer on its control socket."""
+    """The ssh process has ended, or does not answer on its control socket."""
 
 
 @dataclass
 class Pipes:
-    """Our ends of the two pipes of a stream."""
+    """Local ends of the two pipes of a stream."""
 
     read: int
     write: int
@@ -47,7 +47,7 @@ class Pipes:
 
 
 class StreamRequest(asyncio.Protocol):
-    """One request, and afterwards the life of its stream: the stream ends with this connection."""
+    """A request, and then its stream: the stream ends with this connection."""
 
     def __init__(self) -> None:
         self.reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -76,7 +76,7 @@ class StreamRequest(asyncio.Protocol):
             self.on_end()
 
     def close(self) -> None:
-        """Ends the stream at once, on both sides."""
+        """End the stream at once, on both sides."""
         if self._transport is not None:
             self._transport.close()
 
@@ -90,14 +90,14 @@ class StreamRequest(asyncio.Protocol):
 
 
 async def request_stream(control_socket: str, host: str, port: int) -> tuple[StreamRequest, Pipes]:
-    """Asks for a stream; the request's answer tells when it is there. Raises ProcessExitedError."""
+    """Request a stream; ``reply`` completes when it is open. Raise ProcessExitedError."""
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     theirs_to_read, write = os.pipe()
     read, theirs_to_write = os.pipe()
     pipes = Pipes(read, write)
     try:
         for end in (theirs_to_read, theirs_to_write, read, write):
-            os.set_blocking(end, False)  # theirs too: one slow reader must not hold up the process
+            os.set_blocking(end, False)  # also the passed ends: a slow reader must not block the ssh process
         wire.setblocking(False)
         wire.connect(control_socket)
         wire.sendall(
@@ -122,7 +122,7 @@ async def request_stream(control_socket: str, host: str, port: int) -> tuple[Str
 
 
 async def is_alive(control_socket: str, timeout_s: float) -> bool:
-    """Whether the process still answers on its control socket; one that is ending does not."""
+    """Return True when the process answers on its control socket; False while it is ending."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(control_socket)
@@ -136,7 +136,7 @@ async def is_alive(control_socket: str, timeout_s: float) -> bool:
             finally:
                 writer.close()
     except BlockingIOError:
-        return True  # its queue is full, so somebody holds it
+        return True  # its queue is full, so the process exists
     except (OSError, EOFError, TimeoutError):
         return False
 

@@ -1,7 +1,7 @@
-"""One OpenSSH client process for one node: started, asked for streams, listened to, ended.
+"""One OpenSSH client process per node: starts it, requests streams, reads its output, ends it.
 
-It is `ssh` with an argument list and no configuration but ours. What it says goes to no person: it is turned into
-our sentences.
+``ssh`` runs with an argument list and no configuration files. Its output is never shown; it is mapped to
+messages of this project.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ALIVE_TIMEOUT_S = 2.0
 POLL_INTERVAL_S = 0.01
 MAX_CONCURRENT_OPENS = 32
 PROBE_PORT = 1
-"""No job has it; whatever a node answers about it, the node lives."""
+"""No job uses it; any reply about it proves that the node is responsive."""
 CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
 _ALIAS, _KNOWN_HOSTS, _CONTROL = "node", "known_hosts", "c"
 _MAX_STDERR_LINES = 40
@@ -53,19 +53,19 @@ _ENVIRONMENT = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
 
 
 class SshNotInstalledError(SshError):
-    """This machine cannot run the OpenSSH client."""
+    """This machine has no OpenSSH client."""
 
     code = "no_ssh_program"
 
 
 class KeyFileError(SshError):
-    """The file of our key is not as ssh wants it."""
+    """The key file is unusable for ssh."""
 
     code = "key_unusable"
 
 
 class NoReplyError(TimeoutError):
-    """A stream was neither opened nor refused in time; ``silent`` tells whether the node answers anything."""
+    """A stream was neither opened nor refused in time; ``node_unresponsive``: nothing on the node answers."""
 
     def __init__(self, node_unresponsive: bool) -> None:
         super().__init__("no answer in time")
@@ -73,11 +73,11 @@ class NoReplyError(TimeoutError):
 
 
 class ForwardingProhibitedError(StreamRefusedError):
-    """The node lets our key go to no such address."""
+    """The node does not permit the tunnel key to connect to this address."""
 
 
 def check_ssh_installed() -> None:
-    """Raises SshNotInstalledError, with a message for the admin, when this machine has no OpenSSH client."""
+    """Raise SshNotInstalledError when this machine has no OpenSSH client."""
     if shutil.which(SSH_PROGRAM) is None:
         raise SshNotInstalledError(
             "The portal's machine has no program ssh, which carries the streams to jobs: install OpenSSH's client "
@@ -87,7 +87,7 @@ def check_ssh_installed() -> None:
 
 
 def check_key_file(path: Path) -> None:
-    """Raises KeyFileError when ssh would refuse the key's file."""
+    """Raise KeyFileError when ssh would reject the key file."""
     try:
         found = path.stat()
     except OSError as problem:
@@ -106,7 +106,7 @@ def check_key_file(path: Path) -> None:
 
 
 def ssh_command(target: SshTarget, key_path: Path) -> list[str]:
-    """The argument list, for a working folder with the file of known hosts."""
+    """Return the argument list; the working directory must contain the known-hosts file."""
     options = {
         "BatchMode": "yes",
         "StrictHostKeyChecking": "yes",
@@ -132,7 +132,7 @@ def ssh_command(target: SshTarget, key_path: Path) -> list[str]:
         "ForwardAgent": "no",
         "ForwardX11": "no",
         "EscapeChar": "none",
-        "LogLevel": "INFO",  # the level on which it says why a stream was not opened
+        "LogLevel": "INFO",  # the level at which it reports why a stream was not opened
     }
     words = [SSH_PROGRAM, "-F", "none", "-N", "-T"]
     for name, value in options.items():
@@ -142,10 +142,10 @@ def ssh_command(target: SshTarget, key_path: Path) -> list[str]:
 
 
 class SshProcess:
-    """A running client that is signed in. Belongs to one event loop, and to the thread of it."""
+    """A running, authenticated client process. Bound to one event loop and its thread."""
 
     def __init__(self, target: SshTarget, key_path: Path, folder: Path, running: set[SshProcess]) -> None:
-        """Starts it in a new folder of its own; it stands among the running ones until it has ended."""
+        """Start it in a new folder; it is a member of ``running`` until it has ended."""
         self._target = target
         self._loop = asyncio.get_running_loop()
         self._dir = folder
@@ -189,7 +189,7 @@ class SshProcess:
     async def start(
         cls, target: SshTarget, key_path: Path, folder: Path, running: set[SshProcess]
     ) -> SshProcess:
-        """Gives a process that is signed in. Raises a typed SshError."""
+        """Return an authenticated process. Raise a typed SshError."""
         check_ssh_installed()
         check_key_file(key_path)
         made = cls(target, key_path, folder, running)
@@ -212,15 +212,18 @@ class SshProcess:
     async def open(
         self, host: str, port: int, protocol: Callable[[], asyncio.Protocol], timeout_s: float
     ) -> TunnelStream:
-        """Opens a stream to an address as the node sees it. Raises StreamRefusedError, ProcessExitedError or NoReplyError."""
+        """Open a stream to an address as seen from the node.
+
+        Raise StreamRefusedError, ProcessExitedError or NoReplyError.
+        """
         try:
             return await self._open(host, port, protocol, timeout_s / 2)
-        except TimeoutError:  # is it the port that does not answer, or the node?
+        except TimeoutError:  # find out whether the port or the node does not answer
             silent = not await self._is_node_responsive(host, timeout_s / 2)
             raise NoReplyError(silent) from None
 
     def terminate(self) -> None:
-        """Asks it to end, and makes it end a little later."""
+        """Terminate the process, and kill it after ``TERMINATE_TIMEOUT_S``."""
         if not self._terminating and not self._ended.is_set():
             self._terminating = True
             self._process.terminate()
@@ -229,12 +232,12 @@ class SshProcess:
     async def wait(self) -> None:
         await self._ended.wait()
 
-    # ---- parts ----
+    # ---- internals ----
 
     async def _wait_for_login(self) -> None:
         until_s = time.monotonic() + CONNECT_TIMEOUT_S
         control = self._dir / _CONTROL
-        while not control.exists():  # it is made when the node has let us in
+        while not control.exists():  # ssh creates the socket after authentication
             if self._ended.is_set():
                 raise parse_ssh_error(self._target, list(self._lines))
             if time.monotonic() > until_s:
@@ -245,10 +248,10 @@ class SshProcess:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     def _disable_nagle(self) -> None:
-        """Has the node run our key's one command, which does nothing, and thereby send small packets at once.
+        """Run the key's forced command, which does nothing, so that the node sends small packets at once.
 
-        sshd turns off Nagle's algorithm with the first session of a connection, and a tunnel has none. Without
-        that every second answer of a kernel, which is several small packets, waits 40 ms for our TCP.
+        sshd disables Nagle's algorithm at the first session of a connection, and a tunnel has none. Without
+        this, every second reply of a kernel (several small packets) is delayed by 40 ms.
         """
         self._session_process = subprocess.Popen(
             [SSH_PROGRAM, "-F", "none", "-S", _CONTROL, "-T", "-o", "ProxyCommand=false", _ALIAS, "true"],
@@ -269,7 +272,7 @@ class SshProcess:
             try:
                 await asyncio.shield(request.reply)
             except BaseException as problem:
-                pipes.close()  # a stream that opens after all ends at once
+                pipes.close()  # a stream that opens later ends at once
                 if not isinstance(problem, StreamRefusedError | ProcessExitedError):
                     request.reply.add_done_callback(lambda _: request.close())
                 if isinstance(problem, StreamRefusedError) and self._is_forwarding_prohibited():
@@ -289,7 +292,7 @@ class SshProcess:
         stream.on_stream_end()
 
     async def _is_connected(self) -> bool:
-        """Whether the process, and with it the connection, outlived a stream that has just ended."""
+        """Return True when the process survived a stream that has just ended."""
         if not self.is_alive:
             return False
         return await is_alive(f"/proc/self/fd/{self._dir_fd}/{_CONTROL}", ALIVE_TIMEOUT_S) and self.is_alive
@@ -304,7 +307,7 @@ class SshProcess:
         return True
 
     def _is_forwarding_prohibited(self) -> bool:
-        """Whether the node's last refusal was one of principle. It is said just before the answer is given."""
+        """Return True when the last refusal was administrative. ssh logs it just before it replies."""
         self._read_stderr()
         refusals = [line for line in self._lines if "open failed: " in line]
         return bool(refusals) and "administratively prohibited" in refusals[-1]
@@ -324,7 +327,7 @@ class SshProcess:
             self._lines += [line.decode(errors="replace").strip()[:300] for line in lines]
 
     def _on_exit(self) -> None:
-        """Its error stream ends with it."""
+        """Called at the end of the process's stderr."""
         self._loop.remove_reader(self._stderr_fd)
         os.close(self._stderr_fd)
         os.close(self._dir_fd)
@@ -342,7 +345,7 @@ class SshProcess:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Takes leave of a process that has ended, or had its time."""
+    """Reap a process; kill it if it still runs."""
     if process.poll() is None:
         process.kill()
         process.wait()
@@ -352,7 +355,7 @@ _HOST_KEY = re.compile(r"\b(SHA256:[A-Za-z0-9+/]+)")
 
 
 def parse_ssh_error(target: SshTarget, stderr_lines: list[str]) -> SshError:
-    """Turns the last words of a client that did not get in into a message of ours."""
+    """Map the last output of a client that failed to connect to a typed error."""
     text = "\n".join(stderr_lines)
     place = target.address
     log.info("ssh to %s ended: %s", place, " | ".join(stderr_lines)[-1000:])

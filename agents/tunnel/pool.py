@@ -1,4 +1,4 @@
-"""Streams to the ports of jobs: direct on this machine, through one `ssh` process for each other node in use."""
+"""Streams to job ports: direct on this machine, through one ``ssh`` process for each other node in use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
 
 @dataclass(frozen=True)
 class LocalTarget:
-    """This machine as a node: its job ports are reached without SSH."""
+    """This machine as a node; its job ports are reached without SSH."""
 
     address: str = JOB_ADDRESS
 
@@ -38,19 +38,19 @@ TunnelTarget = LocalTarget | SshTarget
 
 
 class TunnelError(ConnectionError):
-    """The way to the node is down; the message is a message for people."""
+    """The node cannot be reached; the message is for users."""
 
 
 class PortRefusedError(ConnectionRefusedError):
-    """The node is there, but nothing listens on the job's port (yet, or any more)."""
+    """The node is reachable, but nothing listens on the job's port."""
 
 
 class TunnelPool:
-    """Opens streams to (place, port). Belongs to one event loop; holds one `ssh` process per node in use.
+    """Opens streams to (target, port). Bound to one event loop; holds one ``ssh`` process per node in use.
 
-    A process starts with the first stream, is replaced when it ended, and is ended after a minute without streams.
-    aiohttp uses the pool by a connector whose `_create_connection` awaits `create_connection`. The processes'
-    files lie in a folder of the pool's own, below ``folder`` when one is named.
+    A process starts with the first stream, is replaced when it ends, and is stopped after ``idle_timeout_s``
+    without streams. aiohttp uses the pool through a connector whose ``_create_connection`` awaits
+    ``create_connection``. Files of the processes are in the pool's own folder, below ``parent_dir`` if given.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class TunnelPool:
     async def create_connection(
         self, protocol_factory: Callable[[], _Protocol], target: TunnelTarget, port: int
     ) -> tuple[asyncio.Transport, _Protocol]:
-        """Connects a protocol to a job's port, as the loop's own `create_connection` does.
+        """Connect a protocol to a job's port, like the event loop's ``create_connection``.
 
-        Raises PortRefusedError when nothing listens there, TunnelError when the node cannot be reached.
+        Raise PortRefusedError when nothing listens there, TunnelError when the node cannot be reached.
         """
         loop = asyncio.get_running_loop()
         if isinstance(target, LocalTarget):
@@ -88,7 +88,7 @@ class TunnelPool:
     async def open_stream(
         self, target: TunnelTarget, port: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Gives reader and writer of a stream to a job's port. Raises as `create_connection` does."""
+        """Return reader and writer of a stream to a job's port. Raise the errors of ``create_connection``."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
         transport, protocol = await self.create_connection(
@@ -97,13 +97,13 @@ class TunnelPool:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def close(self) -> None:
-        """Ends every process and the streams over it, and waits until they have ended."""
+        """Stop all processes with their streams, and wait for them."""
         if self._idle_closer is not None:
             self._idle_closer.cancel()
         for tunnel in self._tunnels.values():
             tunnel.close()
         self._tunnels.clear()
-        for process in list(self._running):  # also those that still begin, or end already
+        for process in list(self._running):  # includes processes that are starting or ending
             process.terminate()
             await process.wait()
         if self._dir is not None:
@@ -112,7 +112,7 @@ class TunnelPool:
             self._dir_lock.close()
 
     def _make_dir(self) -> Path:
-        """Makes the folder, and removes those of pools that were killed: nobody holds their locks."""
+        """Create the folder, and remove folders of killed pools, whose locks are free."""
         if self._dir is None:
             if self._parent is None:
                 self._dir = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -149,7 +149,7 @@ class TunnelPool:
 
 
 class _NodeTunnel:
-    """The one connection to a node, made when it is needed."""
+    """The connection to one node, opened on demand."""
 
     def __init__(self, target: SshTarget, key_path: Path, folder: Path, running: set[SshProcess]) -> None:
         self._target = target
@@ -162,7 +162,7 @@ class _NodeTunnel:
         self._opening = 0
 
     async def open(self, port: int, protocol: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        """Opens a stream to a port of a job, connecting first when there is no living connection."""
+        """Open a stream to a job's port; connect first if necessary."""
         place = self._target.address
         self._opening += 1
         try:
@@ -171,7 +171,7 @@ class _NodeTunnel:
                 try:
                     return await process.open(JOB_ADDRESS, port, protocol, STEP_TIMEOUT_S)
                 except ProcessExitedError:
-                    process.terminate()  # it had ended, or did just now; a new one tells
+                    process.terminate()  # it has ended: retry once with a new process
                 except ForwardingProhibitedError as refused:
                     raise TunnelError(f"{place} does not allow tunnels to {JOB_ADDRESS}.") from refused
                 except StreamRefusedError as refused:
@@ -195,7 +195,6 @@ class _NodeTunnel:
         return 0.0 if self._process.streams else time.monotonic() - self._process.last_used_s
 
     def close(self) -> None:
-        """Ends the connection."""
         if self._connecting is not None:
             self._connecting.cancel()
         if self._process is not None:
@@ -206,12 +205,10 @@ class _NodeTunnel:
         if self._process is not None and self._process.is_alive:
             return self._process
         if self._failed is not None and time.monotonic() - self._failed[0] < RETRY_DELAY_S:
-            raise TunnelError(str(self._failed[1])) from self._failed[1]  # thirty tabs knock once a second
+            raise TunnelError(str(self._failed[1])) from self._failed[1]  # browser tabs retry every second
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
-            self._connecting.add_done_callback(
-                _retrieve_exception
-            )  # also where everybody who waited has left
+            self._connecting.add_done_callback(_retrieve_exception)  # also when all waiting callers have left
         return await asyncio.shield(self._connecting)
 
     async def _connect(self) -> SshProcess:

@@ -1,4 +1,4 @@
-"""Two one-way pipes as one asyncio transport: what `agents.tunnel.mux` gives for a stream to a port."""
+"""Joins the two one-way pipes of a stream (``agents.tunnel.mux``) into one asyncio transport."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agents.tunnel.mux import Pipes, StreamRequest
 HIGH_WATER_BYTES = 256 * 1024
 CONNECTION_LOST_MESSAGE = "the connection to the node was lost"
 LINGER_TIMEOUT_S = 5.0
-"""How long a node's program may go on after we have closed, before its stream is cut."""
+"""How long the node's side may continue after the local close before the stream is cut."""
 
 
 class TunnelStream(asyncio.Transport):
-    """The stream. It ends for its protocol when both pipes have ended."""
+    """Transport that reports the end to its protocol when both pipes have ended."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class TunnelStream(asyncio.Transport):
         self._problem: Exception | None = None
 
     async def connect_pipes(self, pipes: Pipes) -> None:
-        """Joins the pipes with the protocol."""
+        """Connect the pipes to the protocol."""
         reader, writer = os.fdopen(pipes.read, "rb", 0), os.fdopen(pipes.write, "wb", 0)
         try:
             outward, _ = await self._loop.connect_write_pipe(lambda: _OutboundProtocol(self), writer)
@@ -53,7 +53,7 @@ class TunnelStream(asyncio.Transport):
                 reader.close()
             raise
 
-    # ---- what the pipes tell ----
+    # ---- callbacks of the pipes ----
 
     def on_inbound_connected(self, inward: asyncio.ReadTransport) -> None:
         self._inbound = inward
@@ -64,9 +64,9 @@ class TunnelStream(asyncio.Transport):
             return
         try:
             self._protocol.data_received(data)
-        except Exception as problem:  # one stream's trouble is not that of the others
-            told = {"message": "a protocol failed", "exception": problem, "transport": self}
-            self._loop.call_exception_handler(told)
+        except Exception as problem:  # an error in one stream must not affect others
+            reported = {"message": "a protocol failed", "exception": problem, "transport": self}
+            self._loop.call_exception_handler(reported)
             self.abort()
 
     def on_eof(self) -> None:
@@ -83,7 +83,7 @@ class TunnelStream(asyncio.Transport):
         self._finish_if_closed()
 
     def on_outbound_closed(self) -> None:
-        self._outbound_closed = True  # what the node still says is read to its end
+        self._outbound_closed = True  # remaining data from the node is still read
         self._finish_if_closed()
 
     def pause_writing(self) -> None:
@@ -93,7 +93,7 @@ class TunnelStream(asyncio.Transport):
         self._protocol.resume_writing()
 
     def on_stream_end(self) -> None:
-        """Nobody takes what we write any more; what was sent to us is read first."""
+        """Stop writing; received data is still read."""
         if self._inbound_closed and not self._outbound_closed and self._outbound is not None:
             self._outbound.abort()
 
@@ -108,7 +108,7 @@ class TunnelStream(asyncio.Transport):
                 self._protocol.connection_lost(self._problem)
 
     async def _report_close(self) -> None:
-        """The end of the connection to the node reads like the end of the stream, and is none."""
+        """Report the end; tell a closed stream from a lost connection to the node, which look alike."""
         there = await self._is_connected()
         self._protocol.connection_lost(None if there else ConnectionResetError(CONNECTION_LOST_MESSAGE))
 
@@ -179,8 +179,6 @@ class TunnelStream(asyncio.Transport):
 
 
 class _InboundProtocol(asyncio.Protocol):
-    """The pipe from the node."""
-
     def __init__(self, stream: TunnelStream) -> None:
         self._stream = stream
         self.data_received = stream.on_data  # type: ignore[method-assign]
@@ -196,8 +194,6 @@ class _InboundProtocol(asyncio.Protocol):
 
 
 class _OutboundProtocol(asyncio.Protocol):
-    """The pipe to the node."""
-
     def __init__(self, stream: TunnelStream) -> None:
         self._stream = stream
 

@@ -1,4 +1,4 @@
-"""Readers for the fields of an object that a node sent: type, length, range and characters, each declared once."""
+"""Validating readers for the fields of an object from a node: type, length, range and characters."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MAX_QUANTITY = 1e15
-"""No quantity that a node measures is larger."""
+"""Upper bound of all measured quantities."""
 MAX_INT32 = 2**31 - 1
-"""The largest whole number of most columns that such values are written to."""
+"""Upper bound of most integer columns."""
 MAX_SAFE_INTEGER = 2**53 - 1
-"""The largest whole number that every JSON reader keeps exactly."""
+"""The largest integer that every JSON parser represents exactly."""
 MAX_NAME_LENGTH = 256
 MAX_TEXT_LENGTH = 1000
 _MAX_REPR_LENGTH = 40
@@ -22,11 +22,11 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u20
 
 
 class InvalidMessageError(ValueError):
-    """A node sent something that the protocol does not allow; the message names the field."""
+    """A message of a node violates the protocol; the error names the field."""
 
 
 def check_number(value: Any, minimum: float = -MAX_QUANTITY, maximum: float = MAX_QUANTITY) -> Any:
-    """A number within bounds, or None for an unknown one. InvalidMessageError for anything else, NaN and infinity included."""
+    """Return a number within bounds, or None. Raise InvalidMessageError otherwise, also for NaN."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
@@ -35,9 +35,9 @@ def check_number(value: Any, minimum: float = -MAX_QUANTITY, maximum: float = MA
 
 
 def clean_text(value: Any, max_length: int = MAX_TEXT_LENGTH) -> str:
-    """Text for people: control characters and lone surrogates are replaced, and what is too long is cut.
+    """Return display text: control characters and lone surrogates replaced, truncated to ``max_length``.
 
-    Parts of it, such as the name of a process, are chosen by users of the node, so none of it makes a frame invalid.
+    Users of the node choose parts of it, such as process names, so its content never invalidates a message.
     """
     if not isinstance(value, str):
         raise InvalidMessageError(f"{_short_repr(value)} is no text")
@@ -45,7 +45,7 @@ def clean_text(value: Any, max_length: int = MAX_TEXT_LENGTH) -> str:
 
 
 class FieldReader:
-    """The fields of one object. A missing field is null. Each reader raises InvalidMessageError for what does not fit."""
+    """The fields of one object; a missing field is null. All readers raise InvalidMessageError."""
 
     __slots__ = ("_row",)
 
@@ -58,7 +58,7 @@ class FieldReader:
         return self._row.get(key) is not None
 
     def name(self, key: str, max_length: int = MAX_NAME_LENGTH) -> str:
-        """An identifier: printable, not blank, and exactly as it was sent."""
+        """Return an identifier: printable, not blank, unchanged."""
         found = self.name_or_none(key, max_length)
         if not found:
             raise InvalidMessageError(f"{key} is missing")
@@ -84,7 +84,7 @@ class FieldReader:
         return str(value)
 
     def text(self, key: str, max_length: int = MAX_TEXT_LENGTH) -> str:
-        """Text for people, blank where it is missing; see the function of this name."""
+        """Return display text (``clean_text``); blank when missing."""
         return self.text_or_none(key, max_length) or ""
 
     def text_or_none(self, key: str, max_length: int = MAX_TEXT_LENGTH) -> str | None:
@@ -119,11 +119,11 @@ class FieldReader:
         return value
 
     def list_of(self, key: str, parse: Callable[[Any], T], max_items: int) -> tuple[T, ...]:
-        """Each element of a list as ``read`` gives it; empty where the list is missing."""
+        """Return the list items parsed by ``parse``; empty when missing."""
         return tuple(self._with_field_name(key, parse, each) for each in self._elements(key, max_items))
 
     def valid_items(self, key: str, parse: Callable[[Any], T], max_items: int) -> Iterator[T]:
-        """As ``list_of`` without the elements that are malformed: of things that users of the node make there."""
+        """Like ``list_of`` without invalid items, for objects that users create on the node."""
         for each in self._elements(key, max_items):
             with contextlib.suppress(InvalidMessageError):
                 yield parse(each)
@@ -132,7 +132,7 @@ class FieldReader:
         return self.list_of(key, lambda each: _check_name(key, each, max_length), max_items)
 
     def mapping_of(self, key: str, parse: Callable[[Any], T], max_items: int) -> dict[str, T]:
-        """The values of an object by their names; empty where it is missing."""
+        """Return the values of an object by name; empty when missing."""
         value = self._row.get(key)
         if value is None:
             return {}
@@ -162,7 +162,7 @@ class FieldReader:
 
 
 def check_integer(value: Any, minimum: int = 0, maximum: int = MAX_INT32) -> int:
-    """A single whole number within bounds."""
+    """Return an integer within bounds."""
     return _check_integer("it", value, minimum, maximum)
 
 
@@ -183,9 +183,9 @@ def _check_integer(key: str, value: Any, minimum: int, maximum: int) -> int:
 
 
 def _short_repr(value: Any) -> str:
-    """A value for a message: short, and of printable characters."""
+    """Return a short, printable representation for messages."""
     if isinstance(value, int) and abs(value) > MAX_SAFE_INTEGER:
-        return "a huge number"  # its digits may be too many to be written
+        return "a huge number"  # it may have too many digits to print
     if isinstance(value, str):
         return ascii(value[:_MAX_REPR_LENGTH])
     if value is None or isinstance(value, bool | int | float):

@@ -1,6 +1,6 @@
-"""The words on the wire as types: what a node says of itself, its GPUs, its containers. Unknown is None.
+"""Typed messages of the wire protocol: hello, GPUs, containers, samples. Unknown values are None.
 
-Each ``from_wire`` is the one declaration of what an object may hold, and raises InvalidMessageError for anything else.
+Each ``from_wire`` defines what an object may contain, and raises InvalidMessageError for anything else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_TASKS = 4096
 MAX_ATTEMPT = 1_000_000
 MAX_PORT = 65_535
 MAX_TIMESTAMP_S = 1e11
-"""Unix time; every moment up to it has a date."""
+"""Upper bound of Unix times; all values up to it convert to a date."""
 MAX_MIB = 2**50
 MAX_PUBLIC_ID_LENGTH = 64
 MAX_UUID_LENGTH = 96
@@ -37,7 +37,7 @@ MAX_UUID_LENGTH = 96
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """A GPU as the node lists it. An agent that does not know one of the later facts leaves it out."""
+    """A GPU of the node; older agents omit the later fields."""
 
     uuid: str
     index: int
@@ -79,7 +79,7 @@ class GpuInfo:
 
 @dataclass(frozen=True)
 class GpuLink:
-    """Two GPUs by UUID and what is between them: NVLinks (0: none, None: some), and a level of the PCIe bus."""
+    """Link of two GPUs (UUIDs): number of NVLinks (0 none, None unknown) and PCIe level."""
 
     a: str
     b: str
@@ -106,7 +106,7 @@ class ImageInfo:
     refs: tuple[str, ...]
     digests: tuple[str, ...]
     size_mib: int | None
-    cuda: str | None = None  # what it asks of the driver, such as 12.4
+    cuda: str | None = None  # minimum CUDA version of the driver, such as 12.4
 
     @classmethod
     def from_wire(cls, row: JsonObject) -> ImageInfo:
@@ -120,13 +120,13 @@ class ImageInfo:
             size_mib=read.integer_or_none("size_mib", maximum=MAX_MIB),
             cuda=cuda
             if cuda is not None and CUDA_VERSION.fullmatch(cuda)
-            else None,  # makers of images write it
+            else None,  # free text of image authors
         )
 
 
 @dataclass(frozen=True)
 class GpuSharing:
-    """Whether a node holds tasks to their shares of a GPU, and a message of how, or why not."""
+    """Whether a node enforces GPU shares, and a message how, or why not."""
 
     enforced: bool
     message: str
@@ -139,7 +139,7 @@ class GpuSharing:
 
 @dataclass(frozen=True)
 class Hello:
-    """The first answer of an agent; ``clock_s`` is the node's Unix time when it was written."""
+    """First message of an agent; ``clock_s`` is the node's Unix time when it was written."""
 
     protocol: int
     agent_version: str
@@ -158,27 +158,26 @@ class Hello:
     version_warnings: tuple[str, ...]
     images: tuple[ImageInfo, ...]
     highest_epoch: int
-    per_user_isolation: bool  # whether the runtime ``process`` gives each task an account of its own
-    capabilities: tuple[str, ...]  # keys of a spec beyond those of the first agents
-    links: tuple[GpuLink, ...] | None = None  # None: its agent does not look at them
-    gpu_driver_error: str | None = None  # why it cannot say which GPUs it has; then ``gpus`` says nothing
+    per_user_isolation: bool  # whether the runtime ``process`` gives each task its own account
+    capabilities: tuple[str, ...]  # optional features and spec keys that the agent supports
+    links: tuple[GpuLink, ...] | None = None  # None: the agent does not report them
+    gpu_driver_error: str | None = None  # why GPUs could not be listed; ``gpus`` is then meaningless
     versions: Mapping[str, str | None] = field(
         default_factory=dict
-    )  # by tool; None: not there, or it does not say
-    interfaces: tuple[NetworkInterface, ...] = ()  # empty: its agent does not look at them
-    rendezvous_ports: tuple[int, int] | None = None  # first and last port at which ranks of gangs may meet
-    storage: tuple[Mapping[str, Any], ...] = ()  # disks behind volumes: use, path, filesystem, MiB, quotas
-    agent_digest: str | None = None  # SHA-256 of the archive that runs: whether it is the newest
-    max_cuda_version: str | None = None  # the newest CUDA that its driver knows; None: no driver, or not told
-    loader_version: int | None = (
-        None  # the version of what starts the agent, 0 of one that says none; None: not told
-    )
-    gpu_sharing: GpuSharing | None = None  # None: without GPUs, or its agent does not enforce any
+    )  # by tool; None: not installed or unknown
+    interfaces: tuple[NetworkInterface, ...] = ()  # empty: the agent does not report them
+    rendezvous_ports: tuple[int, int] | None = None  # first and last port for rendezvous
+    storage: tuple[Mapping[str, Any], ...] = ()  # file systems of volumes: use, path, filesystem, MiB, quotas
+    agent_digest: str | None = None  # SHA-256 of the running archive
+    max_cuda_version: str | None = None  # highest CUDA version of the driver; None: no driver or not reported
+    loader_version: int | None = None  # version of the loader, 0 when it reports none; None: not reported
+    gpu_sharing: GpuSharing | None = None  # None: no GPUs, or not supported by the agent
     fabric_devices: tuple[str, ...] | None = (
-        None  # the devices of a fabric that it lends; None: it does not say
+        None  # fabric devices that it may pass to gangs; None: not reported
     )
-    networks: Mapping[str, Any] | None = None  # by engine, those that people made: name, driver, subnets
-    egress: Mapping[str, bool] = field(default_factory=dict)  # by runtime, whether it holds tasks to a policy
+    networks: Mapping[str, Any] | None = None  # by engine, user-defined networks: name, driver, subnets
+    # by runtime, whether network policies are enforced
+    egress: Mapping[str, bool] = field(default_factory=dict)
 
     @classmethod
     def from_wire(cls, row: JsonObject) -> Hello:
@@ -220,7 +219,7 @@ class Hello:
 
 
 def parse_images(row: JsonObject) -> tuple[ImageInfo, ...]:
-    """The images that a hello or an answer lists. People bring some themselves: one we cannot read is left out."""
+    """Return the images of a message; invalid ones are skipped, because users import some themselves."""
     return tuple(FieldReader(row).valid_items("images", ImageInfo.from_wire, 20_000))
 
 
@@ -270,7 +269,7 @@ def _parse_port(value: Any) -> int:
 
 @dataclass(frozen=True)
 class ContainerStatus:
-    """A task on the node, live or ended and not yet removed."""
+    """A task on the node, running, or ended and not yet removed."""
 
     name: str
     cluster: str
@@ -290,14 +289,13 @@ class ContainerStatus:
     rebooted: bool
     owner: str
     project: str
-    checkpoint_age_s: float | None  # before the answer; None: it never said so, or its agent does not know
-    progress: float | None  # units it has done so far; None likewise
-    progress_age_s: float | None  # it wrote that so long before the answer
+    # at the time of the reply; None: none reported, or not supported by the agent
+    checkpoint_age_s: float | None
+    progress: float | None  # units done so far; None as above
+    progress_age_s: float | None  # age of ``progress`` at the time of the reply
     fault: str | None = None  # what ended it: mps_daemon_lost, disk_limit_exceeded
-    disk_mib: int | None = None  # what it might write outside its volumes; None: not limited, or not told
-    disk_used_mib: int | None = (
-        None  # what it had written when it was ended for that; None: more than is counted
-    )
+    disk_mib: int | None = None  # disk limit outside volumes; None: unlimited or not reported
+    disk_used_mib: int | None = None  # written when the limit was exceeded; None: too many files to count
 
     @classmethod
     def from_wire(cls, row: JsonObject) -> ContainerStatus:
@@ -334,7 +332,7 @@ CONTAINER_STATES = ("created", "running", "exited")
 
 
 def parse_ports(read: FieldReader) -> dict[int, int]:
-    """Ports of a task with the ports of the node's loopback address that lead there."""
+    """Return ports of a task with the loopback ports of the node that lead to them."""
     found = read.mapping_of("ports", lambda each: check_integer(each, 1, MAX_PORT), 256)
     if not all(port.isascii() and port.isdecimal() and int(port) <= MAX_PORT for port in found):
         raise InvalidMessageError("ports has a name that is no port")
@@ -348,7 +346,7 @@ def _parse_gpu_allocation(row: Any) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process on a GPU; ``foreign`` when it belongs to no job of ours, then with account and program's name."""
+    """A process on a GPU; ``foreign``: it belongs to no job, then with account and command."""
 
     pid: int
     memory_mib: int | None
@@ -373,12 +371,12 @@ class GpuProcess:
 
 
 MAX_GPU_WATTS = 10_000.0
-"""No GPU draws more; what a node tells above it is wrong."""
+"""Larger values are measurement errors."""
 
 
 @dataclass(frozen=True)
 class GpuSample:
-    """A GPU at one moment."""
+    """One sample of a GPU."""
 
     uuid: str
     utilisation_percent: float | None
@@ -388,7 +386,7 @@ class GpuSample:
     health: str
     processes: tuple[GpuProcess, ...]
     energy_joules: float | None = None
-    """The GPU's own counter, since its driver was loaded."""
+    """The GPU's energy counter since its driver was loaded."""
 
     @classmethod
     def from_wire(cls, row: JsonObject) -> GpuSample:
@@ -407,7 +405,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class TaskSample:
-    """A task at one moment."""
+    """One sample of a task."""
 
     job: str
     attempt: int
@@ -429,7 +427,7 @@ class TaskSample:
 
 @dataclass(frozen=True)
 class NodeSample:
-    """A node at one moment; ``at_s`` is the node's Unix time."""
+    """One sample of a node; ``at_s`` is the node's Unix time."""
 
     at_s: float
     cpu_percent: float | None

@@ -1,4 +1,4 @@
-"""What a node says of its networks: interfaces by which others reach it, and networks that its engines know."""
+"""Network part of the wire protocol: interfaces of a node, and networks of its engines."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ JsonObject = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class NetworkInterface:
-    """A network interface of the node; ``chosen`` is the one by which it takes other nodes to reach it."""
+    """A network interface of the node; ``chosen``: the one for connections from other nodes."""
 
     name: str
     address: str
     prefix: int
     speed_mbit: int | None
     chosen: bool
-    addresses: tuple[str, ...] = ()  # each with the bits of its network; the first is ``address``
+    addresses: tuple[str, ...] = ()  # each with prefix length; the first is ``address``
 
     @classmethod
     def from_wire(cls, row: JsonObject) -> NetworkInterface:
@@ -39,12 +39,12 @@ class NetworkInterface:
 
 
 def parse_network_info(row: JsonObject) -> dict[str, Any]:
-    """What a hello tells of the networks of its node, as JSON; of each only where it is told."""
+    """Return the network fields of a hello as JSON; fields that are not reported are omitted."""
     read = FieldReader(row)
     found: dict[str, Any] = {}
     if "interfaces" in read:
-        told = read.list_of("interfaces", NetworkInterface.from_wire, 512)
-        found["interfaces"] = [vars(each) | {"addresses": list(each.addresses)} for each in told]
+        reported = read.list_of("interfaces", NetworkInterface.from_wire, 512)
+        found["interfaces"] = [vars(each) | {"addresses": list(each.addresses)} for each in reported]
     if "fabric_devices" in read:
         found["fabric_devices"] = list(read.names("fabric_devices", 4096))
     if "networks" in read:
@@ -53,7 +53,7 @@ def parse_network_info(row: JsonObject) -> dict[str, Any]:
 
 
 def parse_address(text: str) -> str:
-    """The address of a machine, as it was sent. InvalidMessageError for anything else."""
+    """Return the address unchanged. Raise InvalidMessageError unless it is a unicast host address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -73,7 +73,7 @@ def _parse_interface_address(text: Any) -> str:
 
 
 def parse_networks(rows: Any) -> list[dict[str, Any]] | None:
-    """The networks of one engine; None where it does not say. People make them: one we cannot read is left out."""
+    """Return the networks of one engine; None when not reported. Invalid (user-defined) ones are skipped."""
     return (
         None
         if rows is None
@@ -92,7 +92,7 @@ def _parse_network(row: Any) -> dict[str, Any]:
 
 
 def _parse_subnet(row: Any) -> dict[str, Any]:
-    """A network with the first and last address that its engine gives out there."""
+    """Return a subnet with the first and last address that its engine assigns."""
     read = FieldReader(row)
     try:
         subnet = ipaddress.ip_network(read.name("subnet", 64))

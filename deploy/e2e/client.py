@@ -1,4 +1,4 @@
-"""A visitor of the portal behind its front: TLS with our own certificate, cookies, forms; standard library alone."""
+"""A client of the portal behind its reverse proxy: TLS, cookies and forms, with the standard library only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ LIMIT_S = 30
 
 @dataclass
 class Response:
-    """What came back."""
-
     status: int
     text: str
     location: str
@@ -28,7 +26,7 @@ class Response:
 
 
 class _FrontConnection(http.client.HTTPSConnection):
-    """TLS to a port of this machine under the name that the front serves."""
+    """TLS to a port of this machine under the name that the reverse proxy serves."""
 
     def __init__(self, name: str, port: int, certificate: Path) -> None:
         self._tls = ssl.create_default_context(cafile=str(certificate))
@@ -42,7 +40,7 @@ class _FrontConnection(http.client.HTTPSConnection):
 
 @dataclass
 class PortalClient:
-    """One person's browser, as far as forms and cookies go."""
+    """A browser of one user, as far as forms and cookies go."""
 
     name: str
     port: int
@@ -50,7 +48,7 @@ class PortalClient:
     cookies: dict[str, str] = field(default_factory=dict)
 
     def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Response:
-        """One request; redirects are given, not followed."""
+        """Send one request; redirects are not followed."""
         connection = _FrontConnection(self.name, self.port, self.certificate)
         sent = {"Referer": f"https://{self.name}/", **headers}
         if self.cookies:
@@ -67,19 +65,19 @@ class PortalClient:
             connection.close()
 
     def get_page(self, path: str) -> str:
-        """A page that must be there."""
+        """Return a page; raise if it does not exist."""
         answer = self.request("GET", path)
         if answer.status != http.HTTPStatus.OK:
             raise RuntimeError(f"{path}: {answer.status} {answer.location} {answer.text[:300]}")
         return answer.text
 
     def submit_form(self, path: str, form: dict[str, str], *, first: str = "") -> Response:
-        """Sends a form as the page ``first`` (or ``path``) holds it."""
+        """Send a form of the page ``first`` (or ``path``)."""
         body = urlencode({"csrfmiddlewaretoken": self._csrf_token(first or path), **form}).encode()
         return self.request("POST", path, body, **{"Content-Type": "application/x-www-form-urlencoded"})
 
     def rest(self, method: str, path: str, body: Any = None) -> Any:
-        """A call of REST with the session's cookies; raises what is no success."""
+        """Call REST with the session's cookies; raise for an error status."""
         headers = {"Content-Type": "application/json"}
         sent = None if body is None else json.dumps(body).encode()
         if method != "GET":
@@ -90,12 +88,12 @@ class PortalClient:
         return json.loads(answer.text) if answer.text else None
 
     def _csrf_token(self, path: str) -> str:
-        """What a page's forms prove themselves with."""
+        """Return the CSRF token of a page's forms."""
         return form_field(self.get_page(path), "csrfmiddlewaretoken")
 
 
 def form_field(text: str, name: str) -> str:
-    """The value of a hidden field, or the text of a text area by its id."""
+    """Return the value of a hidden field, or the text of a text area by its id."""
     found = re.search(rf'name="{name}" value="([^"]*)"', text) or re.search(
         rf'<textarea[^>]* id="{name}"[^>]*>(.*?)</textarea>', text, re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""The stack of docker-compose.yml on this machine: a docker of its own, images of our own making, one site."""
+"""The stack of docker-compose.yml on this machine: its own docker daemon, locally built images, one site."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ComposeStack:
         self.env = {
             **os.environ,
             "DOCKER_HOST": f"unix://{folder}/docker.sock",
-            "DOCKER_BUILDKIT": "0",  # its front end for Dockerfiles would come from a registry
+            "DOCKER_BUILDKIT": "0",  # BuildKit's Dockerfile front end would be pulled from a registry
             "COMPOSE_DOCKER_CLI_BUILD": "0",
             "COMPOSE_PROJECT_NAME": "fairwaye2e",
         }
@@ -48,7 +48,7 @@ class ComposeStack:
     # -- commands --------------------------------------------------------------------------------------
 
     def do(self, *command: str, within_s: float = 120, **also: Any) -> str:
-        """Runs a command in the site's folder; its output, or an error with its last words."""
+        """Run a command in the site's folder; return its output, or raise with its last lines."""
         done = subprocess.run(
             command, cwd=self.site, env=self.env, capture_output=True, text=True, timeout=within_s, **also
         )
@@ -68,7 +68,7 @@ class ComposeStack:
 
     @contextlib.contextmanager
     def daemon(self) -> Iterator[None]:
-        """A dockerd of our own, with its data in the folder."""
+        """Run a dockerd of our own with its data in the folder."""
         with (self.folder / "dockerd.log").open("wb") as log:
             process = subprocess.Popen(
                 [
@@ -98,7 +98,7 @@ class ComposeStack:
         return subprocess.run(["docker", "version"], env=self.env, capture_output=True).returncode == 0
 
     def build_stand_in_images(self) -> None:
-        """Images of this machine's own making under the names that the stack takes from a registry."""
+        """Build local images under the names that the stack pulls from a registry."""
         base = self.folder / "debian.tar"
         if not base.exists():
             root = self.folder / "debian"
@@ -111,7 +111,7 @@ class ComposeStack:
                 within_s=600,
             )
             certificates = Path("etc/ssl/certs/ca-certificates.crt")
-            shutil.copy(Path("/") / certificates, root / certificates)  # a company's own, where there is one
+            shutil.copy(Path("/") / certificates, root / certificates)  # a private CA, if there is one
             self.do("tar", "--directory", str(root), "--create", "--file", f"{base}.new", ".", within_s=300)
             shutil.rmtree(root)
             Path(f"{base}.new").rename(base)
@@ -139,7 +139,7 @@ class ComposeStack:
     # -- the site --------------------------------------------------------------------------------------
 
     def prepare_site(self) -> None:
-        """The checkout's files, the settings, a certificate and a folder for keys, as docs/operations.md says."""
+        """Create files, settings, a certificate and a folder for keys, as in docs/operations.md."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=CHECKOUT, capture_output=True, text=True, check=True,
@@ -177,19 +177,19 @@ class ComposeStack:
             os.chown(place, UID, -1)
 
     def make_folder(self, place: Path) -> None:
-        """A folder that the account of the stack's processes may write to."""
+        """Create a folder that the account of the stack's processes may write to."""
         place.mkdir(exist_ok=True)
         os.chown(place, UID, -1)
 
     def delete_all_state(self) -> None:
-        """What the stack kept is gone, its keys too, as on a new machine; the node is still there."""
+        """Delete volumes and keys, as on a new machine; the node stays."""
         self.compose("--profile", "init", "rm", "--stop", "--force", within_s=300)
         self.docker("volume", "rm", *(f"fairwaye2e_{name}" for name in ("postgres", "data", "sockets")))
         shutil.rmtree(self.site / "secrets")
         self.make_folder(self.site / "secrets")
 
     def wait(self, what: str, look: Callable[[], Any], within_s: float = 120) -> Any:
-        """The first true answer."""
+        """Return the first true result of ``look``."""
         end_s = time.monotonic() + within_s
         while not (found := look()):
             if time.monotonic() > end_s:
@@ -198,20 +198,20 @@ class ComposeStack:
         return found
 
     def healthy(self) -> bool:
-        """True when every service that is up is healthy."""
+        """Return whether every running service is healthy."""
         ids = self.compose("ps", "--quiet").split()
         states = [json.loads(self.docker("inspect", "--format", "{{json .State}}", each)) for each in ids]
         return len(ids) == SERVICES and all(s.get("Health", {}).get("Status") == "healthy" for s in states)
 
     def clean(self) -> None:
-        """Ends what this run, or one that was killed, has started."""
+        """Stop everything that this run, or a killed one, has started."""
         subprocess.run(
             ["docker", "rm", "--force", "fairwaye2e-node"], env=self.env, capture_output=True, timeout=60
         )
         self.compose("--profile", "init", "down", "--volumes", "--remove-orphans", within_s=300)
 
     def diagnostics(self) -> str:
-        """What the services say of themselves, for a run that failed."""
+        """Return the logs of the services, for a failed run."""
         with contextlib.suppress(Exception):
             return self.compose("ps") + self.compose("logs", "--tail", "25", "--no-color")
         return ""

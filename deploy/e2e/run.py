@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Builds the production stack and runs it once with a docker of its own, on a Debian machine without a registry.
+"""Builds the production stack and runs it once with its own docker daemon, on Debian without a registry.
 
     apt-get install docker.io docker-compose debootstrap openssl nodejs npm
     python3 deploy/e2e/run.py [--folder /var/tmp/fairway-e2e] [--keep]
 
-As root. It makes stand-ins for the images that would come from a registry, builds the image of deploy/Dockerfile,
-and goes through docs/operations.md as written: keys and tables, up, sign-in, a node, jobs, each service begun anew
-under a running job, a backup restored into empty volumes, down.
-The first run takes minutes; the folder keeps Debian's packages and docker's layers for the next. Everything it
-starts is its own, and nothing of it is left running; without --keep no file is left either. The bridge docker0 and
-docker's chains in iptables stay, as after any dockerd.
+Run as root. It builds local replacements of images from registries, builds the image of deploy/Dockerfile,
+and follows docs/operations.md: keys and tables, up, sign-in, a node, jobs, a restart of each service under a
+running job, a backup restored into empty volumes, down.
+
+The first run takes minutes; the folder caches Debian packages and docker layers for the next. All processes
+it starts are stopped; without --keep no file is left either. The bridge docker0 and docker's chains in
+iptables stay, as after any dockerd.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from compose_stack import SERVICES, ComposeStack
 
 
 def run_steps(stack: ComposeStack) -> Iterator[str]:
-    """The steps of docs/operations.md in their order; a word for each that is done."""
+    """Run the steps of docs/operations.md in order; yield the name of each finished step."""
     stack.build_stand_in_images()
     yield "stand-ins for the images of a registry"
     stack.compose("--profile", "init", "build", within_s=1800)
@@ -53,7 +54,7 @@ def run_steps(stack: ComposeStack) -> Iterator[str]:
 
 
 def main() -> int:
-    """Runs the stack; 0 when every step went well."""
+    """Run the stack; return 0 when every step succeeded."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What people do with the stack: sign in, add a node, run jobs, restart what they run on, restore a backup."""
+"""User scenarios on the stack: sign in, add a node, run jobs, restart services, restore a backup."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def expect(true: bool, message: str) -> None:
 # -- jobs ----------------------------------------------------------------------------------------------
 
 COUNTER_SCRIPT = "i=0; while :; do i=$((i+1)); echo $i; sleep 1; done"
-TRANSIENT_ERRORS = (OSError, RuntimeError)  # what answers a client while a service of the stack begins anew
+TRANSIENT_ERRORS = (OSError, RuntimeError)  # errors that clients get while a service of the stack restarts
 
 
 def add_environment(client: PortalClient) -> None:
@@ -65,7 +65,7 @@ def add_environment(client: PortalClient) -> None:
 
 
 def submit(client: PortalClient, name: str, script: str) -> str:
-    """Submits a job to the first project; gives its id."""
+    """Submit a job to the first project; return its id."""
     project = client.rest("GET", "projects/")["items"][0]["name"]
     body = {
         "name": name,
@@ -79,7 +79,7 @@ def submit(client: PortalClient, name: str, script: str) -> str:
 
 
 def wait_for_state(stack: ComposeStack, client: PortalClient, job: str, state: str) -> None:
-    """Waits until a job is in a state; an error once it ended in another."""
+    """Wait until a job is in a state; raise if it ended in another."""
 
     def look() -> bool:
         try:
@@ -94,12 +94,12 @@ def wait_for_state(stack: ComposeStack, client: PortalClient, job: str, state: s
 
 
 def log_of(client: PortalClient, job: str) -> list[str]:
-    """The last lines of a job's log, without their times."""
+    """Return the last lines of a job's log without timestamps."""
     return str(client.rest("GET", f"jobs/{job}/logs/?tail=1000")["text"]).split()
 
 
 def expect_uninterrupted(client: PortalClient, job: str) -> None:
-    """It runs in its first attempt, and every second of it is in its log."""
+    """Check that the job runs in its first attempt, with every second of it in its log."""
     shown = client.rest("GET", f"jobs/{job}/")
     attempts = [attempt["state"] for attempt in shown["attempts"]]
     expect((shown["state"], attempts) == ("RUNNING", ["RUNNING"]), f"it was disturbed: {shown}")
@@ -108,7 +108,7 @@ def expect_uninterrupted(client: PortalClient, job: str) -> None:
 
 
 def first_job(stack: ComposeStack, client: PortalClient) -> str:
-    """A short job to its end, and a long one that runs from now on; gives that one's id."""
+    """Run a short job to its end, and start a long one; return the id of the latter."""
     add_environment(client)
     short = submit(client, "short", "echo hello")
     wait_for_state(stack, client, short, "COMPLETED")
@@ -118,11 +118,11 @@ def first_job(stack: ComposeStack, client: PortalClient) -> str:
     return long
 
 
-# -- what goes wrong, and what is done about it ----------------------------------------------------------
+# -- failures and recovery ---------------------------------------------------------------------------------
 
 
 def restart_each(stack: ComposeStack, client: PortalClient, long: str) -> Iterator[str]:
-    """Every service begins anew, one after the other, under the long job; a new job runs after each."""
+    """Restart every service under the long job; run a new job after each restart."""
     for service in sorted(stack.compose("ps", "--services").split()):
         if service == "init":
             continue
@@ -135,7 +135,7 @@ def restart_each(stack: ComposeStack, client: PortalClient, long: str) -> Iterat
 
 
 def try_submit(client: PortalClient) -> str | None:
-    """The id of a new short job; None while nobody takes it."""
+    """Return the id of a new short job; None while submission fails."""
     try:
         return submit(client, "after", "true")
     except TRANSIENT_ERRORS:
@@ -143,7 +143,7 @@ def try_submit(client: PortalClient) -> str | None:
 
 
 def back_up_and_restore(stack: ComposeStack, client: PortalClient, long: str) -> Iterator[str]:
-    """docs/operations.md, Backup and restore: all volumes and keys are lost while jobs run, and come back."""
+    """Lose all volumes and keys while jobs run, and restore them (docs/operations.md, Backup and restore)."""
     safe = stack.folder / "safe"
     stack.make_folder(safe)
     mount = ("--volume", f"{safe}:/safe")
@@ -172,7 +172,7 @@ def back_up_and_restore(stack: ComposeStack, client: PortalClient, long: str) ->
 
 
 def is_answering(client: PortalClient) -> bool:
-    """True once the portal answers."""
+    """Return whether the portal answers."""
     try:
         return bool(client.rest("GET", "me/"))
     except TRANSIENT_ERRORS:
@@ -180,5 +180,5 @@ def is_answering(client: PortalClient) -> bool:
 
 
 def orphan_containers(client: PortalClient) -> Any:
-    """The containers that the restored record does not know."""
+    """Return containers that the restored database does not contain."""
     return client.rest("GET", "recovery/containers/")["items"]

@@ -1,4 +1,4 @@
-"""The API described: the OpenAPI 3.1 document, and the page that shows it, which runs under a strict CSP."""
+"""The OpenAPI 3.1 document, and the documentation page, which runs under a strict CSP."""
 
 from __future__ import annotations
 
@@ -34,29 +34,24 @@ DOCS_CSP = (
 
 
 class BearerScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """How tokens are described."""
-
     target_class = "portal.api.framework.authentication.BearerTokenAuthentication"
     name = "token"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        """An HTTP bearer token."""
         return {"type": "http", "scheme": "bearer", "bearerFormat": "fw_<id>_<secret>_<crc>"}
 
 
 class SessionScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """How the portal's session is described."""
-
     target_class = "portal.api.framework.authentication.PortalSessionAuthentication"
     name = "session"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        """The session cookie; unsafe methods also need X-CSRFToken."""
+        """Return the scheme of the session cookie; unsafe methods also need X-CSRFToken."""
         return {"type": "apiKey", "in": "cookie", "name": settings.SESSION_COOKIE_NAME}
 
 
 class StrictSerializerSchema(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
-    """A body with a field that is not described is refused, and the document says so."""
+    """Document that bodies with unknown fields are refused."""
 
     target_class = "portal.api.framework.request_parsing.StrictSerializer"
     match_subclasses = True
@@ -69,7 +64,7 @@ class StrictSerializerSchema(OpenApiSerializerExtension):  # type: ignore[no-unt
 
 
 def _field_schema(field: Any, auto_schema: Any, direction: Any) -> dict[str, Any]:
-    """The schema of a field without ``null``, which drf-spectacular adds to what an extension returns."""
+    """Return the schema of a field without ``null``, which drf-spectacular adds afterwards."""
     described: dict[str, Any] = auto_schema._map_serializer_field(field, direction, bypass_extensions=True)
     if isinstance(described.get("type"), list):
         described["type"] = next(kind for kind in described["type"] if kind != "null")
@@ -77,7 +72,7 @@ def _field_schema(field: Any, auto_schema: Any, direction: Any) -> dict[str, Any
 
 
 class StrictCharFieldSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]
-    """Texts with the pattern that they are held to."""
+    """Add the pattern of string fields."""
 
     target_class = "portal.api.framework.request_parsing.StrictCharField"
     match_subclasses = True
@@ -87,7 +82,7 @@ class StrictCharFieldSchema(OpenApiSerializerFieldExtension):  # type: ignore[no
 
 
 class ListSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]
-    """Lists with the fewest entries that they take."""
+    """Add the minimum length of lists."""
 
     target_class = "rest_framework.serializers.ListField"
 
@@ -97,7 +92,7 @@ class ListSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-ca
 
 
 class DictSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-call]
-    """Objects with names of the sender's choice: names are texts too."""
+    """Add the pattern of property names that clients choose."""
 
     target_class = "rest_framework.serializers.DictField"
 
@@ -108,7 +103,7 @@ class DictSchema(OpenApiSerializerFieldExtension):  # type: ignore[no-untyped-ca
 
 
 def _add_not_found(document: dict[str, Any]) -> None:
-    """Every route that names a row in its path may answer 404."""
+    """Add 404 to every route with a path parameter."""
     example = {"description": status_description(404), "content": {MEDIA_TYPE: {"schema": PROBLEM_REF}}}
     for path, operations in document["paths"].items():
         if "{" in path:
@@ -118,7 +113,7 @@ def _add_not_found(document: dict[str, Any]) -> None:
 
 @cache
 def openapi_document() -> dict[str, Any]:
-    """The OpenAPI document of everything under /api/v1/; the same as long as the process lives."""
+    """Return the OpenAPI document of /api/v1/, which is constant for the life of the process."""
     generator = SchemaGenerator()  # type: ignore[no-untyped-call]
     described: dict[str, Any] = generator.get_schema(public=True)  # type: ignore[no-untyped-call]
     _add_not_found(described)
@@ -127,8 +122,6 @@ def openapi_document() -> dict[str, Any]:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class SchemaView(ApiView):
-    """The document."""
-
     @operation("schema", "This document", tag="schema", scope=Scope.READ, response=None)
     def get(self, request: Request) -> HttpResponse:
         """OpenAPI 3.1 as JSON."""
@@ -138,7 +131,7 @@ class SchemaView(ApiView):
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def docs(request: HttpRequest) -> HttpResponse:
-    """The page that shows the document and tries requests with the reader's own session."""
+    """Return the documentation page, which can send requests with the reader's session."""
     answer = render(
         request,
         "api/docs.html",
@@ -156,7 +149,7 @@ def docs(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def docs_script(request: HttpRequest) -> HttpResponse:
-    """The few lines that start the page: a script of its own, since none may stand in the page."""
+    """Return the script that starts the page: a separate file, since the CSP forbids inline scripts."""
     answer = render(request, "api/docs.js", {"schema": reverse("api-schema")}, content_type="text/javascript")
     answer["Cache-Control"] = "no-store"
     return answer

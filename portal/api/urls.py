@@ -1,4 +1,4 @@
-"""The URL table of REST: ``/api/v1/``, its description, and the health of this process."""
+"""URLs of REST: ``/api/v1/``, its documentation, and health checks."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ V1: list[URLPattern | URLResolver] = [
 @access_policy(AccessPolicy.PUBLIC)
 @csrf_exempt
 def api_not_found(request: HttpRequest) -> HttpResponse:
-    """Every other address below /api/: a problem, never a page."""
+    """Answer every other path below /api/ with a problem instead of a page."""
     message = problems.MESSAGES[404]
     if not request.path.endswith("/"):
         try:

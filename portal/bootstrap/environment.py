@@ -1,6 +1,6 @@
-"""Makes `.venv` from the hash-locked files when it is missing or stale, and runs the command inside it.
+"""Creates `.venv` from the hash-locked files when it is missing or outdated, and runs the command in it.
 
-The fast path compares one small stamp file with the hash of the lock files and costs a few milliseconds.
+The fast path compares one small stamp file with the hash of the lock files and takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)\s*(
 
 
 class BootstrapError(Exception):
-    """The environment cannot be made; the message is a message for the person at the keyboard."""
+    """The environment cannot be created; the message is for the person at the terminal."""
 
 
 def enter(root: Path, argv: Sequence[str]) -> list[str]:
-    """The arguments that are left for Django, once this process runs inside a matching `.venv`.
+    """Return the arguments for Django, once this process runs inside a matching `.venv`.
 
-    Outside of it, the environment is made or completed when needed and this call does not return: the
-    process becomes the environment's Python with the same arguments.
+    Outside of it, the environment is created or updated if needed and this call does not return: the process
+    executes the environment's Python with the same arguments.
     """
     wants_dev, rest = _wants_dev(root, argv)
     folder = root / ".venv"
@@ -61,7 +61,7 @@ def enter(root: Path, argv: Sequence[str]) -> list[str]:
 
 
 def make_environment(root: Path, *, dev: bool) -> None:
-    """Brings `.venv` in step with the lock files; `dev` adds the tests and tools."""
+    """Update `.venv` to match the lock files; `dev` adds tests and tools."""
     locks = [root / RUN_LOCK, *([root / DEV_LOCK] if dev else [])]
     folder = root / ".venv"
     fingerprint = lock_fingerprint(locks)
@@ -74,7 +74,7 @@ def make_environment(root: Path, *, dev: bool) -> None:
 
 
 def lock_fingerprint(locks: Sequence[Path]) -> str:
-    """One line per lock file: its name and the SHA-256 of its bytes."""
+    """Return one line per lock file: its name and the SHA-256 of its bytes."""
     try:
         return "".join(f"{lock.name} {hashlib.sha256(lock.read_bytes()).hexdigest()}\n" for lock in locks)
     except FileNotFoundError as missing:
@@ -82,13 +82,13 @@ def lock_fingerprint(locks: Sequence[Path]) -> str:
 
 
 def pins(lock_text: str) -> list[tuple[str, str, str]]:
-    """Name, version and marker (empty when unconditional) of each package in a lock file."""
+    """Return name, version and marker (empty when unconditional) of each package in a lock file."""
     found = _PIN.findall(lock_text)
     return [(_normalize_name(name), version, marker.lstrip("; ").strip()) for name, version, marker in found]
 
 
 def unmet_pins(python: Path, locks: Sequence[Path]) -> list[str]:
-    """The packages of the lock files that this Python's environment lacks or has in another version."""
+    """Return the packages of the lock files that the environment lacks or has in another version."""
     wanted = sorted({pin for lock in locks for pin in pins(lock.read_text())})
     done = subprocess.run(
         [str(python), "-c", _PROBE],
@@ -108,7 +108,7 @@ def _wants_dev(root: Path, argv: Sequence[str]) -> tuple[bool, list[str]]:
 
 
 def _is_up_to_date(folder: Path, fingerprint: str) -> bool:
-    """Whether the environment was completed for these locks (or for these and more)."""
+    """Return whether the environment is complete for these locks (or for these and more)."""
     try:
         return (folder / STAMP).read_text().startswith(fingerprint) and (folder / "bin" / "python").exists()
     except OSError:
@@ -124,7 +124,7 @@ def _write_stamp(folder: Path, fingerprint: str) -> None:
 
 @contextlib.contextmanager
 def _checkout_lock(root: Path) -> Iterator[None]:
-    """Holds the checkout's folder, so that two commands started together install once."""
+    """Lock the checkout's folder, so that concurrent commands install once."""
     handle = os.open(root, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

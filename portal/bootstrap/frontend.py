@@ -1,4 +1,4 @@
-"""Builds static/src into static/dist with node (from PATH, else from the wheel) when its inputs changed."""
+"""Builds static/src into static/dist with node (from PATH, else from the wheel) when inputs changed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ FINGERPRINT_FILE = ".inputs"
 
 
 class FrontendError(Exception):
-    """The front end cannot be built; the message is a message, with the tool's own last lines."""
+    """The front end cannot be built; the message contains the tool's last lines."""
 
 
 def build_frontend(root: Path) -> bool:
-    """Brings static/dist up to date; true when something had to be built."""
+    """Update static/dist; return whether anything was built."""
     if not (root / "package.json").is_file():
         raise FrontendError(f"{root / 'package.json'} is missing, so the front end cannot be built.")
     wanted = inputs_fingerprint(root)
@@ -46,7 +46,7 @@ def build_frontend(root: Path) -> bool:
 
 
 def inputs_fingerprint(root: Path) -> str:
-    """A hash of everything the build reads: the sources, the build script and the locked packages."""
+    """Return a hash of all inputs of the build: sources, build script and locked packages."""
     static = root / "static"
     sources = [path for path in (static / "src").rglob("*") if path.is_file()]
     digest = hashlib.sha256(_packages_fingerprint(root).encode())
@@ -56,7 +56,7 @@ def inputs_fingerprint(root: Path) -> str:
 
 
 def find_node() -> tuple[Path, list[str]]:
-    """node, and the command line of its npm: those on PATH when new enough, else the wheel's."""
+    """Return node and the command line of its npm: those on PATH if recent enough, else the wheel's."""
     on_path, npm = shutil.which("node"), shutil.which("npm")
     if on_path and npm and _major(on_path) >= MIN_NODE_VERSION:
         return Path(on_path), [npm]

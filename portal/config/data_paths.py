@@ -1,4 +1,4 @@
-"""Where one machine keeps its data, and the addresses that follow from it; standard library alone."""
+"""The data directory of one machine and the addresses derived from it. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from pathlib import Path
 from urllib.parse import quote
 
 MAX_SOCKET_PATH_BYTES = 100
-"""Linux takes 107 bytes; PostgreSQL adds its own file name, which is counted below."""
+"""Linux allows 107 bytes; PostgreSQL's socket file name is part of the path that is checked."""
 
 POSTGRES_SOCKET_NAME = ".s.PGSQL.5432"
 VALKEY_SOCKET_NAME = "valkey.sock"
 
 OWNER_ROLE = "fairway"
 SERVICES_ROLE = "fairway_app"
-"""In the PostgreSQL that `up` starts: the owner of the tables, and the role of the processes."""
+"""In the PostgreSQL that `up` starts: the role of the processes and owner of the tables."""
 
 
 def default_data_dir() -> Path:
-    """`/var/lib/fairway` for root, `~/.local/share/fairway` for everybody else."""
+    """Return `/var/lib/fairway` for root, otherwise `$XDG_DATA_HOME/fairway` or `~/.local/share/fairway`."""
     if os.geteuid() == 0:
         return Path("/var/lib/fairway")
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fairway"
 
 
 def data_dir() -> Path:
-    """The data folder in force: `FAIRWAY_DATA_DIR`, which `--data-dir` sets, or the default."""
+    """Return the data directory: `FAIRWAY_DATA_DIR`, which `--data-dir` sets, or the default."""
     named = os.environ.get("FAIRWAY_DATA_DIR")
     return Path(named).absolute() if named else default_data_dir()
 
 
 def apply_data_dir_option(argv: Sequence[str]) -> None:
-    """Puts `--data-dir PATH` of a command line into the environment before the settings are read."""
+    """Copy `--data-dir PATH` from the command line to the environment, before the settings are read."""
     for index, argument in enumerate(argv):
         if argument == "--":
             return
@@ -44,7 +44,7 @@ def apply_data_dir_option(argv: Sequence[str]) -> None:
 
 
 def sockets_dir(data: Path) -> Path:
-    """The folder of the unix sockets: in the data folder, or elsewhere when that path is too long for one."""
+    """Return the directory of the unix sockets: in the data directory unless that path is too long."""
     inside = data / "run" / "sockets"
     if len(str(inside / POSTGRES_SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES:
         return inside
@@ -54,10 +54,10 @@ def sockets_dir(data: Path) -> Path:
 
 
 def database_url(data: Path, role: str = SERVICES_ROLE) -> str:
-    """The address of the PostgreSQL that `up` starts for this data folder."""
+    """Return the address of the PostgreSQL that `up` starts for this data directory."""
     return f"postgres://{role}@/{quote(str(sockets_dir(data)))}/fairway"
 
 
 def redis_url(data: Path) -> str:
-    """The address of the Valkey that `up` starts for this data folder."""
+    """Return the address of the Valkey that `up` starts for this data directory."""
     return f"unix://{sockets_dir(data) / VALKEY_SOCKET_NAME}?db=0"

@@ -1,4 +1,4 @@
-"""Filters of the log: what anybody can cause by a request is one line, without a traceback."""
+"""Log filters: an error that any client can cause by a request is one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from http import HTTPStatus
 
 
 class CompactRequestErrors(logging.Filter):
-    """Removes the traceback from Django's lines about refused requests, and the lines that repeat another.
+    """Remove tracebacks from Django's messages about rejected requests, and drop duplicate messages.
 
-    An unknown host is logged by ``django.security``, a forbidden page by ``portal.policy_middleware``; ``django.request`` would
-    log both a second time.
+    ``django.security`` already logs unknown hosts, and ``portal.policy_middleware`` forbidden pages;
+    ``django.request`` would log both again.
     """
 
     SUPPRESSED_STATUSES = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.FORBIDDEN})

@@ -1,4 +1,4 @@
-"""What an installation behind https must not be configured with; standard library alone."""
+"""Checks for settings that are unsafe in an installation behind https. Standard library only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECOND_LEVEL_DOMAINS = frozenset(
     }
     | {"nhs", "nom", "or", "org", "plc", "police", "res", "sch"}
 )
-"""Labels below which registries of countries sell names, as in example.co.uk."""
+"""Labels below which country registries sell names, as in example.co.uk."""
 
 SAME_SITE_WARNING = (
     "The workspaces' domain {apps} and the portal's host {portal} belong to one registrable domain, so a page in a "
@@ -36,12 +36,12 @@ SAME_SITE_WARNING = (
 
 
 def is_weak_key(key: str) -> bool:
-    """True for a secret key that somebody may have typed or copied from an example."""
+    """Return True for a secret key that was probably typed by hand or copied from an example."""
     return len(key) < 50 or len(set(key)) < 16 or key.startswith("django-insecure-")
 
 
 def unsafe_setting_errors(*, debug: bool, allowed_hosts: Iterable[str], redis_url: str) -> list[str]:
-    """One message for each setting with which nothing may be served over https."""
+    """Return one message for each setting that is unsafe to serve over https."""
     found = []
     if debug:
         found.append("FAIRWAY_DEBUG is on: error pages would show settings and source code.")
@@ -59,10 +59,11 @@ def unsafe_setting_errors(*, debug: bool, allowed_hosts: Iterable[str], redis_ur
 
 
 def same_site_warning(portal_url: str, apps_domain: str) -> str:
-    """The warning where workspaces and portal share a registrable domain, else an empty string.
+    """Return the warning if workspaces and portal share a registrable domain, else an empty string.
 
-    Without a list of public suffixes it rather warns too often: names that share their last two labels count as one
-    domain, and those below a label such as co in co.uk their last three. This machine's own names are exempt.
+    Without a public suffix list this errs on the side of warning: names that share their last two labels
+    count as one domain (the last three below a label such as co in co.uk). Local names and addresses are
+    exempt.
     """
     portal, apps = _host(portal_url), _host(f"//{apps_domain}")
     if "localhost" in (portal.rpartition(".")[2], apps.rpartition(".")[2]) or _is_address(portal):

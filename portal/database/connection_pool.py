@@ -1,8 +1,8 @@
-"""A bounded set of connections that the threads of one process take in turns, instead of opening one each.
+"""A bounded pool of connections, shared by the threads of one process.
 
-Under ASGI every request has a thread of its own, so Django's own way to keep a connection, which is to leave it with
-the thread, keeps none; and worker-nodes has a thread for each node. Both share; every other process opens its
-connections as before. See docs/decisions/connection-pool.md.
+Under ASGI every request has its own thread, so Django's persistent connections, which belong to a thread, are
+never reused; worker-nodes has a thread per node. Both use the pool; all other processes open connections as
+usual. See docs/decisions/connection-pool.md.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from psycopg.pq import TransactionStatus
 from portal.database.timeouts import TimeoutConnection
 
 CHECKOUT_TIMEOUT_S = 3.0
-"""For a turn, when all connections are in use, unless the process says otherwise."""
+"""Default wait for a connection while all are in use."""
 PING_TIMEOUT_S = 3.0
-"""So long a server may take to say that it is there: with the wait before it less than a request's eight seconds."""
+"""Time limit for the check that a server answers; with the wait before it, below the request limit of 8 s."""
 IDLE_TIMEOUT_S = 300.0
-"""A connection that nobody has taken for so long is closed when another comes back."""
+"""Connections idle for longer are closed when another one is returned."""
 
 
 class ConnectionPool:
-    """At most ``size`` connections; the one that came back last is given out first."""
+    """At most ``size`` connections, last in, first out."""
 
     def __init__(self, size: int, wait_s: float = CHECKOUT_TIMEOUT_S) -> None:
         self.size, self.wait_s = size, wait_s
@@ -37,19 +37,20 @@ class ConnectionPool:
         os.register_at_fork(after_in_child=self._start)
 
     def _start(self) -> None:
-        # A child of a fork lets go of its parent's connections without a word: the sockets are the parent's, and
-        # psycopg ends none of them in a process that did not open it.
+        # A forked child drops its parent's connections without closing them: the sockets belong to the
+        # parent, and psycopg does not close connections that another process opened.
         self._idle: deque[tuple[float, TimeoutConnection]] = deque()
         self._lock = threading.Lock()
-        # A queue that may be filled from a finalizer, which can come in the midst of anything.
+        # SimpleQueue, because a finalizer can run at any point and must be able to put into it.
         self._turns: SimpleQueue[None] = SimpleQueue()
         for _ in range(self.size):
             self._turns.put(None)
 
     def check_out(self, name: str, connect: Callable[[], TimeoutConnection]) -> TimeoutConnection:
-        """A connection to the database of this name that has just answered.
+        """Return a connection to the named database that has just answered.
 
-        Raises OperationalError when there is no turn within ``wait_s``, no answer, or no new connection.
+        Raise OperationalError if none is free within ``wait_s``, the server does not answer, or connecting
+        fails.
         """
         try:
             self._turns.get(timeout=self.wait_s)
@@ -62,15 +63,15 @@ class ConnectionPool:
         except BaseException:
             self._turns.put(None)
             raise
-        # Who forgets to give it back, such as a thread that was left behind, loses it, but not the turn.
+        # A connection that is never returned, such as by an abandoned thread, is lost, but its slot is freed.
         connection.finalizer = weakref.finalize(connection, self._turns.put, None)
         connection.pool_id = os.getpid()
         return connection
 
     def check_in(self, connection: TimeoutConnection) -> None:
-        """Keeps it for the next; one that is in the midst of anything is closed instead."""
-        lent, connection.finalizer = connection.finalizer, None
-        if lent is None or lent.detach() is None or connection.pool_id != os.getpid():
+        """Keep the connection for reuse, or close it if it is inside a transaction or query."""
+        allowed, connection.finalizer = connection.finalizer, None
+        if allowed is None or allowed.detach() is None or connection.pool_id != os.getpid():
             return
         if connection.pgconn.transaction_status == TransactionStatus.IDLE:
             now_s = time.monotonic()
@@ -88,7 +89,6 @@ class ConnectionPool:
             each.close()
 
     def close_idle(self) -> None:
-        """Closes what nobody uses."""
         with self._lock:
             idle = list(self._idle)
             self._idle.clear()
@@ -96,15 +96,13 @@ class ConnectionPool:
             each.close()
 
     def checked_out_count(self) -> int:
-        """Connections that are given out at the moment."""
         return self.size - self._turns.qsize()
 
     def idle_count(self) -> int:
-        """Connections that wait for a request."""
         return len(self._idle)
 
     def _take_idle(self, name: str) -> TimeoutConnection | None:
-        """The one that came back last, if it answers."""
+        """Return the connection that was returned last, if it answers."""
         with self._lock:
             if not self._idle:
                 return None
@@ -116,7 +114,7 @@ class ConnectionPool:
             connection.close()
         except psycopg.Error:
             connection.close()
-            self.close_idle()  # they heard from the server before this one did
+            self.close_idle()  # the others have been idle for longer
             if connection.timed_out:
                 raise
         return None

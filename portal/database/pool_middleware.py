@@ -1,4 +1,4 @@
-"""Begins the sharing of connections, and ends each request's turn as soon as its answer is made."""
+"""Enables the connection pool and returns each request's connection as soon as its response is ready."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from portal.database.connection_pool import CHECKOUT_TIMEOUT_S, ConnectionPool
 
 
 def enable_pooling(wait_s: float = CHECKOUT_TIMEOUT_S) -> None:
-    """From here on the threads of this process share ``settings.DATABASE_POOL`` connections; 0 changes nothing.
+    """Make the threads of this process share ``settings.DATABASE_POOL`` connections; 0 changes nothing.
 
-    ``wait_s`` is how long one waits for a turn.
+    ``wait_s`` is the time limit for a free connection.
     """
-    if settings.DATABASE_POOL and DatabaseWrapper.pool is None:
-        DatabaseWrapper.pool = ConnectionPool(settings.DATABASE_POOL, wait_s)
+    if settings.DATABASE_POOL and DatabaseWrapper.connection_pool is None:
+        DatabaseWrapper.connection_pool = ConnectionPool(settings.DATABASE_POOL, wait_s)
 
 
 def release_connection() -> None:
-    """Gives this thread's connection back, where it is a lent one outside of a transaction."""
+    """Return this thread's connection to the pool, unless a transaction is open."""
     wrapper = connections[DEFAULT_DB_ALIAS]
     if isinstance(wrapper, DatabaseWrapper):
         wrapper.return_to_pool()
 
 
 class ReleaseConnectionMiddleware:
-    """The outermost middleware: who reads a long answer slowly holds no connection meanwhile."""
+    """The outermost middleware: a client that reads a long response slowly holds no connection."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response

@@ -1,6 +1,6 @@
-"""The two roles in the database: the owner changes tables, the services' role only uses them.
+"""The two database roles: the owner changes tables, the services' role only uses them.
 
-So whoever gets the services to run SQL of their own can neither empty nor change what is only ever added to.
+SQL injected into the services can therefore neither truncate nor change append-only tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.db.utils import ProgrammingError
 from psycopg import errors, sql
 
 APPEND_ONLY_TABLES = ("portal_auditentry", "portal_jobevent", "portal_quotachange")
-"""Histories: the services add to them and read them."""
+"""Histories: the services may insert and read rows, not change them."""
 SINGLE_ROLE_WARNING = (
     "The role of DATABASE_URL may change tables and the audit trail. Set DATABASE_OWNER_URL to the role that owns "
     "the tables, and DATABASE_URL to one of its own for the services (docs/operations.md)."
@@ -24,7 +24,7 @@ SINGLE_ROLE_WARNING = (
 
 @contextlib.contextmanager
 def as_owner() -> Iterator[None]:
-    """Inside, this thread's connection is one of the owner; where only one role is known, it stays what it is."""
+    """Connect this thread as the owner inside the context, if an owner role is configured."""
     if not settings.DATABASE_OWNER:
         yield
         return
@@ -41,10 +41,10 @@ def as_owner() -> Iterator[None]:
 
 
 def grant_service_privileges() -> None:
-    """Make the services' role where it is missing, and give it the use of every table. Call it as the owner.
+    """Create the services' role if it is missing and grant it the use of every table. Must run as the owner.
 
-    All in one transaction, so that services which run meanwhile miss nothing. Raises ProgrammingError with the SQL
-    to run where the owner may not make roles.
+    One transaction, so that running services never lack a privilege. Raise ProgrammingError with the SQL to
+    run if the owner may not create roles.
     """
     services, owner = settings.DATABASES[DEFAULT_DB_ALIAS], settings.DATABASE_OWNER
     if not owner or services["USER"] == owner["USER"]:
@@ -67,19 +67,19 @@ def grant_service_privileges() -> None:
 
 
 def single_role_warning() -> str:
-    """A message where the services' role may empty the audit trail, else an empty string."""
+    """Return a warning if the services' role may truncate the audit trail, else an empty string."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT has_table_privilege(current_user, %s, 'TRUNCATE')", [APPEND_ONLY_TABLES[0]])
         return SINGLE_ROLE_WARNING if cursor.fetchone()[0] else ""
 
 
 def _ensure_role(cursor: Any, name: str, password: str) -> None:
-    """The role exists and has this password; an empty one is left alone, as by a rule of the server it needs none."""
+    """Create the role or set its password. An empty password leaves an existing role unchanged."""
     cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [name])
     known = cursor.fetchone() is not None
     if known and not password:
         return
-    # Hashed here, so that the password stands in no statement and in no log of the server.
+    # Hashed here, so that the password appears in no statement and no server log.
     hashed = connection.connection.pgconn.encrypt_password(
         password.encode(), name.encode(), b"scram-sha-256"
     ).decode()

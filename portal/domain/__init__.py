@@ -1,1 +1,1 @@
-"""Words that engine and portal share: states, verdict codes, knobs. Plain Python, no Django."""
+"""Definitions shared by scheduler and portal: states, reasons, policy settings. Plain Python, no Django."""

@@ -1,13 +1,13 @@
-"""How the time of a cycle is counted: its phases, and the buckets of their histograms."""
+"""Phases of a scheduling cycle and the buckets of their duration histograms."""
 
 from __future__ import annotations
 
 CYCLE_PHASES = ("snapshot", "decide", "commit")
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper ends, seconds; what is longer is counted under ``+Inf``."""
+"""Upper bounds, seconds; longer phases are counted under ``+Inf``."""
 OVERFLOW_BUCKET = "+Inf"
 
 
 def bucket_label(seconds: float) -> str:
-    """The upper end of the first bucket that holds so much, as text."""
+    """Return the upper bound of the first bucket that contains ``seconds``, as text."""
     return next((str(end) for end in BUCKETS_S if seconds <= end), OVERFLOW_BUCKET)

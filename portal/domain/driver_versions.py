@@ -1,4 +1,4 @@
-"""Versions of NVIDIA's driver (535.104.05) and the CUDA that each knows (12.4): which will do for an environment."""
+"""Versions of the NVIDIA driver (535.104.05) and CUDA (12.4): which of them an environment can use."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 DRIVER_VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){0,3}")
 SIMULATED_DRIVER = "simulated"
-"""What nodes with pretend GPUs tell as their driver: it is as new as any."""
+"""The driver version that nodes with simulated GPUs report; it satisfies every requirement."""
 
 
 def is_driver_sufficient(driver: str | None, needed: str) -> bool:
-    """True when ``driver``, as a node tells it, is at least ``needed``; blank needs nothing, not even a driver.
+    """Return True if ``driver``, as a node reports it, is at least ``needed``.
 
-    A driver that is not known will not do.
+    A blank ``needed`` requires no driver. An unknown driver is not sufficient.
     """
     if not needed or driver == SIMULATED_DRIVER:
         return True
@@ -24,14 +24,14 @@ def is_driver_sufficient(driver: str | None, needed: str) -> bool:
 
 CUDA_VERSION = re.compile(r"\d{1,3}\.\d{1,3}")
 NO_CUDA = "none"
-"""In place of a version: an administrator says that an image needs no particular one."""
+"""Value of an administrator's override: the image needs no particular CUDA version."""
 
 
 def required_cuda(from_image: str, override: str) -> str:
-    """The CUDA version that a driver must know for an environment; blank: any will do.
+    """Return the CUDA version that a driver must support for an environment; blank: any.
 
-    What an administrator chose outranks what the image says of itself: an image may bring packages for forward
-    compatibility.
+    The administrator's override precedes the image's own requirement, because an image may contain
+    forward-compatibility packages.
     """
     if override == NO_CUDA:
         return ""
@@ -39,14 +39,17 @@ def required_cuda(from_image: str, override: str) -> str:
 
 
 def is_cuda_sufficient(supported: str | None, needed: str) -> bool:
-    """True when a driver that knows CUDA up to ``known`` can run what needs ``needed``; not told will do."""
+    """Return True if a driver that supports CUDA up to ``supported`` can run ``needed``.
+
+    Also True if either version is unknown.
+    """
     if not CUDA_VERSION.fullmatch(needed) or supported is None or not CUDA_VERSION.fullmatch(supported):
         return True
     return _version_tuple(supported) >= _version_tuple(needed)
 
 
 def newest_cuda(versions: Iterable[str]) -> str | None:
-    """The newest of some CUDA versions, as nodes tell them; None of none."""
+    """Return the newest of the reported CUDA versions, or None."""
     return max(filter(CUDA_VERSION.fullmatch, versions), key=_version_tuple, default=None)
 
 

@@ -1,4 +1,4 @@
-"""How an attempt ends for each reason, and after which of them its job waits again."""
+"""The final state of an attempt for each end reason, and the reasons after which its job is requeued."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RETRYABLE_REASONS = frozenset(
         EndReason.RENDEZVOUS_UNREACHABLE,
     }
 )
-"""Ends of the cluster's making: the job waits again until its tries are used up."""
+"""Failures of the cluster: the job is requeued until its attempts are used up."""
 
 APPLICATION_FAILURES = frozenset(
     {
@@ -30,7 +30,7 @@ APPLICATION_FAILURES = frozenset(
         EndReason.DISK_LIMIT_EXCEEDED,
     }
 )
-"""Ends of the command's own making: such a job waits again only if it asked for that."""
+"""Failures of the program: the job is requeued only if it requested that."""
 
 END_STATES: dict[EndReason, AttemptState] = {
     EndReason.COMPLETED: AttemptState.COMPLETED,
@@ -64,18 +64,19 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 10.0, 300.0
 
 
 def backoff_s(failures: int) -> float:
-    """How long what failed so often waits before it is tried again: 10, 20, 40 ... s, at most 5 minutes."""
+    """Return the delay before the next retry: 10, 20, 40 ... s, at most 300."""
     return min(MIN_BACKOFF_S * 2.0 ** min(max(0, failures - 1), 16), MAX_BACKOFF_S)
 
 
 FREE_RENDEZVOUS_FAILURES = 10
-"""So many attempts that ended because nodes did not reach each other cost a job none of its tries."""
+"""Attempts that may end with RENDEZVOUS_UNREACHABLE before they count against ``max_attempts``."""
 
 
 def counted_attempts(ended: Sequence[tuple[str, str]]) -> int:
-    """How many of a job's attempts, by state and reason, count against its ``max_attempts``.
+    """Return how many ended attempts, given as (state, reason), count against the job's ``max_attempts``.
 
-    Not those that gave their GPUs back for others, nor the first that no rank of began, since nodes were apart.
+    Preempted and suspended attempts do not count, nor do the first ``FREE_RENDEZVOUS_FAILURES`` without a
+    rendezvous.
     """
     apart = sum(reason == EndReason.RENDEZVOUS_UNREACHABLE for _, reason in ended)
     left = (AttemptState.PREEMPTED, AttemptState.SUSPENDED)
@@ -95,4 +96,4 @@ NOT_TASK_FAILURES = PREEMPTION_REASONS | {
     EndReason.MPS_DAEMON_LOST,
     EndReason.RENDEZVOUS_UNREACHABLE,
 }
-"""Ends of tasks that say nothing of the task: they are not counted among its job's failures."""
+"""Ends that a task did not cause; they do not count as failures of its job."""

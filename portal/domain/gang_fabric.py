@@ -1,4 +1,7 @@
-"""What a pool names for gangs on several nodes, and which of it a node has: pure judgments on what its agent told."""
+"""The network and devices that a pool names for multi-node gangs, and which of them a node has.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ _DEVICE = re.compile(r"/dev(/(?![.-])([A-Za-z0-9_.*?-]|\[[A-Za-z0-9_-]+\]){1,64}
 _ADAPTERS = re.compile(r"[=^]{0,2}[A-Za-z0-9_]+(:[0-9]+)?(,[A-Za-z0-9_]+(:[0-9]+)?)*")
 MAX_DEVICES = 64
 CONTAINER_INTERFACE = "eth0"
-"""The interface of a task in a network of its engine."""
+"""The interface of a task in a container engine network."""
 
 AgentInfo = Mapping[str, Any]
-"""A hello, or a part of it."""
+"""The hello message of an agent, or a part of it."""
 
 
 @dataclass(frozen=True)
 class GangFabric:
-    """What a pool names; blank and empty: nothing.
+    """What a pool configures for multi-node gangs; blank or empty: not configured.
 
-    ``interface`` is the name of an interface, or the network (10.9.0.0/16) in which nodes reach each other;
-    ``network`` one of the engine, which such tasks join in place of their node's; ``devices`` paths, or patterns,
-    below /dev; ``adapters`` what NCCL_IB_HCA says.
+    ``interface`` is an interface name, or the subnet (10.9.0.0/16) in which nodes reach each other.
+    ``network`` is a container engine network that such tasks join instead of the host network. ``devices``
+    are paths or patterns below /dev. ``adapters`` is the value of NCCL_IB_HCA.
     """
 
     interface: str = ""
@@ -38,7 +41,7 @@ class GangFabric:
     adapters: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As the record and its audit keep it."""
+        """Return the values by the names of their database columns, as rows and audit entries store them."""
         return {
             "fabric_interface": self.interface,
             "fabric_network": self.network,
@@ -49,14 +52,14 @@ class GangFabric:
 
 @dataclass(frozen=True)
 class InterfaceAddress:
-    """How a node is reached by others: its interface, and its address there."""
+    """The interface and address at which other nodes reach a node."""
 
     interface: str
     address: str
 
 
 def fabric_errors(fabric: GangFabric) -> dict[str, str]:
-    """What is wrong with what somebody typed, as a message by field; empty: nothing."""
+    """Return a message by field for each invalid value; empty if all are valid."""
     found = {}
     if fabric.interface and not _is_interface(fabric.interface):
         found["fabric_interface"] = "Neither the name of an interface nor a network such as 10.9.0.0/16."
@@ -90,9 +93,10 @@ def _subnet(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
 def node_address(
     interfaces: Sequence[AgentInfo], override: str, pool_interface: str
 ) -> InterfaceAddress | None:
-    """How others reach a node that told of these interfaces; None: not at all.
+    """Return the interface and address at which other nodes reach a node, or None.
 
-    An administrator's choice for the node comes first, then what its pool names, then what its agent found.
+    The administrator's override for the node comes first, then the pool's setting, then the agent's own
+    choice. ``interfaces`` are those that the agent reported.
     """
     if override or (pool_interface and "/" not in pool_interface):
         return next(
@@ -113,16 +117,16 @@ def _first_address(interface: AgentInfo) -> InterfaceAddress:
 
 
 def _addresses(interface: AgentInfo) -> Sequence[str]:
-    """Agents of before tell one."""
+    """Older agents report one address only."""
     return interface.get("addresses") or (str(interface["address"]),)
 
 
 def missing_requirements(
     agent_info: AgentInfo, runtime: str, interface_override: str, fabric: GangFabric
 ) -> str:
-    """What a node has not of what its pool names, as sentences; blank: nothing, or its agent does not say.
+    """Return what a node lacks of its pool's fabric, as sentences; blank if nothing.
 
-    What is not told is left to the start, where the node itself refuses.
+    What the agent does not report is not checked here; the node itself refuses the start.
     """
     lacks = []
     interfaces = agent_info.get("interfaces")
@@ -138,14 +142,14 @@ def missing_requirements(
         if fabric.network or fabric.devices:
             lacks.append("It runs plain processes, which join no network and are handed no devices.")
         return " ".join(lacks)
-    told = (agent_info.get("networks") or {}).get(runtime)
-    if fabric.network and told is not None:
-        named = next((each for each in told if each["name"] == fabric.network), None)
+    reported = (agent_info.get("networks") or {}).get(runtime)
+    if fabric.network and reported is not None:
+        named = next((each for each in reported if each["name"] == fabric.network), None)
         if named is None:
             lacks.append(f"Its {runtime} has no network {fabric.network}.")
         elif not named["subnets"]:
             lacks.append(f"Its network {fabric.network} gives out no addresses that are known beforehand.")
-    here = agent_info.get("fabric")
+    here = agent_info.get("fabric_devices")
     missing = [] if here is None else [each for each in fabric.devices if not _has_device(here, each)]
     if missing:
         lacks.append(f"It lends no {', '.join(missing)}.")
@@ -157,10 +161,10 @@ def _has_device(devices: Collection[str], pattern: str) -> bool:
 
 
 def allocatable_addresses(network: AgentInfo) -> list[str]:
-    """Addresses of an engine's network for those that must be known beforehand, best first; at most 256.
+    """Return the addresses of an engine network that may be assigned in advance, best first; at most 256.
 
-    Engines give them out from the first one on, so these come from the last one down, and no further than the middle.
-    The last one of all is that of everybody in IPv4, and the gateway's is taken.
+    Engines assign addresses from the start of the range, so these are taken from its end, down to the middle.
+    The subnet's first and last address and the gateway are excluded.
     """
     found: list[str] = []
     for each in network["subnets"]:
@@ -178,5 +182,5 @@ def allocatable_addresses(network: AgentInfo) -> list[str]:
 
 
 def format_endpoint(address: str, port: int) -> str:
-    """Where a gang meets, for people: an address of IPv6 stands in brackets."""
+    """Format host and port; an IPv6 address is put in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,4 +1,4 @@
-"""Labels of nodes: which keys and values there may be. Written as Kubernetes writes them, so that both can agree."""
+"""Node labels: valid keys and values, with the syntax of Kubernetes labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHARACTERS = "letters, digits, dots, hyphens and underscores, beginning and end
 
 
 def label_key_error(key: str) -> str | None:
-    """What is wrong with a key such as ``rack`` or ``example.org/rack``, as a message; None if nothing is."""
+    """Return what is wrong with a key such as ``rack`` or ``example.org/rack``, or None."""
     prefix, slash, name = key.rpartition("/")
     if slash and not (len(prefix) <= MAX_PREFIX_LENGTH and _PREFIX.fullmatch(prefix)):
         return f"“{_shorten(key)}”: what stands before the slash must be a domain name in lower case."
@@ -31,7 +31,7 @@ def label_key_error(key: str) -> str | None:
 
 
 def labels_error(labels: Mapping[str, str]) -> str | None:
-    """What is wrong with the labels of a node, as a message; None if nothing is."""
+    """Return what is wrong with the labels of a node, or None."""
     if len(labels) > MAX_LABELS:
         return f"These are {len(labels)} labels; a node carries at most {MAX_LABELS}."
     for key, value in labels.items():
@@ -43,7 +43,7 @@ def labels_error(labels: Mapping[str, str]) -> str | None:
 
 
 def levels_error(levels: Iterable[str]) -> str | None:
-    """What is wrong with the levels of a topology, as a message; None if nothing is."""
+    """Return what is wrong with the levels of a topology, or None."""
     listed = list(levels)
     if not 1 <= len(listed) <= MAX_LEVELS:
         return f"Name 1 to {MAX_LEVELS} levels, the outermost first."

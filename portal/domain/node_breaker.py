@@ -1,8 +1,8 @@
-"""Whether a node is trusted with new work: pure judgments on what befell it, with the reason and the next try.
+"""Circuit breaker of a node: decides from its incidents whether it gets new work. Pure functions.
 
-A circuit breaker for each node (M. Nygard, Release It!, 2007): trusted, aside, and a trial with one job between the
-two. Each time aside is twice as long as the one before, and a long quiet time forgets them. Moments are float seconds
-since the epoch.
+A healthy node is quarantined after incidents, then on probation with one job (M. Nygard, Release It!, 2007).
+Each quarantine lasts twice as long as the one before; a long time without one resets the count. Times are
+float seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 INCIDENT_WINDOW_S = 600.0
-"""What befell a node longer ago says nothing of it now."""
+"""Older incidents are ignored."""
 EARLY_FAILURE_S = 60.0
-"""Who fails sooner after its start failed soon; who runs so long did well."""
+"""A job that fails sooner after its start is an early failure; one that runs this long is a success."""
 MIN_FAILED_JOBS = 3
 MAX_COMMAND_TIMEOUTS = 3
 MIN_UNREACHABLE_INCIDENTS, MIN_UNREACHABLE_PEERS = 3, 2
-"""So often, and from so many other nodes, a node is cut off when it is the cause."""
+"""Incidents, and different peers in them, after which a node is considered unreachable for its peers."""
 MAX_LOST_LINKS = 4
 MAX_MALFORMED_REPORTS = 3
-"""Each report stands for all malformed frames of a node since the one before; they are some seconds apart."""
+"""One report covers all malformed frames of a node since the previous report; reports are seconds apart."""
 MIN_QUARANTINE_S, MAX_QUARANTINE_S = 60.0, 3600.0
 TRIP_MEMORY_S = 6 * 3600.0
-"""After so long without being put aside a node begins anew."""
+"""After this time without a quarantine the trip count starts from zero."""
 MAX_CLOCK_SKEW_S = 2.0
-"""A node whose clock differs by more from the portal's is told of."""
+"""A larger difference from the portal's clock is shown as a warning."""
 STUCK_AFTER_KILL_S = 30.0
-"""Who is there so long after it was killed is stuck."""
+"""A process that still exists this long after SIGKILL is stuck."""
 
 
 class BreakerState(StrEnum):
-    """How far a node is trusted. Aside it gets no new work; on trial it gets one job and no second."""
+    """A quarantined node gets no new work; a node on probation runs at most one job."""
 
     HEALTHY = "healthy"
     QUARANTINED = "quarantined"
@@ -40,23 +40,21 @@ class BreakerState(StrEnum):
 
 
 def accepts_another_job(state: str, probation_attempt: object) -> bool:
-    """True when a node is trusted with another job; ``probation_attempt`` is the attempt that it is tried with, or None."""
+    """Return True if the node may get another job; ``probation_attempt`` is its probation attempt, if any."""
     return state == BreakerState.HEALTHY.value or (
         state == BreakerState.PROBATION.value and probation_attempt is None
     )
 
 
 class IncidentKind(StrEnum):
-    """What may befall a node."""
-
-    START_REFUSED = "start_refused"  # it would not start a job
+    START_REFUSED = "start_refused"  # the node refused to start a job
     EARLY_FAILURES = "early_failures"  # a job failed soon after it started
-    COMMAND_TIMEOUTS = "command_timeouts"  # it took a command and did not answer
-    LINK_LOST = "link_lost"  # a link that had stood broke
-    STUCK = "stuck"  # what was killed there is still there
-    PEER_UNREACHABLE = "peer_unreachable"  # it and another did not reach each other
-    MALFORMED = "malformed"  # it sent what the protocol does not allow
-    EPOCH_AHEAD = "epoch_ahead"  # it said that it had heard an epoch that was never given
+    COMMAND_TIMEOUTS = "command_timeouts"  # the node accepted a command and did not answer
+    LINK_LOST = "link_lost"  # an established link broke
+    STUCK = "stuck"  # a process survived SIGKILL
+    PEER_UNREACHABLE = "peer_unreachable"  # the node and a peer did not reach each other
+    MALFORMED = "malformed"  # the node sent malformed frames
+    EPOCH_AHEAD = "epoch_ahead"  # the node reported a leader epoch that was never issued
 
 
 JOB_INCIDENTS = frozenset({IncidentKind.START_REFUSED, IncidentKind.EARLY_FAILURES})
@@ -64,7 +62,7 @@ JOB_INCIDENTS = frozenset({IncidentKind.START_REFUSED, IncidentKind.EARLY_FAILUR
 
 @dataclass(frozen=True)
 class Incident:
-    """One trouble: when, and with whose job where it was with one."""
+    """An incident of a node; ``job``, ``owner`` and ``peer`` are empty if not applicable."""
 
     at_s: float
     kind: IncidentKind
@@ -75,7 +73,11 @@ class Incident:
 
 @dataclass(frozen=True)
 class NodeBreaker:
-    """How a node stands. ``try_at_s`` only aside; None there: not by time but when what is stuck has gone."""
+    """Breaker state of a node.
+
+    ``probe_at_s`` is set only in quarantine; None there means that the quarantine ends when the stuck process
+    is gone.
+    """
 
     state: BreakerState = BreakerState.HEALTHY
     cause: IncidentKind | None = None
@@ -95,18 +97,19 @@ def evaluate(
     probation_job: str = "",
     may_quarantine: bool = True,
 ) -> NodeBreaker:
-    """The node's standing after what befell it.
+    """Return the breaker after these incidents.
 
-    ``served_s`` is when a job last did well there, ``well_elsewhere`` the people whose jobs did well on other nodes
-    of late, ``probation_attempt`` the job it is tried with. Without ``room`` too many others are aside already: then the
-    cause is hardly this node, and a trusted one stays so.
+    ``last_success_s`` is the time of the last success of a job on the node, ``owners_healthy_elsewhere`` are
+    the users whose jobs recently succeeded on other nodes, and ``probation_job`` is the job on probation.
+    ``may_quarantine`` is False if too many other nodes are quarantined: the cause is then unlikely to be this
+    node, and a healthy node stays healthy.
     """
     begin_s = max(breaker.since_s, now_s - INCIDENT_WINDOW_S)
     fresh = [each for each in incidents if begin_s < each.at_s <= now_s]
     cause: IncidentKind | None = None
     if breaker.state is BreakerState.PROBATION:
         failed = (each for each in fresh if each.kind not in JOB_INCIDENTS or each.job == probation_job != "")
-        # one other node alone cannot put this one aside
+        # a single peer cannot quarantine a node
         cause = next((each.kind for each in failed if each.kind is not IncidentKind.PEER_UNREACHABLE), None)
         if cause is None and _is_peer_unreachable(fresh, min_incidents=MIN_UNREACHABLE_PEERS):
             cause = IncidentKind.PEER_UNREACHABLE
@@ -122,10 +125,10 @@ def evaluate(
 def _trip_cause(
     recent: Collection[Incident], last_success_s: float | None, owners_healthy_elsewhere: Collection[str]
 ) -> IncidentKind | None:
-    """What is enough to put a trusted node aside.
+    """Return the incident kind that is sufficient to quarantine a healthy node, or None.
 
-    Several jobs must have failed since one last did well, and of more than one person: somebody's broken program
-    fails everywhere. For one person alone it counts when their jobs do well on other nodes.
+    Job failures count only after the last success, and only if they affect several users, because a broken
+    program fails everywhere; failures of a single user count if their jobs succeed on other nodes.
     """
     if sum(each.kind is IncidentKind.COMMAND_TIMEOUTS for each in recent) >= MAX_COMMAND_TIMEOUTS:
         return IncidentKind.COMMAND_TIMEOUTS
@@ -148,15 +151,15 @@ def _trip_cause(
 
 
 def _is_peer_unreachable(recent: Collection[Incident], *, min_incidents: int) -> bool:
-    """True when a node and at least two others did not reach each other, so often in all."""
+    """Return True for at least ``min_incidents`` incidents with at least ``MIN_UNREACHABLE_PEERS`` peers."""
     peers = [each.peer for each in recent if each.kind is IncidentKind.PEER_UNREACHABLE]
     return len(peers) >= min_incidents and len(set(peers)) >= MIN_UNREACHABLE_PEERS
 
 
 def likely_culprit(pair: tuple[str, str], earlier_pairs: Iterable[tuple[str, str]]) -> str | None:
-    """Which of two nodes that did not reach each other is rather the cause; None: nobody can say.
+    """Return which of two nodes that did not reach each other is the likely cause, or None.
 
-    ``before`` are the pairs that did not of late: whoever did not reach more of the others.
+    It is the node that failed to reach more other nodes; ``earlier_pairs`` are the recent pairs that failed.
     """
     others: dict[str, set[str]] = {node: set() for node in pair}
     for one, other in (pair, *earlier_pairs):
@@ -169,12 +172,12 @@ def likely_culprit(pair: tuple[str, str], earlier_pairs: Iterable[tuple[str, str
 
 
 def quarantine_s(trip_count: int) -> float:
-    """How long a node is aside for the so-manieth time: 1, 2, 4 ... minutes, at most an hour."""
+    """Return the length of the n-th quarantine: 60, 120, 240 ... s, at most 3600."""
     return float(min(MIN_QUARANTINE_S * 2.0 ** min(max(0, trip_count - 1), 16), MAX_QUARANTINE_S))
 
 
 def quarantine_stuck(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
-    """Something there cannot be killed: aside until it has gone, however long that takes."""
+    """Quarantine the node until its unkillable process is gone."""
     if breaker.state is BreakerState.QUARANTINED and breaker.cause is IncidentKind.STUCK:
         return breaker
     return replace(
@@ -183,14 +186,14 @@ def quarantine_stuck(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
 
 
 def end_stuck(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
-    """What was stuck has gone: the node is tried."""
+    """Put the node on probation after its stuck process has gone."""
     if breaker.state is BreakerState.QUARANTINED and breaker.cause is IncidentKind.STUCK:
         return replace(breaker, state=BreakerState.PROBATION, since_s=now_s)
     return breaker
 
 
 def start_probation_if_due(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
-    """Aside for long enough: tried with one job."""
+    """Put the node on probation if its quarantine is over."""
     if (
         breaker.state is BreakerState.QUARANTINED
         and breaker.probe_at_s is not None
@@ -201,7 +204,7 @@ def start_probation_if_due(breaker: NodeBreaker, now_s: float) -> NodeBreaker:
 
 
 def close_breaker(breaker: NodeBreaker, now_s: float, *, reset_trips: bool = False) -> NodeBreaker:
-    """The trial went well; or an administrator said so, which also forgets how often it was aside (``forgive``)."""
+    """Return the node to healthy after a successful probation; ``reset_trips`` also clears its trip count."""
     if reset_trips:
         return NodeBreaker(since_s=now_s)
     return replace(breaker, state=BreakerState.HEALTHY, cause=None, since_s=now_s, probe_at_s=None)
@@ -217,7 +220,6 @@ CAUSE_MESSAGES: dict[IncidentKind, str] = {
     IncidentKind.MALFORMED: "It keeps sending what the protocol does not allow.",
     IncidentKind.EPOCH_AHEAD: "It reports an epoch that this portal never gave.",
 }
-"""The cause as a message for people."""
 
 INCIDENT_TITLES: dict[IncidentKind, str] = {
     IncidentKind.START_REFUSED: "A start was refused",
@@ -229,4 +231,3 @@ INCIDENT_TITLES: dict[IncidentKind, str] = {
     IncidentKind.MALFORMED: "It sent malformed frames",
     IncidentKind.EPOCH_AHEAD: "It reported an epoch that was never given",
 }
-"""What one trouble is called in a list."""

@@ -1,4 +1,4 @@
-"""What the portal asks of nodes themselves: tests, upgrades, checks and tidying, and which node comes next."""
+"""Operations on nodes (tests, upgrades, checks, garbage collection) and the order of an upgrade rollout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 
 class OperationKind(StrEnum):
-    """One such act."""
-
     TEST = "test"
     ENROL = "enrol"
     UPGRADE = "upgrade"
@@ -18,7 +16,7 @@ class OperationKind(StrEnum):
 
 
 CONTROL_CHANNEL_OPERATIONS = frozenset({OperationKind.UPGRADE, OperationKind.PREFLIGHT, OperationKind.GC})
-"""Acts that go over the node's control channel; the others open connections of their own."""
+"""Operations over the node's control channel; the others open their own connections."""
 
 OPERATION_TITLES: dict[OperationKind, str] = {
     OperationKind.TEST: "Connection test",
@@ -29,19 +27,19 @@ OPERATION_TITLES: dict[OperationKind, str] = {
 }
 
 WARNING_ONLY_CHECKS = frozenset({"version"})
-"""What a check finds and yet keeps a node from nothing: vendors mend old versions without a new number."""
+"""Findings that are only warnings: vendors patch old versions without changing their number."""
 
 UPGRADE_CONFIRM_TIMEOUT_S = 60.0
-"""So long a new agent may take until it answers hello and is confirmed; then the node goes back to the one before."""
+"""Time within which a new agent must answer hello and be confirmed; otherwise the node rolls back."""
 
 OPERATION_TIMEOUT_S = 240.0
-"""An act that is not over by then has failed: two trials, and a node that is silent for a while between them."""
+"""Unfinished operations fail after this time: two tries, and a pause while the node does not answer."""
 
 MAX_PARALLEL_UPGRADES = 8
-"""Nodes that are upgraded side by side, once the first has done well."""
+"""Nodes upgraded in parallel once the first has succeeded."""
 
 PROGRAM_SENT_STEP = "Sent"
-"""The step of an upgrade after which the new program is in place."""
+"""The step of an upgrade after which the new program is installed."""
 
 
 GC_COUNTER_LABELS: dict[str, tuple[str, str]] = {
@@ -53,26 +51,26 @@ GC_COUNTER_LABELS: dict[str, tuple[str, str]] = {
     "removed_jobs": ("Jobs", "forgotten that were not heard of for thirty days"),
     "freed_mib": ("Disk", "MiB freed"),
 }
-"""What an agent counts when it tidies up: a name, and the words after the number."""
+"""Counters of an agent's garbage collection: title, and the text after the number."""
 
 IMAGES_STEP, IMAGE_STORE_STEP = "Images", "Image store"
-"""The steps that tell which images were removed, and how full the file system is that holds them."""
+"""Steps that report the removed images, and the usage of the file system that stores images."""
 
 
 def images_removed_message(removed: Sequence[Mapping[str, Any]]) -> str:
-    """Which images were removed, with their sizes: rows as an agent tells them, ``names`` and ``size_mib``."""
+    """Describe the removed images; each row of an agent's report has ``names`` and ``size_mib``."""
     if not removed:
         return "0 removed that nobody needs."
-    told = [f"{', '.join(row['names'])} ({row['size_mib'] or 0} MiB)" for row in removed]
-    return f"{len(told)} removed that nobody needed: {'; '.join(told)}."
+    reported = [f"{', '.join(row['names'])} ({row['size_mib'] or 0} MiB)" for row in removed]
+    return f"{len(reported)} removed that nobody needed: {'; '.join(reported)}."
 
 
 FULL_DISK_GC_INTERVAL_S = 900.0
-"""A node whose disk stays full is tidied no more often than this."""
+"""Minimum time between garbage collections of a node whose disk stays full."""
 
 
 class RolloutStatus(StrEnum):
-    """Where one node of an upgrade of many stands."""
+    """Status of one node of a rollout."""
 
     PENDING = "waits"
     RUNNING = "begun"
@@ -81,8 +79,8 @@ class RolloutStatus(StrEnum):
 
 
 def startable_count(statuses: Sequence[RolloutStatus], max_parallel: int = MAX_PARALLEL_UPGRADES) -> int:
-    """How many more nodes may begin: the first alone, then ``at_once`` side by side, none after a failure."""
+    """Return how many more nodes may start: one first, then up to ``max_parallel``, none after a failure."""
     if RolloutStatus.FAILED in statuses:
         return 0
-    room = max_parallel if RolloutStatus.SUCCEEDED in statuses else 1
-    return max(0, min(room - statuses.count(RolloutStatus.RUNNING), statuses.count(RolloutStatus.PENDING)))
+    space = max_parallel if RolloutStatus.SUCCEEDED in statuses else 1
+    return max(0, min(space - statuses.count(RolloutStatus.RUNNING), statuses.count(RolloutStatus.PENDING)))

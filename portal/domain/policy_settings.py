@@ -1,6 +1,6 @@
-"""The knobs of scheduling policy: name, unit, range, default and a message for people.
+"""The settings of scheduling policy: name, unit, range, default and description.
 
-The page, REST, the check and ``docs/policy.md`` read these tables; a knob is added here and nowhere else.
+Pages, REST, validation and ``docs/policy.md`` read these tables; a new setting is added only here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class NumberSetting:
-    """A number an admin may turn. ``low`` and ``high`` are inclusive.
+    """A numeric setting. ``minimum`` and ``maximum`` are inclusive.
 
-    ``per_pool`` False: one value for the whole cluster, since a cycle is one for all pools. ``decides`` False: no
-    decision of the scheduler reads it; it is about what running jobs are told and when they are asked to end.
-    ``per_project``: a project may hold it stricter, which is lower, than its pools (``project_knobs.py``).
+    - ``per_pool`` False: one value for the cluster, because one cycle covers all pools.
+    - ``affects_decisions`` False: no scheduling decision reads it; it governs notices to running jobs and
+      their end.
+    - ``per_project``: a project may set a stricter (lower) value than its pools (``project_policy.py``).
     """
 
     name: str
@@ -30,7 +31,7 @@ class NumberSetting:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceSetting:
-    """A word an admin may pick; the rest as for a ``Knob``, of whose options the later is the stricter."""
+    """A setting with fixed options. Flags are those of ``NumberSetting``; later options are stricter."""
 
     name: str
     options: tuple[str, ...]
@@ -46,15 +47,16 @@ TASK_DISK_LIMIT = "task_disk_mib"
 EGRESS = "egress"
 
 NUMBER_SETTINGS: dict[str, NumberSetting] = {
-    knob.name: knob
-    for knob in (
+    setting.name: setting
+    for setting in (
         NumberSetting(
             "usage_half_life_s",
             "s",
             3_600.0,
             365 * DAY_S,
             7 * DAY_S,
-            "Past use counts half as much after this time.",
+            "Half-life of past use in fair share, in seconds; default 7 days. Shorten it so that earlier "
+            "use counts less.",
         ),
         NumberSetting(
             "usage_weight",
@@ -62,7 +64,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             10.0,
             1.0,
-            "How strongly past use moves GPUs beyond the guarantee; 0 forgets the past.",
+            "Weight of past use in the division of GPUs beyond the guarantees; no unit, default 1, 0 "
+            "ignores past use. Raise it to give more to projects that used little.",
         ),
         NumberSetting(
             "start_charge_s",
@@ -70,7 +73,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             DAY_S,
             600.0,
-            "A start counts as this much use at once, so that a burst of submits pays immediately.",
+            "Use that each start adds at once to its user, in seconds per GPU; default 10 min. Raise it "
+            "if one user's burst of submissions starts before jobs of others.",
         ),
         NumberSetting(
             "max_steps_per_cycle",
@@ -78,7 +82,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             100,
             10_000_000,
             200_000,
-            "Placements and victim sets tried in one cycle; jobs not reached are told so.",
+            "Maximum placements and victim sets tried in one cycle, in steps; default 200,000. Raise it "
+            "if jobs often get the verdict cycle_budget_exhausted.",
             per_pool=False,
         ),
         NumberSetting(
@@ -87,7 +92,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0,
             100_000,
             400,
-            "Of these, how many may search for the cheapest change that would start a waiting job.",
+            "Maximum steps of one cycle that search for suggestions, in addition to max_steps_per_cycle; "
+            "default 400, 0 disables suggestions. Raise it if verdicts lack suggestions.",
             per_pool=False,
         ),
         NumberSetting(
@@ -96,7 +102,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0,
             50,
             5,
-            "How many of the jobs ahead a verdict names.",
+            "Maximum jobs ahead that a verdict names, in jobs; default 5. Raise it to show users more of "
+            "the queue.",
             per_pool=False,
         ),
         NumberSetting(
@@ -105,7 +112,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             7 * DAY_S,
             1_800.0,
-            "A gang that waits longer than this gets GPUs reserved at the earliest possible time.",
+            "Waiting time after which a gang gets a reservation of the GPUs that are free first, in "
+            "seconds; default 30 min. Lower it if smaller jobs keep passing large gangs.",
         ),
         NumberSetting(
             "preemption_delay_s",
@@ -113,7 +121,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             7 * DAY_S,
             0.0,
-            "Nobody is asked to leave for a job that has waited less than this; 0 asks at once.",
+            "Waiting time of a job before other jobs are evicted for it, in seconds; default 0, no delay. "
+            "Raise it to avoid evictions for GPUs that are free soon.",
         ),
         NumberSetting(
             "size_penalty_s_per_gpu",
@@ -121,7 +130,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             7 * DAY_S,
             0.0,
-            "Within a project, a job stands as if submitted so much later for each GPU it asks for; 0 is plain age.",
+            "Moves a job back in the order of its project, in seconds for each requested GPU; default 0, "
+            "plain age. Raise it to start small jobs first.",
         ),
         NumberSetting(
             "predicted_duration_weight",
@@ -129,7 +139,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             100.0,
             1.0,
-            "Within a project, a job stands as if submitted later by so many times its predicted duration.",
+            "Moves a job back in the order of its project by this multiple of its predicted duration; no "
+            "unit, default 1, 0 is plain age. Raise it to start short jobs first.",
         ),
         NumberSetting(
             "near_end_protection_s",
@@ -137,7 +148,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             7 * DAY_S,
             7_200.0,
-            "A job that is predicted to end within this is not asked to leave, but by whom its GPUs are guaranteed.",
+            "A job predicted to end within this time is not evicted, except for a project within its "
+            "guarantee; in seconds, default 2 h. Raise it to lose less work to evictions.",
         ),
         NumberSetting(
             "preempt_min_runtime_s",
@@ -145,7 +157,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             DAY_S,
             0.0,
-            "A job that runs for less than this is not asked to leave.",
+            "Run time before a job may be reclaimed or preempted, in seconds; default 0. Raise it so that "
+            "jobs reach their first checkpoint.",
         ),
         NumberSetting(
             "max_victims",
@@ -153,7 +166,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0,
             100_000,
             1_000,
-            "Jobs that may be asked to leave for one waiting job.",
+            "Maximum jobs evicted for one pending job, in jobs; default 1,000. Lower it to limit what one "
+            "large job may interrupt.",
         ),
         NumberSetting(
             "max_migrations",
@@ -161,7 +175,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0,
             100_000,
             8,
-            "Jobs that may be moved elsewhere to make one hole large enough; 0 moves nobody.",
+            "Maximum jobs moved to other GPUs so that one pending job fits, in jobs; default 8, 0 "
+            "disables moves. Raise it if large jobs wait while free GPUs are scattered.",
         ),
         NumberSetting(
             "max_migration_loss_gpu_s",
@@ -169,7 +184,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             1e12,
             300.0,
-            "A job that would lose more work than this is not moved elsewhere.",
+            "Maximum work that a job may lose when it is moved to other GPUs, in GPU-seconds since its "
+            "last checkpoint; default 300. Raise it to allow more moves.",
         ),
         NumberSetting(
             "stale_gang_grace_s",
@@ -177,7 +193,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             DAY_S,
             60.0,
-            "A gang of which fewer tasks live than it needs ends after this time and queues again.",
+            "Time after which a gang with fewer live tasks than it needs is stopped and returns to the "
+            "queue, in seconds; default 60. Raise it if lost tasks are often replaced later.",
         ),
         NumberSetting(
             "time_limit_warning_s",
@@ -185,7 +202,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             7 * DAY_S,
             900.0,
-            "People are warned so long before a time limit ends their job, but not before half of it is used.",
+            "Time before a time limit ends a job at which its users are warned, in seconds, at most half "
+            "of the limit; default 15 min, 0 gives no warning. Raise it if saving takes long.",
             affects_decisions=False,
         ),
         NumberSetting(
@@ -194,7 +212,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             30 * DAY_S,
             DAY_S,
-            "So much time at most may be added to the limit of a job, all its extensions together; 0 adds none.",
+            "Maximum time that all extensions of a job together add to its limit, in seconds; default 1 "
+            "day, 0 allows none. Lower it if extended jobs keep others waiting.",
             affects_decisions=False,
         ),
         NumberSetting(
@@ -203,7 +222,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             300.0,
             7 * DAY_S,
             3_600.0,
-            "A workspace is idle once its GPUs and its tool were both known to be quiet for this long.",
+            "Time of measured inactivity of its GPUs and its tool after which a workspace is idle, in "
+            "seconds; default 1 h. Lower it to get unused GPUs back sooner.",
             affects_decisions=False,
             per_project=True,
         ),
@@ -213,7 +233,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             100.0,
             3.0,
-            "A GPU that is busy less than this in the mean of a minute counts as quiet; with 0 none ever does.",
+            "A GPU is inactive in a minute if its mean use is below this, in percent; default 3, with 0 "
+            "no GPU is ever inactive. Raise it if programs that only wait keep GPUs slightly busy.",
             affects_decisions=False,
         ),
         NumberSetting(
@@ -222,7 +243,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             60.0,
             DAY_S,
             1_800.0,
-            "So long runs the countdown of an idle workspace before it is suspended.",
+            "Countdown before an idle workspace is suspended, in seconds; default 30 min. Raise it to "
+            "give users more time to react.",
             affects_decisions=False,
             per_project=True,
         ),
@@ -232,7 +254,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             300.0,
             DAY_S,
             3_600.0,
-            "For so long a snooze keeps an idle workspace.",
+            "Time for which a snooze keeps an idle workspace, in seconds; default 1 h. Raise it if users "
+            "snooze several times in a row.",
             affects_decisions=False,
             per_project=True,
         ),
@@ -242,7 +265,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0,
             100,
             3,
-            "So often an idle workspace may be snoozed until it is used again.",
+            "Times that an idle workspace may be snoozed until it is used again; default 3, 0 allows no "
+            "snooze. Lower it if unused workspaces keep GPUs by snoozes.",
             affects_decisions=False,
             per_project=True,
         ),
@@ -252,7 +276,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             30 * DAY_S,
             DAY_S,
-            "For so long a reason in words keeps an idle workspace, unless it is cut short; 0 takes no reasons.",
+            "Time for which an exemption with a reason keeps an idle workspace, in seconds, unless it is "
+            "revoked; default 1 day, 0 allows no exemptions. Raise it for longer interactive work.",
             affects_decisions=False,
             per_project=True,
         ),
@@ -262,7 +287,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             1.0,
             100.0,
             1.0,
-            "Projects may set times and counts of idleness up to so many times their pool's; 1: only stricter.",
+            "Projects may set idle times and counts up to this many times their pool's values; default 1, "
+            "only stricter. Raise it to let projects keep idle workspaces longer.",
             affects_decisions=False,
         ),
         NumberSetting(
@@ -271,7 +297,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             30 * DAY_S,
             DAY_S,
-            "So often a node is tidied up by itself, and at once when its disk is full; 0 leaves it to people.",
+            "Interval of the automatic clean-up of a node, in seconds; default 1 day, sooner while its "
+            "disk is full, 0 disables it. Shorten it if disks fill up between clean-ups.",
             affects_decisions=False,
         ),
         NumberSetting(
@@ -280,7 +307,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             3_600.0,
             90 * DAY_S,
             7 * DAY_S,
-            "What is left of ended attempts on a node is kept so long when nobody took leave of it.",
+            "Time for which a clean-up keeps files of ended attempts that the portal has not released, in "
+            "seconds; default 7 days. Lower it if node disks are small.",
             affects_decisions=False,
         ),
         NumberSetting(
@@ -289,7 +317,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             10.0,
             100.0,
             85.0,
-            "Tidying up removes unused images of a node once the file system that holds them is fuller than this.",
+            "Use of the image file system of a node from which a clean-up removes unused images, in "
+            "percent; default 85. Lower it if pulls fail for lack of disk space.",
             affects_decisions=False,
         ),
         NumberSetting(
@@ -298,7 +327,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             100.0,
             75.0,
-            "It removes them, longest unused first, until the file system is no fuller than this.",
+            "Use of the image file system at which a clean-up stops removing images, longest unused "
+            "first, in percent; default 75. Lower it to free more space at once.",
             affects_decisions=False,
         ),
         NumberSetting(
@@ -307,7 +337,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             365 * DAY_S,
             7 * DAY_S,
-            "An image stays for this long after it was brought to a node, or a task used it there.",
+            "Time for which an image stays on a node after it was pulled or last used there, in seconds; "
+            "default 7 days. Lower it if image file systems stay too full.",
             affects_decisions=False,
         ),
         NumberSetting(
@@ -316,7 +347,8 @@ NUMBER_SETTINGS: dict[str, NumberSetting] = {
             0.0,
             1e9,
             51_200.0,
-            "A task that writes more than this to its node's disk outside its volumes is ended; 0 sets no limit.",
+            "Maximum that a task may write to the disk of its node outside its volumes, in MiB; default "
+            "50 GiB, 0 sets no limit. A task above it is stopped. Raise it for large temporary files.",
             affects_decisions=False,
         ),
     )
@@ -329,48 +361,54 @@ CHOICE_SETTINGS: dict[str, ChoiceSetting] = {
             "placement",
             ("fragmentation", "pack", "spread"),
             "fragmentation",
-            "Fragmentation leaves what the usual requests can use; pack fills nodes one after the other; "
-            "spread evens the load.",
+            "How a node is chosen: fragmentation (default) keeps free GPUs usable for typical requests, "
+            "pack fills nodes one after the other, spread balances the load. Choose pack to keep whole "
+            "nodes free.",
         ),
         ChoiceSetting(
             "victim_order",
             ("least_lost_work", "youngest"),
             "least_lost_work",
-            "Which of the jobs that may be asked to leave goes first.",
+            "Which job is evicted first: the one that loses the least work since its last checkpoint "
+            "(default), or the youngest. Choose youngest to evict the job submitted last.",
         ),
         ChoiceSetting(
             "gpu_sharing_scope",
             ("project", "any"),
             "project",
-            "Who may hold shares of the same GPU: jobs of one project alone, or anybody; sharing is cooperative.",
+            "Which jobs may share a GPU: jobs of one project (default) or any jobs. Sharing is "
+            "cooperative: choose any only if all projects trust each other.",
         ),
         ChoiceSetting(
             "gpu_sharing_requires_mps",
             ("no", "yes"),
             "no",
-            "Whether shares of a GPU are placed only on nodes that hold tasks to them by MPS.",
+            "Whether shares of a GPU are placed only on nodes where MPS limits tasks to their shares; "
+            "default no. Choose yes if tasks use more than their shares.",
         ),
         ChoiceSetting(
             "use_predictions",
             ("yes", "no"),
             "yes",
-            "Whether decisions count on how long jobs are expected to run, and where faster, going by jobs like them "
-            "that ended; without, only on time limits.",
+            "Whether decisions use durations and layout speeds learned from similar jobs that ended; "
+            "default yes. With no they use only time limits. Choose no if predictions are often wrong.",
             per_pool=False,
         ),
         ChoiceSetting(
             "image_gc_scope",
             ("ours", "all", "none"),
             "ours",
-            "Which unused images may be removed from a node: those that Fairway brought there, also those of others, "
-            "or none.",
+            "Which unused images a clean-up may remove from a node: those that Fairway pulled (ours, "
+            "default), all, or none. Choose all if only Fairway uses the nodes.",
             affects_decisions=False,
         ),
         ChoiceSetting(
             "idle_action",
             ("off", "notify", "suspend"),
             "notify",
-            "What becomes of an idle workspace: nothing, its people are told, or it is suspended after a countdown.",
+            "What happens to an idle workspace: nothing (off), its users are notified (notify, default), "
+            "or it is also suspended after a countdown (suspend). Choose suspend if others wait for its "
+            "GPUs.",
             affects_decisions=False,
             per_project=True,
         ),
@@ -378,8 +416,9 @@ CHOICE_SETTINGS: dict[str, ChoiceSetting] = {
             EGRESS,
             ("open", "listed", "none"),
             "open",
-            "Where containers may connect: anywhere but the portal, the nodes and metadata services; only where "
-            "their project's list says; or nowhere.",
+            "Where containers may connect: anywhere except the portal, the nodes and metadata services "
+            "(open, default), only to the project's list (listed), or nowhere (none). Choose listed or "
+            "none for confidential data.",
             affects_decisions=False,
             per_project=True,
         ),
@@ -391,52 +430,52 @@ SettingValue = float | str
 
 
 def setting_names(*, per_pool: bool = False, per_project: bool = False) -> tuple[str, ...]:
-    """Every name, numbers first, or only those that pools or projects may have values of their own for."""
+    """Return all names, numbers first, or only those that pools or projects may override."""
     every: list[NumberSetting | ChoiceSetting] = [*NUMBER_SETTINGS.values(), *CHOICE_SETTINGS.values()]
     return tuple(
-        knob.name
-        for knob in every
-        if (knob.per_pool or not per_pool) and (knob.per_project or not per_project)
+        setting.name
+        for setting in every
+        if (setting.per_pool or not per_pool) and (setting.per_project or not per_project)
     )
 
 
 def affects_decisions(name: str) -> bool:
-    """False for a knob of ours that no decision of the scheduler reads; True for all others, also unknown ones."""
-    knob = NUMBER_SETTINGS.get(name) or CHOICE_SETTINGS.get(name)
-    return knob is None or knob.affects_decisions
+    """Return False for a known setting that no scheduling decision reads, otherwise True."""
+    setting = NUMBER_SETTINGS.get(name) or CHOICE_SETTINGS.get(name)
+    return setting is None or setting.affects_decisions
 
 
 def default_value(name: str) -> SettingValue:
-    """What holds where nobody said otherwise. KeyError for an unknown name."""
+    """Return the default. Raise KeyError for an unknown name."""
     return NUMBER_SETTINGS[name].default if name in NUMBER_SETTINGS else CHOICE_SETTINGS[name].default
 
 
 def format_number(value: float) -> str:
-    """A number with its thousands parted, and no more decimals than it has: 31,536,000 or 0.5."""
+    """Format a number with thousands separators and no trailing zeros: 31,536,000 or 0.5."""
     return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
 def setting_error(
     name: str, value: object, *, per_pool: bool = False, per_project: bool = False
 ) -> str | None:
-    """What is wrong with a value for a knob, as a message; None when it may stand."""
+    """Return what is wrong with a value for a setting, or None."""
     if name not in setting_names():
-        return "There is no such knob."
+        return "There is no such setting."
     if per_project and name not in setting_names(per_project=True):
-        return "Projects have no value of their own for this knob."
+        return "Projects have no value of their own for this setting."
     if per_pool and name not in setting_names(per_pool=True):
-        return "This knob has one value for the whole cluster."
+        return "This setting has one value for the whole cluster."
     if (choice := CHOICE_SETTINGS.get(name)) is not None:
         return None if value in choice.options else f"Must be one of: {', '.join(choice.options)}."
-    knob = NUMBER_SETTINGS[name]
+    setting = NUMBER_SETTINGS[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "Must be a number."
-    if not knob.minimum <= value <= knob.maximum:
-        unit = f" {knob.unit}" if knob.unit else ""
-        return f"Must be between {format_number(knob.minimum)} and {format_number(knob.maximum)}{unit}."
+    if not setting.minimum <= value <= setting.maximum:
+        unit = f" {setting.unit}" if setting.unit else ""
+        return f"Must be between {format_number(setting.minimum)} and {format_number(setting.maximum)}{unit}."
     return None if normalize_value(name, value) == value else "Must be a whole number."
 
 
 def normalize_value(name: str, value: SettingValue) -> SettingValue:
-    """The value as its knob has it: a knob whose default is a whole number counts something."""
+    """Return the value as an int if the setting's default is an int."""
     return int(value) if isinstance(default_value(name), int) else value

@@ -1,9 +1,9 @@
-"""What holds for a project where pools and the projects above it turned the same knob: the strictest. Pure.
+"""The effective value of a setting for a project: the strictest of its pool's, its own and its ancestors'.
 
-Lower is stricter, and of words the later. A project may always be stricter than its pool. It may be less strict only
-in numbers, up to the pool's value times ``idle_project_max_factor``, and never less strict than a project above it: a
-limit of an ancestor binds those below, as its quota does. It is worked out at each look, so that whatever an
-administrator turns bounds every project at once, whatever that project once set.
+Lower numbers and later options are stricter. A project may always be stricter than its pool. It may be less
+strict only in numbers, up to the pool's value times ``idle_project_max_factor``, and never less strict than
+an ancestor, whose limits bind descendants as its quota does. Values are computed on every read, so that a
+change by an administrator applies to all projects at once. Pure functions.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, SettingValue, normalize_value
 
 MAX_FACTOR_SETTING = "idle_project_max_factor"
-"""The knob that says how much less strict than its pool a project may be."""
+"""The setting that limits how much less strict than its pool a project may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
-    """What holds. ``project``: the row number of the one that says so; None: its pool does."""
+    """The effective value. ``project`` is the id of the project that sets it; None: the pool does."""
 
     value: SettingValue
     source_project: int | None = None
     is_clamped: bool = False
-    """A project asks for more than the pool allows."""
+    """A project requests more than the pool allows."""
 
 
 def strictness(name: str, value: SettingValue) -> float:
-    """The larger, the stricter."""
+    """Return a rank that grows with strictness."""
     return CHOICE_SETTINGS[name].options.index(str(value)) if name in CHOICE_SETTINGS else -float(value)
 
 
 def loosest_allowed(name: str, pool_settings: Mapping[str, SettingValue]) -> SettingValue:
-    """The least strict value that a project may have where its pool holds these."""
+    """Return the least strict value that a project may have in a pool with these settings."""
     value = pool_settings[name]
     if isinstance(value, str):
         return value
@@ -47,9 +47,10 @@ def effective_setting(
     pool_settings: Mapping[str, SettingValue],
     ancestors: Sequence[tuple[int, Mapping[str, SettingValue]]],
 ) -> EffectiveSetting:
-    """What holds in a pool for the first project of a line, which goes on with those above it, nearest first.
+    """Return the effective value for a project in a pool; ``ancestors`` start with the project itself.
 
-    Of projects that say the same the nearest is named, and the pool where it says the same as all of them.
+    They are ordered nearest first. If several set the same value, the nearest project is named, or the pool
+    if its value is the same.
     """
     asked = [(values[name], row) for row, values in ancestors if name in values]
     if not asked:
@@ -64,9 +65,9 @@ def effective_setting(
 def loosest_effective(
     name: str, pools: Iterable[Mapping[str, SettingValue]], ancestors: Iterable[Mapping[str, SettingValue]]
 ) -> SettingValue | None:
-    """The least strict value that would count in some pool for a project below these; None without any pool."""
+    """Return the least strict value that takes effect in any pool below these ancestors, if any."""
     asked = [values[name] for values in ancestors if name in values]
-    rooms = [
+    spaces = [
         max([loosest_allowed(name, pool), *asked], key=lambda one: strictness(name, one)) for pool in pools
     ]
-    return min(rooms, key=lambda one: strictness(name, one), default=None)
+    return min(spaces, key=lambda one: strictness(name, one), default=None)

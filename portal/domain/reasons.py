@@ -1,6 +1,6 @@
-"""Reasons why a job waits, moved or was refused: stable codes, each with a message for people.
+"""Reasons why a job is pending, moved or refused: stable codes, each with a message.
 
-Codes are part of the API: they are never renamed. Sentences name numbers through ``str.format`` fields.
+Codes are part of the API and never renamed. Messages insert details through ``str.format`` fields.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class VerdictCode(StrEnum):
-    """Why a pending job did not start in a cycle (SCHEDULING: one dominant reason)."""
+    """The one reason why a pending job did not start in a cycle."""
 
     PROJECT_LIMIT = "project_limit"
     NON_PREEMPTIBLE_OVER_QUOTA = "non_preemptible_over_quota"
@@ -37,11 +37,11 @@ NO_FORECAST_REASONS: dict[str, str] = {
     VerdictCode.OWNER_NOT_PERMITTED: "Its owner may not run it at the moment.",
     VerdictCode.INVALID_DATA: "It cannot be scheduled until invalid data is corrected.",
 }
-"""Verdicts after which nobody foresees a start, and why."""
+"""Verdicts without a start forecast, and why."""
 
 
 class EndReason(StrEnum):
-    """Why an attempt ended; the job page turns each into a message with cause and fix."""
+    """Why an attempt ended; the job page shows a message with cause and fix for each."""
 
     COMPLETED = "completed"
     EXIT_CODE = "exit_code"
@@ -92,7 +92,8 @@ END_MESSAGES: dict[EndReason, str] = {
     EndReason.READINESS_TIMEOUT: "Its server did not answer within {seconds} s.",
     EndReason.MIGRATED: "It moves to another place, so that a job that needs more room together can start.",
     EndReason.DEPENDENCY_FAILED: "It was to start after {job}, which {how}, so it can never start.",
-    EndReason.GPU_MEMORY_LIMIT_EXCEEDED: "It used {used} of the memory of GPU {gpu} of {node} for {seconds} s, where its "
+    EndReason.GPU_MEMORY_LIMIT_EXCEEDED: "It used {used} of the memory of GPU {gpu} of {node} "
+    "for {seconds} s, where its "
     "share is {share}. Others share that GPU with it.",
     EndReason.MPS_DAEMON_LOST: "The daemon by which it shared a GPU of {node} was gone.",
     EndReason.RENDEZVOUS_UNREACHABLE: "{node} cannot reach {first} ({place}): {why}. None of its tasks began.",
@@ -102,7 +103,7 @@ END_MESSAGES: dict[EndReason, str] = {
 
 
 def end_message(reason: EndReason | str, **facts: object) -> str:
-    """The message for an end reason; fields that are not known read as an en dash."""
+    """Return the message for an end reason; unknown fields read as an en dash."""
 
     class _Known(dict[str, object]):
         def __missing__(self, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Signals that people may send to running jobs. KILL and STOP are not among them: that is what *Stop* is for."""
+"""Signals that users may send to running jobs. KILL and STOP are excluded; users stop a job instead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIGNALS: dict[str, str] = {
     "SIGHUP": "often: read the configuration again",
     "SIGTERM": "asks it to end, without a deadline",
 }
-"""Name, and what programs usually make of it."""
+"""Name, and its usual meaning to programs."""
 
 SIGNAL_TTL_S = 30.0
-"""One that could not be sent by then is dropped: what it was meant for is over."""
+"""A signal that could not be sent within this time is dropped."""

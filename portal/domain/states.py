@@ -1,7 +1,7 @@
-"""The states of jobs, attempts and tasks, and the moves between them, as tables.
+"""The states of jobs, attempts and tasks, and the transitions between them, as tables.
 
-One writer moves a state (``portal.services.lifecycle.job_control``); the database holds the same tables as a trigger,
-so that a move which is not listed here is refused wherever it comes from.
+``portal.services.lifecycle`` is the only writer; a database trigger has the same tables and refuses any other
+transition.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job stands. A job whose attempt ended without ending the job is PENDING again."""
+    """State of a job. A job whose attempt ended without ending the job is PENDING again."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -22,7 +22,7 @@ class JobState(StrEnum):
 
 
 class AttemptState(StrEnum):
-    """Where one try at running a job stands. Tasks (ranks) use the same words."""
+    """State of an attempt, and of each of its tasks (ranks)."""
 
     CONFIGURING = "CONFIGURING"
     RUNNING = "RUNNING"
@@ -38,7 +38,7 @@ class AttemptState(StrEnum):
 
 
 class JobKind(StrEnum):
-    """What a job is for: a person at a screen, a run with an end, a service without one."""
+    """Interactive workspace, training run with an end, or service without an end."""
 
     WORKSPACE = "workspace"
     TRAINING = "training"
@@ -46,7 +46,7 @@ class JobKind(StrEnum):
 
 
 class DesiredState(StrEnum):
-    """What people want of a job; the engine works the record towards it."""
+    """What users requested; the scheduler moves the job towards it."""
 
     RUN = "run"
     CANCELLED = "cancelled"
@@ -75,7 +75,7 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLED: frozenset(),
     JobState.TIMEOUT: frozenset(),
 }
-"""A job is RUNNING from the moment GPUs are committed to it (its attempt says how far it got)."""
+"""A job is RUNNING as soon as GPUs are committed to it; its attempt says how far it is."""
 
 TERMINAL_ATTEMPT_STATES = frozenset(
     {
@@ -99,34 +99,32 @@ ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
 
 
 def is_job_transition(old: JobState, new: JobState) -> bool:
-    """True when the published graph has this move."""
     return new in JOB_TRANSITIONS[old]
 
 
 def is_attempt_transition(old: AttemptState, new: AttemptState) -> bool:
-    """True when the published graph has this move; tasks obey the same graph."""
     return new in ATTEMPT_TRANSITIONS[old]
 
 
 class NodeState(StrEnum):
-    """What an admin or the enrolment says of a node. Unreachable is an overlay, not a state."""
+    """State set by administrators or enrolment. Unreachable is an overlay, not a state."""
 
     ENROLLING = "enrolling"
     READY = "ready"
-    CORDONED = "cordoned"  # takes no new work, keeps what runs
-    DRAINED = "drained"  # takes no new work, and what runs is asked to leave
+    CORDONED = "cordoned"  # no new work; running jobs continue
+    DRAINED = "drained"  # no new work; running jobs are evicted
     RETIRED = "retired"
 
 
 DISK_FULL_REASON = "The disk of the node is full"
-"""How the reason of a node begins that is out of service for want of room, and comes back by itself."""
+"""Prefix of the reason of a node with a full disk; it returns to service by itself."""
 
 FENCED_REASON = "Fenced"
-"""How the reason of a node begins that an administrator declared fenced."""
+"""Prefix of the reason of a node that an administrator fenced."""
 
 
 class GpuHealth(StrEnum):
-    """Health of a GPU as the node last told; only ``ok`` takes new work."""
+    """Health of a GPU as last reported; only ``ok`` accepts new work."""
 
     OK = "ok"
     LOST = "lost"
@@ -134,8 +132,6 @@ class GpuHealth(StrEnum):
 
 
 class RuntimeKind(StrEnum):
-    """What starts a task on a node."""
-
     PODMAN = "podman"
     DOCKER = "docker"
     PROCESS = "process"
@@ -145,19 +141,20 @@ CONTAINER_RUNTIMES = frozenset({RuntimeKind.PODMAN.value, RuntimeKind.DOCKER.val
 
 
 def compatible_runtimes(runtime: str) -> frozenset[str]:
-    """The runtimes of nodes that can run an environment of this one; podman and docker run each other's images."""
+    """Return the node runtimes that can run an environment of this runtime.
+
+    Podman and Docker run each other's images.
+    """
     return CONTAINER_RUNTIMES if runtime in CONTAINER_RUNTIMES else frozenset({runtime})
 
 
 class NodeTransport(StrEnum):
-    """How the portal reaches a node's agent."""
-
     SSH = "ssh"
     LOCAL = "local"
 
 
 class Role(StrEnum):
-    """What a person may do in a project: see it, run in it, run it."""
+    """Role in a project: viewers read, members submit jobs, managers administer it."""
 
     VIEWER = "viewer"
     MEMBER = "member"

@@ -1,4 +1,4 @@
-"""How fast jobs run: how their GPUs lie, which jobs are alike in it, and what many measured rates say together."""
+"""Throughput of jobs: layouts of their GPUs, comparable workloads, and the median of measured rates."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from statistics import median
 from typing import NamedTuple
 
 MIN_RATE_SPAN_S = 60.0
-"""A rate is measured over at least so long."""
+"""Minimum time over which a rate is measured."""
 MIN_SAMPLES = 3
-"""Fewer attempts than this say nothing of a layout."""
+"""Minimum number of attempts for the speed of a layout."""
 MAX_SAMPLES = 25
-"""So many of the latest attempts tell how fast a layout is."""
+"""Number of latest attempts that determine the speed of a layout."""
 ROUNDING_PERCENT = 5
-"""Speeds are told in steps: what differs by less is noise, and a photograph's row rarely changes."""
+"""Speeds are rounded to this step: smaller differences are noise, and snapshot rows rarely change."""
 
 MAX_MODEL_LENGTH = 500
-"""Letters of the models of a gang that are kept."""
+"""Maximum length of the joined GPU models of a gang, characters."""
 
 _NUMBER = re.compile(r"([^=]*=)?[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 
 
 class Layout(NamedTuple):
-    """How the GPUs of a gang lie.
+    """Where the GPUs of a gang are.
 
-    ``islands`` are the NVLink islands it stands on, over all its nodes; a node that tells none counts as one.
-    ``levels`` of the fabric are crossed: 0 within one innermost domain, on one node, or where no fabric is told.
+    ``islands`` is the number of NVLink islands over all nodes; a node that reports none counts as one.
+    ``levels`` is the number of fabric levels crossed: 0 within one innermost domain, on one node, or without
+    a known fabric.
     """
 
     gpu_model: str
@@ -39,14 +40,14 @@ class Layout(NamedTuple):
 
 
 class LayoutSpeed(NamedTuple):
-    """How fast a layout is, in percent of the fastest that is known for the same work; 5 to 100."""
+    """Speed of a layout in percent of the fastest known one for the same work, 5 to 100."""
 
     layout: Layout
     percent: int
 
 
 class GpuPosition(NamedTuple):
-    """A GPU, and where it lies: its node, and its NVLink island there (None where not known)."""
+    """A GPU with its node and NVLink island; ``island`` is None if unknown."""
 
     node: str
     model: str
@@ -54,7 +55,7 @@ class GpuPosition(NamedTuple):
 
 
 def layout_of(gpus: Iterable[GpuPosition], paths: Iterable[Sequence[str]], levels: int) -> Layout:
-    """How a gang lies on these GPUs; ``paths`` are the labels of its nodes in a fabric of so many levels."""
+    """Return the layout of a gang on these GPUs; ``paths`` are its nodes' labels, outermost level first."""
     held = list(gpus)
     return Layout(
         joined_models(gpu.model for gpu in held),
@@ -65,12 +66,12 @@ def layout_of(gpus: Iterable[GpuPosition], paths: Iterable[Sequence[str]], level
 
 
 def joined_models(models: Iterable[str]) -> str:
-    """The GPU model of a gang; of a gang with several all of them."""
+    """Return the GPU models of a gang, joined by " + "."""
     return " + ".join(sorted(set(models)))[:MAX_MODEL_LENGTH]
 
 
 def levels_crossed(paths: Iterable[Sequence[str]], levels: int) -> int:
-    """How many levels of a fabric, counted from the innermost, nodes with these labels do not share."""
+    """Return how many fabric levels, from the innermost, the nodes with these labels do not share."""
     known = list(paths)
     if len(known) <= 1:
         return 0
@@ -87,15 +88,16 @@ def workload_fingerprint(
     command: Sequence[str],
     env: Mapping[str, str],
 ) -> str:
-    """What jobs whose rates may be compared have in common, as 32 letters.
+    """Return a 32-character key that is equal for jobs with comparable rates.
 
-    The same project, environment, command and variables, but for words that are numbers (steps, seeds, rates), and
-    so many GPUs in all (``gpus``) of the same part. One project's work never says anything of another's.
+    These have the same project, environment, command, variables, total number of GPUs (``gpus``) and GPU
+    share; numeric words (steps, seeds, rates) are masked. The project is included, so that no project learns
+    about another's work.
     """
     words = [_mask_number(word) for word in command]
     variables = sorted((name, _mask_number(str(value))) for name, value in env.items())
-    told = json.dumps([project, environment, gpus, milli_per_gpu, mig_profile, words, variables])
-    return hashlib.sha256(told.encode()).hexdigest()[:32]
+    reported = json.dumps([project, environment, gpus, milli_per_gpu, mig_profile, words, variables])
+    return hashlib.sha256(reported.encode()).hexdigest()[:32]
 
 
 def _mask_number(word: str) -> str:
@@ -104,12 +106,15 @@ def _mask_number(word: str) -> str:
 
 
 def rate_per_s(start_units: float, end_units: float, span_s: float) -> float | None:
-    """Units a second; None over too short a span."""
+    """Return units per second, or None if the span is too short."""
     return None if span_s < MIN_RATE_SPAN_S else max(0.0, end_units - start_units) / span_s
 
 
 def median_rates(rates: Iterable[tuple[Layout, float]]) -> dict[Layout, float]:
-    """The median rate of each layout of which enough is known; ``rates`` of one work, the latest first."""
+    """Return the median rate of each layout with enough samples; ``rates`` are of one workload, newest first.
+
+    Only the newest ``MAX_SAMPLES`` of each layout count.
+    """
     known: dict[Layout, list[float]] = {}
     for layout, rate in rates:
         mine = known.setdefault(layout, [])
@@ -119,7 +124,7 @@ def median_rates(rates: Iterable[tuple[Layout, float]]) -> dict[Layout, float]:
 
 
 def compare_layouts(rates: Mapping[Layout, float]) -> tuple[LayoutSpeed, ...]:
-    """How fast each layout is beside the fastest, fastest first; nothing unless two of them differ by a step."""
+    """Return the speed of each layout relative to the fastest, fastest first; empty if all are equal."""
     best = max(rates.values(), default=0.0)
     if best <= 0:
         return ()

@@ -1,4 +1,4 @@
-"""The line from a project up to the top of its tree."""
+"""Paths in the project tree."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ TreeNode = TypeVar("TreeNode")
 
 
 def path_to_root(start: TreeNode | None, parent_of: Callable[[TreeNode], TreeNode | None]) -> list[TreeNode]:
-    """A project and its ancestors, nearest first; ``above`` names the parent, None at the top.
+    """Return ``start`` and its ancestors, nearest first. ``parent_of`` returns None for a root.
 
-    A circle, which only a hand in the database can draw, ends the line where it closes: the scheduler
-    refuses such a tree with an alarm, and the pages on which an admin mends it must open meanwhile.
+    A cyclic parent, possible only by manual SQL, ends the path: the scheduler rejects such a tree with an
+    alert, and the pages needed to repair it must still work.
     """
     line: list[TreeNode] = []
     while start is not None and start not in line:

@@ -1,7 +1,7 @@
-"""Watches whether workspaces are used: by what their tools say, and by what passes; told to the record each minute.
+"""Records whether workspaces are in use, from reports of their tools and from traffic, once a minute.
 
-JupyterLab says it of its kernels and terminals. Its open page asks for lists all the time, so that of its requests
-those count that change something. Of tools without a word of their own each request counts, and an open socket.
+JupyterLab reports activity of kernels and terminals. Its open page polls lists, so only its requests that
+change something count. For tools that report nothing, each request and an open socket count.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ REQUEST_TIMEOUT_S = 10.0
 MAX_RESPONSE_BYTES = 1024 * 1024
 MAX_CONCURRENT_POLLS = 20
 SELF_REPORTING_TOOLS = frozenset({"jupyterlab"})
-"""Tools that say themselves whether they are used."""
+"""Tools that report their activity."""
 _READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def is_activity(tool: str, scope: Scope) -> bool:
-    """Whether a request says that somebody uses the tool."""
+    """Return whether a request shows that a person uses the tool."""
     if tool not in SELF_REPORTING_TOOLS:
         return True
     return scope["type"] == "http" and scope["method"] not in _READ_METHODS
@@ -46,9 +46,9 @@ def is_activity(tool: str, scope: Scope) -> bool:
 def inactive_for_s(
     now: dt.datetime, kernels: Iterable[Mapping[str, Any]], terminals: Iterable[Mapping[str, Any]]
 ) -> float | None:
-    """How long ago JupyterLab was last used, by its own clock ``now``; 0 while a kernel computes, None: never.
+    """Return seconds since the last use of JupyterLab by its own clock ``now``.
 
-    Raises ValueError or KeyError for what is no answer of JupyterLab.
+    0 while a kernel is busy, None: never used. Raise ValueError or KeyError for a malformed response.
     """
     kernels = list(kernels)
     if any(kernel["execution_state"] == "busy" for kernel in kernels):
@@ -61,7 +61,7 @@ def inactive_for_s(
 
 
 class ActivityTracker:
-    """Asks each running workspace once a minute, and remembers what passed in between."""
+    """Poll each running workspace once a minute, and record traffic in between."""
 
     def __init__(
         self,
@@ -76,27 +76,26 @@ class ActivityTracker:
         self._task: asyncio.Task[None] | None = None
 
     def record_request(self, target: Target, scope: Scope) -> None:
-        """A request passes to a workspace."""
+        """Record a request to a workspace."""
         if is_activity(target.tool, scope):
             self._last_request_at[target.attempt_pk] = monotonic()
 
     def record_terminal_input(self, row: int) -> None:
-        """Somebody types into a terminal of this attempt (row number)."""
+        """Record input to a terminal of this attempt (primary key)."""
         self._last_request_at[row] = monotonic()
 
     def start(self) -> None:
-        """Begins to look; belongs to the running loop."""
+        """Start polling in the running loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Looks no more."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
     async def poll(self) -> None:
-        """One look at all of them. Raises DatabaseError when the record does not answer."""
+        """Poll all workspaces once. Raise DatabaseError when the database does not answer."""
         targets = await self._authorizer.run_in_thread(running_targets)
         turn = asyncio.Semaphore(MAX_CONCURRENT_POLLS)
 
@@ -105,10 +104,10 @@ class ActivityTracker:
                 return await self._last_activity(target)
 
         found = await asyncio.gather(*(one(target) for target in targets))
-        told = {
+        reported = {
             target.attempt_pk: ago_s for target, (known, ago_s) in zip(targets, found, strict=True) if known
         }
-        await self._authorizer.run_in_thread(record_tool_activity, told)
+        await self._authorizer.run_in_thread(record_tool_activity, reported)
         live = {target.attempt_pk for target in targets}
         self._last_request_at = {row: at for row, at in self._last_request_at.items() if row in live}
 
@@ -118,12 +117,12 @@ class ActivityTracker:
                 await self.poll()
             except (DatabaseError, OSError, TimeoutError) as problem:
                 log.warning("whether workspaces are used was not written down: %s", problem)
-            except Exception:  # one look that fails must not be the last
+            except Exception:  # a failed poll must not end the loop
                 log.exception("the look at workspaces broke")
             await asyncio.sleep(self._interval_s)
 
     async def _last_activity(self, target: Target) -> tuple[bool, float | None]:
-        """Whether it is known how a workspace is used, and how many seconds ago it last was."""
+        """Return whether activity is known, and seconds since the last one."""
         ages = []
         if (passed_at := self._last_request_at.get(target.attempt_pk)) is not None:
             ages.append(monotonic() - passed_at)
@@ -154,7 +153,7 @@ class ActivityTracker:
     async def _fetch_list(
         self, target: Target, path: str, *, missing_ok: bool = False
     ) -> tuple[dt.datetime, list[dict[str, Any]]]:
-        """The server's clock, and the list it gives under ``path``; ``or_none``: empty where it has no such thing."""
+        """Return the server's clock and the list at ``path``; with ``missing_ok``, empty on 404."""
         way = self._upstreams.port(target.node, target.port)
         connection = await way.acquire(new=True)
         try:
@@ -181,6 +180,6 @@ class ActivityTracker:
 
 
 def _response_time(headers: Headers) -> dt.datetime:
-    """When an answer was made, by its maker's clock."""
-    told = next((value for name, value in headers if name == b"date"), b"")
-    return parsedate_to_datetime(told.decode("ascii", "replace"))
+    """Return the server's Date of a response."""
+    reported = next((value for name, value in headers if name == b"date"), b"")
+    return parsedate_to_datetime(reported.decode("ascii", "replace"))

@@ -1,4 +1,4 @@
-"""Tells by the Host header whose request it is: a workspace's or the portal's."""
+"""Determines from the Host header whether a request is for a workspace or for the portal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class WorkspaceHost:
 
 
 def strip_port(host: str) -> str:
-    """The name of a host, lower case, without port and final dot."""
+    """Return a host name in lower case, without port and final dot."""
     name = host.strip().lower()
     if not name.startswith("["):
         name = name.partition(":")[0]
@@ -24,10 +24,10 @@ def strip_port(host: str) -> str:
 
 
 def match_workspace_host(host: str, apps_domain: str) -> WorkspaceHost | None:
-    """The workspace that a Host header names; None for the portal.
+    """Return the workspace that a Host header names; None for the portal.
 
-    Ports do not count (the browser may come through a forwarded port). Every ``ws-`` name below the apps
-    domain is workspace traffic, also one that cannot exist, so that none of them ever reaches web.
+    Ports are ignored (the browser may use a forwarded port). Every ``ws-`` name below the apps domain is
+    workspace traffic, also an invalid one, so that none of them reaches web.
     """
     label, _, parent = strip_port(host).partition(".")
     if parent != strip_port(apps_domain) or not label.startswith("ws-"):

@@ -1,4 +1,4 @@
-"""The gateway as one ASGI application: checks the framing, then shows each request to its door."""
+"""The gateway as one ASGI application: checks the framing, then selects the application by host and path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TERMINALS_PREFIX = b"/terminals/"
 
 
 class Gateway:
-    """Workspace hosts to their servers, terminals to theirs, everything else to web."""
+    """Route workspace hosts and terminals to their servers, everything else to web."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The shapes of ASGI that the gateway speaks."""
+"""ASGI types and exceptions of the gateway."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ClientDisconnectedError(Exception):
-    """The browser went away before its request was whole."""
+    """The browser disconnected before its request was complete."""
 
 
 class BodyTimeoutError(Exception):
-    """The browser stopped sending in the midst of its request, and nothing was answered yet."""
+    """The browser stopped sending within its request, and no response has started."""
 
 
 class BodyTooLargeError(Exception):
-    """The request's body is longer than the proxied takes; upstream did not get all of it."""
+    """The request body exceeds the limit; upstream did not receive all of it."""

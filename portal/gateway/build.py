@@ -1,4 +1,4 @@
-"""Puts the gateway together from the settings of this process."""
+"""Builds the gateway from the settings of this process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def build_gateway(web_socket: str | None = None, activity_poll_s: float = POLL_INTERVAL_S) -> Gateway:
-    """The gateway of this process, by its settings and environment: FAIRWAY_WEB_SOCKET, FAIRWAY_TUNNEL_KEY,
-    FAIRWAY_TRUSTED_PROXIES, FAIRWAY_WORKSPACE_UPLOAD_MIB. So often it looks whether workspaces are used.
+    """Build the gateway from settings and environment.
+
+    Variables: FAIRWAY_WEB_SOCKET, FAIRWAY_TUNNEL_KEY, FAIRWAY_TRUSTED_PROXIES, FAIRWAY_WORKSPACE_UPLOAD_MIB.
+    ``activity_poll_s`` is the interval of activity polls.
     """
     if settings.SAME_SITE_WARNING:
         log.warning(settings.SAME_SITE_WARNING)
@@ -36,7 +38,7 @@ def build_gateway(web_socket: str | None = None, activity_poll_s: float = POLL_I
     upload_mib = int(os.environ.get("FAIRWAY_WORKSPACE_UPLOAD_MIB") or 0)
     terminal_authorizer = Authorizer(
         decide_terminal_access, on_use=None, threads=2
-    )  # who types is told of by the door
+    )  # TerminalApp extends the session on input
     addresses = GatewayAddresses(
         settings.PORTAL_URL.rstrip("/"),
         settings.APPS_DOMAIN,

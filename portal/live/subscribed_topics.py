@@ -1,7 +1,7 @@
-"""Which topics some browser watches at this moment: what nobody watches is neither written nor sent.
+"""Topics that browsers watch now; data of others is neither written nor sent.
 
-A sorted set in Valkey: topics, each with the time until which the mark holds. Every process that serves browsers
-renews the marks of its own; one that dies leaves marks that run out.
+Stored as a sorted set in Valkey: topics with the expiry of their mark. Every process that serves browsers
+renews its own marks; those of a dead process expire.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TIMEOUT_S = 2.0
 
 
 def mark_subscribed(topics: Iterable[str]) -> None:
-    """Says that these topics are watched for the next ``LIFE_S``. Raises RedisError."""
+    """Mark these topics as watched for the next ``MARK_TTL_S``. Raise RedisError."""
     until_s = time.time() + MARK_TTL_S
     marks = dict.fromkeys(topics, until_s)
     if marks:
@@ -26,7 +26,7 @@ def mark_subscribed(topics: Iterable[str]) -> None:
 
 
 def subscribed_topics() -> frozenset[str]:
-    """The topics whose marks hold. Raises RedisError."""
+    """Return the topics whose marks have not expired. Raise RedisError."""
     with valkey_client(TIMEOUT_S).pipeline(transaction=False) as pipe:
         pipe.zremrangebyscore(KEY, "-inf", time.time())
         pipe.zrange(KEY, 0, -1)

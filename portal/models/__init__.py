@@ -1,4 +1,4 @@
-"""The record: every noun of Fairway as a table, a file a noun."""
+"""Database tables, one module per resource."""
 
 from portal.models.alerts import GpuAlert, InvalidRow
 from portal.models.audit import AuditEntry

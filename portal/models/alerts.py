@@ -1,4 +1,4 @@
-"""What an administrator should look at: trouble of GPUs, GPUs that two nodes report, and rows with invalid values."""
+"""Alerts for administrators: GPU errors, GPUs that two nodes report, and rows with invalid values."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from portal.models.public_id import PublicIdField
 
 
 class AlertKind(models.TextChoices):
-    """What an alarm is about."""
-
     XID = "xid"
     FOREIGN = "foreign"
     CLAIMED = "claimed"
 
 
 class GpuAlert(models.Model):
-    """One thing that befalls a GPU, as often as it did until somebody acknowledged it; then a new row begins."""
+    """A condition of a GPU, counted until it is acknowledged; the next occurrence is a new row."""
 
     public_id = PublicIdField()
     gpu = models.ForeignKey("Gpu", on_delete=models.CASCADE, related_name="alerts")
@@ -79,7 +77,7 @@ class GpuAlert(models.Model):
 
 
 class InvalidRow(models.Model):
-    """A row of the database that the scheduler had to leave out of its decisions, until it is valid again."""
+    """A database row that the scheduler excludes from its decisions until it is valid again."""
 
     public_id = PublicIdField()
     kind = models.CharField(max_length=12, help_text="node, running, pending, project, quota ...")

@@ -1,4 +1,4 @@
-"""The audit trail: who did what to which object, in the same transaction as the act."""
+"""The audit trail: who did what to which object, written in the transaction of the action."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.db import models
 
 
 class AuditEntry(models.Model):
-    """One act. Append-only: a trigger refuses UPDATE and DELETE."""
+    """One action. Append-only: a trigger refuses UPDATE and DELETE."""
 
     at = models.DateTimeField(auto_now_add=True)
     actor = models.ForeignKey(

@@ -1,4 +1,4 @@
-"""Ways in besides a password: API tokens, invitations, one-time sign-in links. Only hashes are kept."""
+"""API tokens, invitations and one-time sign-in links. Only their hashes are stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from portal.models.public_id import PublicIdField
 
 
 class ApiToken(models.Model):
-    """``fw_<id>_<256 bit>_<crc>``; it acts with its owner's rights at the time of use, within its scopes."""
+    """``fw_<id>_<256 bit>_<crc>``; it has its owner's present rights, limited to its scopes."""
 
     public_id = PublicIdField()
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="tokens")
@@ -25,7 +25,7 @@ class ApiToken(models.Model):
 
 
 class Invitation(models.Model):
-    """A link that lets one person make one account, with a place in a project."""
+    """A single-use link to create an account, optionally with a role in a project."""
 
     public_id = PublicIdField()
     code_sha256 = models.CharField(max_length=64, unique=True)
@@ -47,7 +47,7 @@ class Invitation(models.Model):
 
 
 class MagicLink(models.Model):
-    """A one-time sign-in for an existing person: the first admin, or someone who forgot a password."""
+    """A one-time sign-in link for an existing user: the first administrator, or a user without a password."""
 
     code_sha256 = models.CharField(max_length=64, unique=True)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="magic_links")

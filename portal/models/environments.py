@@ -1,4 +1,4 @@
-"""What a job runs in: environments, and templates that fill the launch form."""
+"""Environments that jobs run in, and templates that fill the launch form."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ class Environment(models.Model):
 
     @property
     def cuda(self) -> str:
-        """The CUDA version that drivers of its nodes must know; blank: any will do."""
+        """The CUDA version that a node's driver must support; blank: any."""
         return required_cuda(self.image_cuda, self.min_cuda)
 
 
 class ImagePresence(models.Model):
-    """Whether a node already has an environment's image, and whether an administrator wants it brought there."""
+    """Whether a node has an environment's image, and whether an administrator requested it there."""
 
     environment = models.ForeignKey(Environment, on_delete=models.CASCADE, related_name="image_presences")
     node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="image_presences")
@@ -150,7 +150,7 @@ class ImagePresence(models.Model):
 
 
 class Template(models.Model):
-    """A filled launch form under a name."""
+    """A saved launch form."""
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63, unique=True, validators=[slug_validator])

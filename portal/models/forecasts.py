@@ -1,4 +1,4 @@
-"""When waiting jobs were expected to start, kept so that every forecast can be held against what came."""
+"""Start forecasts of pending jobs, kept so that each can be compared with the actual start."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from django.db.models import F, Q
 
 
 class Forecast(models.Model):
-    """One answer to "when does it start": nominally 8 of 10 such intervals, from p10 to p90, hold.
+    """A predicted start interval from p10 to p90, nominally correct in 8 of 10 cases.
 
-    The first of a job (``is_first``) is the one that is scored, once, when the job starts.
+    The first forecast of a job (``is_first``) is scored once, when the job starts.
     """
 
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="forecasts")
@@ -34,9 +34,7 @@ class Forecast(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(
-                fields=["job"], condition=Q(is_first=True), name="forecast_one_first"
-            ),
+            models.UniqueConstraint(fields=["job"], condition=Q(is_first=True), name="forecast_one_first"),
             models.CheckConstraint(
                 condition=Q(p10_at__lte=F("p50_at"), p50_at__lte=F("p90_at")), name="forecast_quantile_order"
             ),

@@ -1,4 +1,4 @@
-"""Signals that people send to running jobs, a row for each node on which such a job runs."""
+"""Signals that users send to running jobs, one row per node of the job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from portal.models.nodes import Node
 
 
 class JobSignal(models.Model):
-    """One signal to the ranks of an attempt on one node. It goes out once at most: ``sent_at`` is set before."""
+    """A signal to an attempt's ranks on one node. Sent at most once: ``sent_at`` is set before sending."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="signals")
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="+")

@@ -1,6 +1,7 @@
-"""Jobs and how they ran: job, attempts, tasks (ranks), allocations and events.
+"""Jobs and their execution: attempts, tasks (ranks), allocations and events.
 
-States and their moves are tables in ``portal.domain.states``; only ``portal.services.lifecycle.job_control`` writes them.
+States and their transitions are tables in ``portal.domain.states``; only ``portal.services.lifecycle`` writes
+them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ def _states(words: type[JobState] | type[AttemptState] | type[DesiredState] | ty
 
 
 class Job(models.Model):
-    """What a person asked for: a gang of ``tasks`` equal tasks, each with GPUs, and a command or a tool.
+    """What a user submitted: a gang of ``tasks`` equal tasks, each with GPUs, and a command or a tool.
 
-    An elastic one starts with ``min_tasks`` of them, and grows and shrinks between the two while it runs.
+    An elastic job starts with ``min_tasks`` of them, and grows and shrinks between the two while it runs.
     """
 
     public_id = PublicIdField()
@@ -168,7 +169,7 @@ class Job(models.Model):
 
     @property
     def total_milli(self) -> int:
-        """GPU milli of the whole gang."""
+        """GPU milli of all tasks."""
         return self.tasks * self.task_milli
 
     @property
@@ -178,22 +179,22 @@ class Job(models.Model):
 
     @property
     def required_tasks(self) -> int:
-        """How many tasks must live for it to run."""
+        """Minimum number of tasks for the job to run."""
         return self.tasks if self.min_tasks is None else self.min_tasks
 
     @property
     def is_gang(self) -> bool:
-        """True when it has several tasks, which start and end as one."""
+        """True if it has several tasks that start and end together."""
         return self.tasks > 1 and not self.is_elastic
 
     @property
     def is_elastic(self) -> bool:
-        """True when it runs with fewer tasks than it wants."""
+        """True if it can run with fewer tasks than requested."""
         return self.required_tasks < self.tasks
 
 
 class Dependency(models.Model):
-    """A job that starts after another one. ``after`` was there first, so that no circle can be."""
+    """``job`` starts after ``depends_on``, which is older, so that there can be no cycle."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="dependencies")
     depends_on = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="dependents")
@@ -209,7 +210,7 @@ class Dependency(models.Model):
 
 
 class Attempt(models.Model):
-    """One try at running a job. ``number`` is its fence: containers are named after it."""
+    """One run of a job. ``number`` names its containers and fences late commands."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
@@ -277,8 +278,8 @@ class Attempt(models.Model):
 class Task(models.Model):
     """One rank of an attempt: one container on one node.
 
-    A number is given once in an attempt: what comes in place of a task that left gets the next one, so that
-    a late command for the old one can never reach it.
+    Ranks are never reused within an attempt: a replacement task gets the next number, so that a late command
+    for the old task cannot reach it.
     """
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="task_rows")
@@ -331,7 +332,10 @@ class Task(models.Model):
 
 
 class Rendezvous(models.Model):
-    """Where the ranks of an attempt meet. Written with its places, so that each start says the same."""
+    """The address where the ranks of an attempt connect.
+
+    Written with its placement, so that all starts use the same.
+    """
 
     attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="rendezvous")
     node = models.ForeignKey("Node", on_delete=models.PROTECT, related_name="+", help_text="That of rank 0.")
@@ -411,7 +415,7 @@ class Allocation(models.Model):
 
 
 class JobEvent(models.Model):
-    """Something that happened to a job, for its timeline; written in the transaction of the act."""
+    """An entry of a job's timeline, written in the transaction of the change."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="events")
     attempt = models.ForeignKey(Attempt, null=True, on_delete=models.CASCADE, related_name="events")

@@ -1,4 +1,4 @@
-"""What befell a node, one row each: on these the judgments of ``portal.domain.node_breaker`` rest."""
+"""Incidents of nodes, the input of ``portal.domain.node_breaker``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from portal.domain.node_breaker import IncidentKind
 
 
 class NodeIncident(models.Model):
-    """One trouble with a node. Rows are kept for some days, for people; judgments read the newest."""
+    """One incident. Rows are kept for some days for display; the breaker reads the newest."""
 
     node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="incidents")
     at = models.DateTimeField()

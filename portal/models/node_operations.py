@@ -1,4 +1,4 @@
-"""Upgrades of the agents of many nodes: one first, then some side by side, up to the first that fails."""
+"""Rollouts of agent upgrades: one node first, then several in parallel, until one fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from portal.models.public_id import PublicIdField
 
 
 class AgentRollout(models.Model):
-    """One upgrade of every node whose agent is not the portal's own; its nodes are its ``checks``."""
+    """An upgrade of every node whose agent is not the bundled one; its nodes are its ``operations``."""
 
     public_id = PublicIdField()
     actor = models.ForeignKey(

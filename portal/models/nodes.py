@@ -1,4 +1,4 @@
-"""The machines: pools, nodes, GPUs, the links between them, and times kept free."""
+"""Pools, nodes, GPUs, links between GPUs, and reservations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from portal.models.public_id import PublicIdField, slug_validator
 
 
 class NodePool(models.Model):
-    """Nodes that are alike enough to share one quota."""
+    """Similar nodes that share one quota."""
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
@@ -55,7 +55,7 @@ class NodePool(models.Model):
 
     @property
     def fabric(self) -> GangFabric:
-        """What it names for gangs on several nodes; nothing where these may not use a network."""
+        """The fabric for multi-node gangs; empty if they may not use a host network."""
         if not self.allow_host_network:
             return GangFabric()
         devices = tuple(self.fabric_devices)
@@ -63,7 +63,7 @@ class NodePool(models.Model):
 
 
 class Node(models.Model):
-    """One machine. ``reachable`` is an overlay: an unreachable node keeps its jobs and its GPUs stay held."""
+    """A machine. ``reachable`` is an overlay: an unreachable node keeps its jobs and their GPUs."""
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
@@ -141,7 +141,8 @@ class Node(models.Model):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=models.Q(breaker_state__in=[p.value for p in BreakerState]), name="node_breaker_state"
+                condition=models.Q(breaker_state__in=[p.value for p in BreakerState]),
+                name="node_breaker_state",
             ),
             models.CheckConstraint(
                 condition=models.Q(state__in=[s.value for s in NodeState]), name="node_state"
@@ -167,14 +168,14 @@ class Node(models.Model):
 
     @property
     def accepts_work(self) -> bool:
-        """In service, and trusted with another job; whether it answers is another question."""
+        """True if in service and not quarantined, whether or not the node answers."""
         return self.state == NodeState.READY.value and accepts_another_job(
             self.breaker_state, self.probation_attempt_id
         )
 
 
 class Topology(models.Model):
-    """A fabric: its levels are keys of node labels, outermost first, such as block and rack."""
+    """The levels of a network fabric: keys of node labels, outermost first, such as block and rack."""
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63, unique=True, validators=[slug_validator])
@@ -189,9 +190,10 @@ class Topology(models.Model):
 
 
 class NodeOperation(models.Model):
-    """One act on a node while somebody may watch, such as a test or an upgrade: its steps appear one by one.
+    """An operation on a node, such as a test or an upgrade; its steps are added as they finish.
 
-    Those over the control channel (``portal.domain.node_operations``) are found by this row, whatever became of its hint.
+    The node's actor finds an operation over the control channel (``portal.domain.node_operations``) by this
+    row, even if its notification is lost.
     """
 
     public_id = PublicIdField()
@@ -240,19 +242,18 @@ class NodeOperation(models.Model):
 
     @property
     def title(self) -> str:
-        """What it is, for its page."""
         return OPERATION_TITLES[OperationKind(self.kind)]
 
     @property
     def rollout_status(self) -> RolloutStatus:
-        """Where it stands, of one over the control channel."""
+        """Status of an operation over the control channel."""
         if self.finished_at is not None:
             return RolloutStatus.SUCCEEDED if self.ok else RolloutStatus.FAILED
         return RolloutStatus.PENDING if self.dispatched_at is None else RolloutStatus.RUNNING
 
 
 class Gpu(models.Model):
-    """A whole GPU or a MIG slice. ``used_milli`` moves only together with an Allocation (law 4)."""
+    """A whole GPU or a MIG slice. ``used_milli`` changes only together with an Allocation (law 4)."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="gpus")
     uuid = models.CharField(max_length=96, unique=True)
@@ -304,9 +305,9 @@ class Gpu(models.Model):
 
 
 class GpuLink(models.Model):
-    """How two GPUs or two nodes are joined: NVLink, PCIe, rack or fabric, with its bandwidth.
+    """A connection between two GPUs or two nodes (NVLink, PCIe, rack or fabric) with its bandwidth.
 
-    Two GPUs of a node have a row for the PCIe bus between them and, when NVLink joins them, another for that.
+    Two GPUs of a node have a row for PCIe and, if they are connected by NVLink, another one for that.
     """
 
     kind = models.CharField(max_length=8)
@@ -332,7 +333,7 @@ class GpuLink(models.Model):
 
 
 class Reservation(models.Model):
-    """Nodes of a pool kept for some projects, and those below them, for a span of time; for none: maintenance."""
+    """Nodes of a pool reserved for projects and their descendants; without projects, for maintenance."""
 
     public_id = PublicIdField()
     name = models.CharField(max_length=100)
@@ -358,19 +359,17 @@ class Reservation(models.Model):
 
     @property
     def starts_at(self) -> dt.datetime:
-        """When it begins."""
         begin: dt.datetime = self.period.lower
         return begin
 
     @property
     def ends_at(self) -> dt.datetime:
-        """When it is over."""
         end: dt.datetime = self.period.upper
         return end
 
 
 class ReservationNode(models.Model):
-    """A node in a reservation; the database keeps two live ones of a node from overlapping (law 4)."""
+    """A node of a reservation; the database prevents overlapping live reservations of a node (law 4)."""
 
     reservation = models.ForeignKey(Reservation, on_delete=models.CASCADE, related_name="reservation_nodes")
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="reservation_nodes")
@@ -382,7 +381,7 @@ class ReservationNode(models.Model):
             models.UniqueConstraint(fields=["reservation", "node"], name="reservation_node_once"),
             ExclusionConstraint(
                 name="reservation_node_no_overlap",
-                expressions=[("node", RangeOperators.EQUAL), ("during", RangeOperators.OVERLAPS)],
+                expressions=[("node", RangeOperators.EQUAL), ("period", RangeOperators.OVERLAPS)],
                 condition=models.Q(live=True),
             ),
         ]

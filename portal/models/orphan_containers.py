@@ -1,4 +1,4 @@
-"""What nodes run that a restored record does not know: held for an administrator, never ended by itself."""
+"""Containers on nodes that a restored database does not know. Only an administrator can end them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from portal.models.public_id import PublicIdField
 
 
 class OrphanContainer(models.Model):
-    """A live container of our cluster that the restored record has never heard of, as its node tells it.
+    """A running container of this cluster without a row in the restored database, as its node reports it.
 
-    ``wanted`` is what an administrator decided: nothing yet, stop, or keep. A row is open until the container
-    is kept or its node has proved that it is gone; after that it is history.
+    ``decision`` is the administrator's: blank, stop or adopt. The row is open until the container is adopted
+    or its node has proved that it is gone.
     """
 
     public_id = PublicIdField()

@@ -1,4 +1,4 @@
-"""How far attempts have come and how fast, as their programs tell it, and how their GPUs lay."""
+"""Progress and throughput of attempts, as their programs report them, with the layout of their GPUs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from portal.domain.throughput import MAX_MODEL_LENGTH, Layout, rate_per_s
 
 
 class AttemptProgress(models.Model):
-    """What the program of one attempt told, from when it began or last began anew (``since``) to the latest word.
+    """Progress of one attempt from its start, or its last restart (``start_at``), to its latest report.
 
-    Units are the program's own. It stands in a table of its own: a photograph of the cluster reads an attempt
-    again whenever its row was written, and this is written twice a minute.
+    Units are the program's own. A separate table, because the snapshot rereads an attempt whenever its row is
+    written, and this row is written twice a minute.
     """
 
     attempt = models.OneToOneField(
@@ -45,12 +45,11 @@ class AttemptProgress(models.Model):
 
     @property
     def layout(self) -> Layout:
-        """How its GPUs lay."""
         return Layout(self.gpu_model, self.nodes, self.islands, self.levels)
 
     @property
     def per_s(self) -> float | None:
-        """Units a second, up to the latest word; None until they span a minute."""
+        """Units per second up to the latest report; None until the reports span a minute."""
         return rate_per_s(
             self.start_units, self.completed_units, (self.reported_at - self.start_at).total_seconds()
         )

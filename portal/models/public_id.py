@@ -1,4 +1,4 @@
-"""Public ids: short, random, DNS-safe names that stand in URLs, host names and labels."""
+"""Public ids: short, random, DNS-safe names for URLs, host names and labels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ID_FIRST_CHARACTERS = "abcdefghjkmnpqrstuvwxyz"
 ID_CHARACTERS = ID_FIRST_CHARACTERS + "23456789"
 ID_LENGTH = 10
 MAX_ID_LENGTH = 16
-"""What the column holds; ours are shorter."""
+"""Length of the column; generated ids are shorter."""
 MAX_NAME_LENGTH = 63
-"""A label of a host name is no longer (RFC 1035)."""
+"""Maximum length of a host name label (RFC 1035)."""
 
 
 def new_public_id() -> str:
-    """Ten characters, the first a letter: 49 bits, so that a guess finds nothing."""
+    """Return ten random characters, the first a letter: 49 bits, so that ids cannot be guessed."""
     return secrets.choice(ID_FIRST_CHARACTERS) + "".join(
         secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH - 1)
     )
@@ -34,7 +34,7 @@ else:
 
 
 class PublicIdField(_CharField):
-    """A unique public id, made on creation and never changed."""
+    """A unique public id, created with the row and never changed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.update(max_length=MAX_ID_LENGTH, unique=True, editable=False, default=new_public_id)
@@ -43,7 +43,7 @@ class PublicIdField(_CharField):
 
 @deconstructible(path="django.core.validators.RegexValidator")
 class _NameValidator(RegexValidator):
-    """As the expression says; a name that is only too long hears about its length."""
+    """RegexValidator with a separate message for names that are too long."""
 
     def __call__(self, value: object) -> None:
         length = len(str(value))
@@ -52,7 +52,7 @@ class _NameValidator(RegexValidator):
                 f"At most {MAX_NAME_LENGTH} characters; this has {length}.", code="too_long"
             )
         super().__call__(value)
-        # the expression alone lets a line break stand at the end
+        # the pattern alone accepts a trailing newline
         if not re.fullmatch(self.regex, str(value)):
             raise ValidationError(self.message, code=self.code)
 
@@ -65,7 +65,7 @@ slug_validator = _NameValidator(
 
 
 def name_error(name: str) -> str | None:
-    """What keeps a text from being a name, as a message; None if nothing does."""
+    """Return why a text is not a valid name, or None."""
     try:
         slug_validator(name)
     except ValidationError as refused:

@@ -1,4 +1,4 @@
-"""What the engine keeps in the record: leases with epochs, the outbox, verdicts, cycles and questions."""
+"""Tables of the scheduler: leases with epochs, outbox, verdicts, cycles and queries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from portal.models.public_id import PublicIdField, new_public_id
 
 
 class ClusterSettings(models.Model):
-    """One row: who this cluster is, and switches of the whole."""
+    """One row: the identity of this cluster and its global settings."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     cluster_id = models.CharField(max_length=16, default=new_public_id)
@@ -30,7 +30,7 @@ class ClusterSettings(models.Model):
 
 
 class Lease(models.Model):
-    """A right held for a time: to schedule (``leader``), or to speak to a node (``node:<id>``).
+    """A time-limited right to schedule (``leader``) or to control a node (``node:<id>``).
 
     ``epoch`` grows with each new holder; writes and commands carry it, and a lower one is refused (law 5).
     """
@@ -41,11 +41,11 @@ class Lease(models.Model):
     expires_at = models.DateTimeField()
 
     EPOCH_LOCK = 0x_FA1A
-    """Advisory lock under which epochs are given, so that no two leases get the same one."""
+    """Advisory lock under which epochs are issued, so that they are unique."""
 
 
 class OutboxMessage(models.Model):
-    """A hint that must go out after its transaction: written with the act, sent after it, swept if lost."""
+    """A task message: written with the change, sent after commit, sent again by the sweep if lost."""
 
     name = models.CharField(max_length=60, help_text="Task name.")
     arguments = models.JSONField(default=list)
@@ -60,7 +60,7 @@ class OutboxMessage(models.Model):
 
 
 class JobVerdict(models.Model):
-    """The newest verdict on a pending job: one row a job, rewritten when it changes."""
+    """The newest verdict of a pending job: one row per job, rewritten when it changes."""
 
     job = models.OneToOneField("Job", on_delete=models.CASCADE, related_name="verdict")
     code = models.CharField(max_length=32)
@@ -77,7 +77,7 @@ class JobVerdict(models.Model):
 
 
 class Cycle(models.Model):
-    """One scheduling cycle: how long it took and what came of it; trimmed by day."""
+    """Timings and results of one scheduling cycle; old rows are deleted."""
 
     started_at = models.DateTimeField()
     epoch = models.BigIntegerField()
@@ -98,7 +98,7 @@ class Cycle(models.Model):
 
 
 class SchedulerCounters(models.Model):
-    """One row: counters of the scheduler that only grow, for ``/metrics`` (``scheduler.counters`` writes them)."""
+    """One row: monotonic counters of the scheduler for ``/metrics``, written by ``scheduler.counters``."""
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1)
     counts = models.JSONField(default=dict)
@@ -108,9 +108,9 @@ class SchedulerCounters(models.Model):
 
 
 class FailedCycle(models.Model):
-    """A cycle that decided nothing: what was wrong, and what it had to decide on, for replay.
+    """A cycle that failed: the error, and the input for replay.
 
-    The newest 20 of the last 30 days are kept. One that goes on failing alike is one row.
+    The newest 20 of the last 30 days are kept. Consecutive failures with the same error share a row.
     """
 
     public_id = PublicIdField()
@@ -137,7 +137,7 @@ class FailedCycle(models.Model):
 
 
 class EngineQuery(models.Model):
-    """A question to worker-ask; the row holds the answer, Redis only says that it is there."""
+    """A query to worker-ask; the row holds the answer, Redis only signals that it is there."""
 
     public_id = PublicIdField()
     kind = models.CharField(max_length=32)

@@ -1,4 +1,4 @@
-"""Secrets of people and projects: a name that is seen, and a value that only their jobs get."""
+"""Secrets of users and projects: the name is visible, the value only reaches jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from portal.models.public_id import PublicIdField
 
 
 class Secret(models.Model):
-    """One value under a name, sealed; it is written and never shown."""
+    """One encrypted value with a name; it is written and never shown."""
 
     public_id = PublicIdField()
     name = models.CharField(max_length=63)

@@ -1,4 +1,4 @@
-"""Terminals that people opened in running tasks: who, where and when; never what was typed or shown."""
+"""Terminals in running tasks: user, task and times, never the content."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from portal.models.public_id import PublicIdField
 class Terminal(models.Model):
     """One shell in one task, for one portal session.
 
-    Asked for by web; opened by the actor of the node, which writes ``port`` or ``refusal``; entered once, and closed,
-    by the gateway.
+    Requested by web; opened by the node's actor, which writes ``port`` or ``error``; connected once and
+    closed by the gateway.
     """
 
     public_id = PublicIdField()

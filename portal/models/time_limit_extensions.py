@@ -1,4 +1,4 @@
-"""More time for a running job: what was asked, whom it would delay, and what became of it."""
+"""Requests to extend the time limit of a running job: the amount, the impact and the decision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from portal.models.public_id import PublicIdField
 
 
 class TimeLimitExtension(models.Model):
-    """Somebody asked that a job's time limit grow by ``extra_s`` in its present attempt."""
+    """A request to extend a job's time limit by ``extra_s`` in its present attempt."""
 
     public_id = PublicIdField()
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="extensions")
@@ -54,5 +54,5 @@ class TimeLimitExtension(models.Model):
 
     @property
     def has_no_impact(self) -> bool:
-        """True when the scheduler said so."""
+        """True if the scheduler confirmed that no job or reservation is affected."""
         return self.impact_known and not self.delayed_count and not self.reservations

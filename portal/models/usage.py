@@ -1,4 +1,4 @@
-"""What was used: a ledger from starts and ends, and live samples rolled up by the minute."""
+"""GPU usage: intervals from starts and ends of allocations, and metrics aggregated per minute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db import models
 
 
 class UsageInterval(models.Model):
-    """One closed or open span of GPU use, derived from one Allocation's start and end, not from counters."""
+    """A period of GPU use, derived from start and end of an Allocation; open while ``ended_at`` is null."""
 
     allocation = models.OneToOneField("Allocation", on_delete=models.PROTECT, related_name="usage_intervals")
     project = models.ForeignKey("Project", on_delete=models.PROTECT, related_name="usage_intervals")
@@ -29,10 +29,10 @@ class UsageInterval(models.Model):
 
 
 class AttemptEnergy(models.Model):
-    """What the GPUs of an attempt used while it held them: of each the part that it held.
+    """Energy of an attempt's GPUs while it held them, in proportion to its share of each.
 
-    In a table of its own: it grows each minute, and a photograph of the cluster reads an attempt again whenever its
-    row was written.
+    A separate table: it is written every minute, and the snapshot rereads an attempt whenever its row is
+    written.
     """
 
     attempt = models.OneToOneField(
@@ -42,7 +42,7 @@ class AttemptEnergy(models.Model):
 
 
 class NodeMetricsMinute(models.Model):
-    """Live samples of one node over one minute; arrays are in the order of ``gpu_uuids``."""
+    """Metrics of one node over one minute; arrays are in the order of ``gpu_uuids``."""
 
     node = models.ForeignKey("Node", on_delete=models.CASCADE, related_name="metrics_minutes")
     minute = models.DateTimeField()

@@ -1,4 +1,4 @@
-"""People: who signs in, and as which uid their containers run."""
+"""Users, and the uids under which their containers run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db.models.functions import Lower
 from portal.models.public_id import PublicIdField, slug_validator
 
 FIRST_UID = 200_000
-"""First uid of the range that Fairway assigns to people who have none from a directory."""
+"""First uid assigned to users without one from a directory."""
 
 
 if TYPE_CHECKING:
@@ -21,10 +21,11 @@ else:
 
 
 class UserManager(_BaseUserManager):
-    """Makes people; the next free uid comes from the record."""
-
     def create_user(self, username: str, password: str | None = None, **fields: Any) -> User:
-        """A saved person; without a uid the next one of our range is taken. No password means none works."""
+        """Save a new user; without ``uid`` the next free one is assigned.
+
+        Without a password none is accepted.
+        """
         if fields.get("uid") is None:
             top = self.aggregate(top=models.Max("uid"))["top"]
             fields["uid"] = max(FIRST_UID, (top or 0) + 1)
@@ -36,7 +37,7 @@ class UserManager(_BaseUserManager):
 
 
 class User(AbstractBaseUser):
-    """A person. Rights come from ``is_admin`` (the whole cluster) and from memberships (one project)."""
+    """A user. Rights come from ``is_admin`` (the whole cluster) and memberships (one project)."""
 
     public_id = PublicIdField()
     username = models.CharField(max_length=63, unique=True, validators=[slug_validator])
@@ -69,5 +70,5 @@ class User(AbstractBaseUser):
 
     @property
     def display_name(self) -> str:
-        """The name for pages: full name when there is one."""
+        """The full name, or the user name if it is empty."""
         return self.full_name or self.username

@@ -1,4 +1,4 @@
-"""Folders that jobs reach: people's homes, and the volumes that administrators declare."""
+"""Volumes: users' homes, and directories that administrators declare."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from portal.models.public_id import PublicIdField
 
 
 class Volume(models.Model):
-    """A folder that outlives jobs, or with ``scratch`` one that does not.
+    """A directory that outlives jobs, except for ``scratch``.
 
-    With an owner it is that person's home on the node of their first workspace. Without one it is declared, and its
-    name stays: jobs ask by it. A declared home says where all homes are, and how large each may become.
+    With an owner it is that user's home on the node of their first workspace. Without one it is declared;
+    jobs reference it by name, so its name cannot change. A declared home sets the location and quota of all
+    homes.
     """
 
     public_id = PublicIdField()

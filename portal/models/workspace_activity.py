@@ -1,4 +1,4 @@
-"""Whether running workspaces are used, how far the countdown of an idle one is, and why some are kept."""
+"""Activity of running workspaces, countdowns of idle ones, and exemptions from suspension."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from portal.models.public_id import PublicIdField
 
 
 class WorkspaceActivity(models.Model):
-    """What is known of the use of one attempt of a workspace; all times are the database's.
+    """Activity of one attempt of a workspace; all times are the database's.
 
-    It stands in a table of its own: a photograph of the cluster reads an attempt again whenever its row was
-    written, and this is written every minute. The gateway writes what begins with ``tool``, the engine the rest.
+    A separate table, because the snapshot rereads an attempt whenever its row is written, and this row is
+    written every minute. The gateway writes the ``tool_`` columns, the scheduler the others.
     """
 
     attempt = models.OneToOneField(
@@ -60,7 +60,7 @@ class WorkspaceActivity(models.Model):
 
     @property
     def effective_snooze_count(self) -> int:
-        """How often it was snoozed since it was last used."""
+        """Number of snoozes since it was last used."""
         if self.snoozed_at is None or (
             self.last_active_at is not None and self.last_active_at > self.snoozed_at
         ):
@@ -69,7 +69,7 @@ class WorkspaceActivity(models.Model):
 
 
 class IdleExemption(models.Model):
-    """Why a workspace is to be kept although nobody uses it: a reason in words, until a moment."""
+    """Exempts a workspace from idle suspension until ``expires_at``, for a stated reason."""
 
     public_id = PublicIdField()
     job = models.ForeignKey("Job", on_delete=models.CASCADE, related_name="idle_exemptions")
@@ -92,5 +92,7 @@ class IdleExemption(models.Model):
             ),
         ]
         indexes = [
-            models.Index(fields=["expires_at"], name="idle_exemption_live", condition=Q(revoked_at__isnull=True))
+            models.Index(
+                fields=["expires_at"], name="idle_exemption_live", condition=Q(revoked_at__isnull=True)
+            )
         ]

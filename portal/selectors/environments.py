@@ -1,4 +1,4 @@
-"""Reads what can be launched: on how many nodes each environment already is, and for which projects it is."""
+"""Reads environments: which may be launched, and on which nodes their images are."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from portal.models import Environment, ImagePresence, Node
 
 @dataclass(frozen=True)
 class LaunchableEnvironment:
-    """An environment with ``present`` of ``nodes`` that have it; ``projects`` are row numbers, none for all.
+    """An environment and the number of compatible nodes that have it.
 
-    On ``too_old`` of the nodes the driver does not know the CUDA of its image, on none more than ``newest_cuda``.
+    ``projects`` are ids; empty means all. On ``old_driver_node_count`` nodes the driver does not support the
+    image's CUDA version; ``newest_cuda`` is the newest version on any node.
     """
 
     environment: Environment
@@ -29,14 +30,17 @@ class LaunchableEnvironment:
     newest_cuda: str | None = None
 
     def is_offered_to(self, ancestors: list[int]) -> bool:
-        """True when a project may run it; ``line`` are row numbers of that project and all above it."""
+        """Return True if a project may run it; ``ancestors`` are the ids of the project and its ancestors."""
         return not self.projects or not self.projects.isdisjoint(ancestors)
 
 
 def launchable_environments(requester: Requester) -> list[LaunchableEnvironment]:
-    """What a person may launch, by title; for admins also what is not offered. Five queries at most."""
+    """Return the environments that the user may launch, by title, in at most five queries.
+
+    Administrators also get disabled ones.
+    """
     living = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.ENROLLING.value])
-    machines = Counter(living.values_list("runtime", "agent_info__cuda_driver"))
+    machines = Counter(living.values_list("runtime", "agent_info__max_cuda_version"))
     there = ImagePresence.objects.filter(state="present", node__in=living)
     present = Counter(there.values_list("environment_id", flat=True))
     found = []
@@ -59,13 +63,13 @@ def launchable_environments(requester: Requester) -> list[LaunchableEnvironment]
 
 
 def tag_claims() -> QuerySet[ImagePresence]:
-    """What the tags of environments name on nodes in service; each row is the claim of its node alone."""
+    """Return what environment tags name on nodes in service; each row is the claim of one node."""
     claims = ImagePresence.objects.exclude(image_pin="").exclude(node__state=NodeState.RETIRED.value)
     return claims.select_related("node").order_by("node__name")
 
 
 def nodes_by_pin(claims: Iterable[ImagePresence]) -> dict[str, list[str]]:
-    """Names of the nodes that report each image, for the claims of one environment."""
+    """Return the names of the nodes that report each image, for the claims of one environment."""
     found: dict[str, list[str]] = {}
     for row in claims:
         found.setdefault(row.image_pin, []).append(row.node.name)

@@ -1,4 +1,4 @@
-"""Reads what Prometheus is told: the scheduler's totals, the queue, the GPUs, the alarm, how forecasts held."""
+"""Reads the metrics for Prometheus: scheduler counters, queue, GPUs, alert, forecast accuracy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MAX_NODES = 500
 OTHER_POOLS = "(other)"
 ANY_POOL = "(any)"
 FOREIGN_PROCESS = "foreign"
-"""A GPU that is well, with a program on it that is no job's."""
+"""A healthy GPU with a process on it that belongs to no job."""
 NO_VERDICT = "undecided"
-"""The verdict of a job that no cycle has looked at yet."""
+"""The verdict label of a job that no cycle has examined yet."""
 
 
 @dataclass(frozen=True)
 class NodeMetrics:
-    """What a node did last: means and sums over its GPUs; None where nothing was told."""
+    """The last values of a node: means and sums over its GPUs; None if not reported."""
 
     name: str
     reachable: bool
@@ -41,7 +41,10 @@ class NodeMetrics:
 
 @dataclass
 class ClusterMetrics:
-    """Everything, by label. Pools beyond the first hundred by name are one; so many nodes are told and no more."""
+    """All metrics, by label.
+
+    The number of pool labels and nodes is bounded; further pools share one label.
+    """
 
     counts: dict[str, Any]
     queue: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -51,7 +54,7 @@ class ClusterMetrics:
     nodes: dict[str, int] = field(default_factory=dict)
     node_metrics: list[NodeMetrics] = field(default_factory=list)
     quarantined_nodes: dict[str, int] = field(default_factory=dict)
-    """Nodes that are not trusted, by cause."""
+    """Nodes not in state healthy, by cause."""
     clock_skewed_nodes: int = 0
     has_scheduler_alert: bool = False
     last_cycle_s: float | None = None
@@ -59,7 +62,7 @@ class ClusterMetrics:
 
 
 def collect_metrics() -> ClusterMetrics:
-    """Ten queries, whatever the size of the cluster."""
+    """Read all metrics in ten queries, whatever the size of the cluster."""
     totals = SchedulerCounters.objects.filter(id=1).first()
     found = ClusterMetrics(totals.counts if totals else {})
     names = _PoolLabels()
@@ -71,7 +74,7 @@ def collect_metrics() -> ClusterMetrics:
     nodes = Node.objects.exclude(state=NodeState.RETIRED.value).aggregate(
         answering=Count("pk", filter=Q(reachable=True)),
         every=Count("pk"),
-        clocks_off=Count(
+        clock_skewed=Count(
             "pk", filter=Q(clock_skew_s__gt=MAX_CLOCK_SKEW_S) | Q(clock_skew_s__lt=-MAX_CLOCK_SKEW_S)
         ),
         **{
@@ -83,7 +86,7 @@ def collect_metrics() -> ClusterMetrics:
     )
     found.nodes = {"reachable": nodes["answering"], "unreachable": nodes["every"] - nodes["answering"]}
     found.quarantined_nodes = {cause.value: nodes[cause.value] for cause in IncidentKind}
-    found.clock_skewed_nodes = nodes["clocks_off"]
+    found.clock_skewed_nodes = nodes["clock_skewed"]
     found.has_scheduler_alert = bool(scheduler_alert().scheduler_alert)
     last = Cycle.objects.aggregate(at=Max("started_at"))["at"]
     found.last_cycle_s = last.timestamp() if last else None
@@ -92,7 +95,7 @@ def collect_metrics() -> ClusterMetrics:
 
 
 class _PoolLabels:
-    """Names of pools as labels: so many and no more."""
+    """Pool names as labels, bounded in number."""
 
     def __init__(self) -> None:
         with connection.cursor() as cursor:
@@ -100,7 +103,7 @@ class _PoolLabels:
             self.known = {name for (name,) in cursor.fetchall()}
 
     def label(self, name: str | None) -> str:
-        """The pool's own name, or the one word for those beyond the bound."""
+        """Return the pool's name, or the shared label beyond the bound."""
         if name is None:
             return ANY_POOL
         return name if name in self.known else OTHER_POOLS
@@ -149,7 +152,7 @@ def _read_gpus(found: ClusterMetrics, names: _PoolLabels) -> None:
 
 
 def _read_unhealthy(found: ClusterMetrics, names: _PoolLabels) -> None:
-    """GPUs that take no work for what is wrong with them, or for whose program is on them."""
+    """Count the GPUs that accept no work because of their health or a foreign process."""
     rows = (
         Gpu.objects.exclude(node__state=NodeState.RETIRED.value)
         .filter(~Q(health=GpuHealth.OK.value) | Q(present=True) & ~Q(foreign_process_owner=""))
@@ -163,11 +166,11 @@ def _read_unhealthy(found: ClusterMetrics, names: _PoolLabels) -> None:
 
 
 def _read_nodes() -> list[NodeMetrics]:
-    """The first nodes by name, with what the last frame of the cluster tells of them."""
+    """Return the first nodes by name, with the values of the last cluster frame."""
     rows = Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name")
-    told = latest_frames([CLUSTER_KEY]).get(CLUSTER_KEY, {}).get("nodes", {})
+    reported = latest_frames([CLUSTER_KEY]).get(CLUSTER_KEY, {}).get("nodes", {})
     return [
-        _node_metrics(name, reachable, told.get(public_id))
+        _node_metrics(name, reachable, reported.get(public_id))
         for public_id, name, reachable in rows.values_list("public_id", "name", "reachable")[:MAX_NODES]
     ]
 

@@ -1,4 +1,4 @@
-"""Reads volumes: which a person may see, and what the nodes tell of the disks behind them."""
+"""Reads volumes that a user may see, and the disks behind them as nodes report them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from portal.models import Node, Volume
 
 
 def list_volumes(requester: Requester) -> QuerySet[Volume]:
-    """Declared volumes by name, those that the person may see, with the projects that may be named."""
+    """Return the visible declared volumes by name, with the projects that may be named."""
     rows = (
         visible_volumes(requester)
         .select_related("pool")
@@ -29,7 +29,7 @@ def list_volumes(requester: Requester) -> QuerySet[Volume]:
 
 
 def get_volume(requester: Requester, key: str) -> Volume:
-    """One by public id or name; NotThere otherwise."""
+    """Return the volume by public id or name. Raise NotFound."""
     row = list_volumes(requester).filter(Q(public_id=key) | Q(name=key)).first()
     if row is None:
         raise NotFound("There is no such volume.")
@@ -38,7 +38,7 @@ def get_volume(requester: Requester, key: str) -> Volume:
 
 @dataclass(frozen=True)
 class NodeDisk:
-    """A disk of a node on which folders of volumes are made, as the node told when it last connected."""
+    """A disk of a node for directories of volumes, as last reported."""
 
     node: str
     purpose: str  # homes, scratch, volumes
@@ -50,7 +50,7 @@ class NodeDisk:
 
 
 def node_disks() -> list[NodeDisk]:
-    """The disks behind homes, scratch folders and folders of projects, by node; one query."""
+    """Return the disks behind homes, scratch and project directories, by node, in one query."""
     rows = (
         Node.objects.exclude(state=NodeState.RETIRED.value).order_by("name").values_list("name", "agent_info")
     )
@@ -62,7 +62,7 @@ def node_disks() -> list[NodeDisk]:
 
 
 def quota_enforcement_message(row: Volume, reported: Iterable[NodeDisk]) -> str | None:
-    """Whether the limit of a volume is held, as a message; None for one without a limit."""
+    """Return whether the quota of a volume is enforced, or None without a quota."""
     if row.quota_mib is None:
         return None
     use = {VolumeKind.HOME.value: "homes", VolumeKind.SCRATCH.value: "scratch"}.get(row.kind, "volumes")
@@ -83,7 +83,7 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def get_rows_by_key(rows: QuerySet[Any], keys: Iterable[str]) -> tuple[list[Any], str | None]:
-    """The rows of these names or public ids, each once, and the first key that names none."""
+    """Return the rows of these names or public ids, each once, and the first key without a row."""
     keys = list(dict.fromkeys(keys))
     found = list(rows.filter(Q(name__in=keys) | Q(public_id__in=keys)))
     known = {key for row in found for key in (row.name, row.public_id)}

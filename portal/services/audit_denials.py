@@ -1,4 +1,4 @@
-"""Audit rows of what was refused: failed sign-ins and requests; bounded, so that nobody fills the table."""
+"""Audit rows of failed sign-ins and denied requests, rate-limited so that clients cannot fill the table."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ REQUESTS_OF_USER = RateLimit("audit_requests_of_user", 60, HOUR_S)
 
 
 def record_failed_sign_in(name: str, *, by: str, locked_out: bool = False) -> None:
-    """One row for a wrong password, link or invitation; ``paused`` for a try that was not looked at any more.
+    """Write a row for a wrong password, link or invitation; ``locked_out`` marks attempts rejected unchecked.
 
-    ``name`` is empty where the text that was typed cannot be a name, since it may be a password.
+    ``name`` is empty if the typed text is not a valid name, because it may be a password.
     """
     address = rate_limit_address(request_address.get() or "")
     if locked_out and consume(LOCKOUTS_OF_ADDRESS, f"{address}:{name}"):
@@ -30,7 +30,7 @@ def record_failed_sign_in(name: str, *, by: str, locked_out: bool = False) -> No
         return
     AuditEntry.objects.create(
         actor_name="nobody",
-        action="person.sign_in_paused" if locked_out else "person.sign_in_failed",
+        action="user.sign_in_paused" if locked_out else "user.sign_in_failed",
         object_kind="user",
         object_id=name[:64],
         object_name=name,
@@ -41,7 +41,7 @@ def record_failed_sign_in(name: str, *, by: str, locked_out: bool = False) -> No
 
 
 def record_denied_request(user: User, *, method: str, path: str, route: str) -> None:
-    """One row for a request that this user may not make."""
+    """Write a row for a request that the user may not make."""
     reason = _rate_limit_note([(REQUESTS_OF_USER, user.public_id)])
     if reason is None:
         return
@@ -59,7 +59,7 @@ def record_denied_request(user: User, *, method: str, path: str, route: str) -> 
 
 
 def _rate_limit_note(rates: list[tuple[RateLimit, str]]) -> str | None:
-    """An empty text while rows may be written, once a message where no more follow this hour, and then None."""
+    """Return blank while rows may be written, a message for the last row of the hour, then None."""
     for rate, who in rates:
         if consume(rate, who):
             if consume(RateLimit(f"{rate.name}_last", 1, rate.period_s), who):

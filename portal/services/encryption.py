@@ -1,7 +1,7 @@
-"""Seals secrets at rest: AES-256-GCM, bound to the table, row and field they stand in.
+"""Encrypts secrets at rest: AES-256-GCM, bound to the table, row and field of the value.
 
-The bound place is authenticated, so a sealed value that is copied to another row does not open there. Keys
-come from SECRET_KEY; values sealed under a fallback key still open.
+The location is authenticated, so a value that is copied to another row does not decrypt there. Keys are
+derived from SECRET_KEY; values encrypted under a fallback key still decrypt.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _FORMAT = "v1"
 
 
 class DecryptionError(Exception):
-    """The value was not sealed here: wrong key, wrong place, or changed since."""
+    """Wrong key, wrong location, or modified ciphertext."""
 
 
 @dataclass(frozen=True)
 class EncryptionContext:
-    """Where a sealed value stands; it opens nowhere else."""
+    """The location of an encrypted value."""
 
     table: str
     row: str
     field: str
 
     def associated_data(self, key_id: str) -> bytes:
-        """The associated data; parts are length-prefixed, so no two places read the same."""
+        """Return the associated data; parts are length-prefixed, so that it is unique per location."""
         parts = [_FORMAT, key_id, self.table, self.row, self.field]
         return b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
 
@@ -49,7 +49,7 @@ def _key(secret: str) -> tuple[str, AESGCM]:
 
 
 def encrypt(plaintext: str, context: EncryptionContext) -> str:
-    """The sealed text ``v1.<key id>.<base64>`` of ``plain``, to be kept at ``place``."""
+    """Return ``v1.<key id>.<base64>`` of ``plaintext``, bound to ``context``."""
     key_id, cipher = _key(settings.SECRET_KEY)
     nonce = secrets.token_bytes(_NONCE_BYTES)
     sealed = cipher.encrypt(nonce, plaintext.encode(), context.associated_data(key_id))
@@ -57,7 +57,7 @@ def encrypt(plaintext: str, context: EncryptionContext) -> str:
 
 
 def decrypt(ciphertext: str, context: EncryptionContext) -> str:
-    """What was sealed for this place, or CannotOpen."""
+    """Return the plaintext. Raise DecryptionError."""
     form, _, rest = ciphertext.partition(".")
     named, _, text = rest.partition(".")
     if form != _FORMAT:

@@ -1,8 +1,8 @@
-"""Does a thing once per ``Idempotency-Key``: the same key and body give the same answer again (I12).
+"""Executes a request once per ``Idempotency-Key``: the same key and body get the same response (I12).
 
-After draft-ietf-httpapi-idempotency-key-header. The key's row is committed before the work and locked while
-it goes on; the answer is written in the transaction of the work. So a crash leaves either both or a row
-without an answer, which the next try takes over; a lock means "in flight".
+Follows draft-ietf-httpapi-idempotency-key-header. The key's row is committed before the work and locked
+during it; the response is written in the transaction of the work. A crash therefore leaves both, or a row
+without a response, which the next request takes over; a locked row means in progress.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEY_PATTERN = r"[\x21-\x7e]{1,255}"
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """What was answered: the status and the JSON body; ``again`` when it is a repetition."""
+    """Status and JSON body of the response; ``is_replay`` if it is a repetition."""
 
     status: int
     body: Any
@@ -43,13 +43,13 @@ def run_once(
     *,
     check: Callable[[], object] | None = None,
 ) -> StoredResponse:
-    """Runs ``work`` unless this key has its answer already; refusals are not kept and may be tried again.
+    """Execute ``perform`` unless this key already has a response. Errors are not stored and may be retried.
 
-    ``work`` runs in a transaction. What must not, such as a question to the engine, goes into ``check``: it
-    runs before, unless the answer is there, and refuses by raising.
+    ``perform`` runs in a transaction. What must not, such as a query to the scheduler, goes into ``check``,
+    which runs before it, unless there is a response, and rejects by raising.
 
-    Raises MalformedRequest for a key that is none, Impossible (422) when the key came with another body, and
-    Conflict (409) while the first request with it is still being served.
+    Raise MalformedRequest for an invalid key, Unsatisfiable (422) if the key was used with another body,
+    Conflict (409) while the first request with it is in progress.
     """
     if not re.fullmatch(KEY_PATTERN, key):
         raise MalformedRequest(
@@ -74,13 +74,13 @@ def run_once(
 
 
 def delete_expired_keys() -> int:
-    """Deletes keys older than a week; how many went. For the periodic sweep."""
+    """Delete keys older than a week; return how many. Called by the periodic sweep."""
     old = timezone.now() - dt.timedelta(days=RETENTION_DAYS)
     return IdempotencyKey.objects.filter(created_at__lt=old).delete()[0]
 
 
 def fingerprint_of(route: str, body: Any) -> str:
-    """SHA-256 of route and body; the order of the body's fields does not matter."""
+    """Return the SHA-256 of route and body, independent of the order of the body's fields."""
     text = json.dumps([route, body], sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -101,7 +101,7 @@ def _run_locked(
         if row.status is not None and row.body is not None:
             return StoredResponse(row.status, json.loads(row.body), is_replay=True)
         status, answered = perform()
-        # kept as text: jsonb would lose the order of the fields, and the answer must be the same to the byte
+        # stored as text: jsonb loses the order of fields, and a replay must be identical
         text = json.dumps(answered)
         row.status, row.body = status, text
         row.save(update_fields=["status", "body"])
@@ -113,8 +113,8 @@ def _has_response(user: User, key: str) -> bool:
 
 
 class _InProgressError(Conflict):
-    """The twin is still being served; nothing of it may be deleted."""
+    """The first request is in progress; its row must not be deleted."""
 
 
 class _KeyReusedError(Unsatisfiable):
-    """The key belongs to another body."""
+    """The key was used with another body."""

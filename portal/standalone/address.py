@@ -1,4 +1,4 @@
-"""Where people find this Fairway: the address to print, the way in from afar, and whether the port is free."""
+"""Addresses of this installation: the URL to print, an SSH tunnel, and whether the port is free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portal.standalone.process_table import ListenOptions
 
 
 def check_bind_options(listening: ListenOptions) -> None:
-    """Refuses what cannot be listened on, in words, before anything else is started."""
+    """Refuse invalid or occupied addresses with a message, before anything else is started."""
     if not listening.is_loopback and not listening.tls_cert:
         raise StartError(
             f"Listening on {listening.bind} sends passwords over the network, so it needs --tls-cert and --tls-key. "
@@ -36,7 +36,7 @@ def check_bind_options(listening: ListenOptions) -> None:
 
 
 def portal_url(listening: ListenOptions, configured: str | None) -> str:
-    """FAIRWAY_PORTAL_URL where it is set, else what a browser on this machine types."""
+    """Return FAIRWAY_PORTAL_URL if set, else the URL for a browser on this machine."""
     if configured:
         return configured.rstrip("/")
     host = "localhost" if listening.is_loopback or listening.bind in {"0.0.0.0", "::"} else listening.bind  # noqa: S104
@@ -47,17 +47,20 @@ def portal_url(listening: ListenOptions, configured: str | None) -> str:
 
 
 def apps_domain(url: str) -> str:
-    """The default domain of workspaces: below the portal's own name and port (`*.localhost` resolves itself)."""
+    """Return the default domain of workspaces, below the portal's host and port.
+
+    Browsers resolve `*.localhost` without DNS.
+    """
     return urlsplit(url).netloc
 
 
 def sign_in_link(url: str, code: str) -> str:
-    """The one-time link; its code stands in the fragment, which no server sees and no log keeps."""
+    """Return the one-time link; its code is in the fragment, which neither servers nor logs receive."""
     return f"{url}/sign-in/link/#{code}"
 
 
 def ssh_forward_command(port: int) -> str:
-    """What to type on one's own machine to reach a portal that listens on loopback elsewhere."""
+    """Return the command to run on another machine to reach a portal that listens on loopback."""
     return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.getfqdn()}"
 
 

@@ -1,4 +1,4 @@
-"""One file that holds what cannot be made again: the database, the keys that nodes know, and the secret key."""
+"""Backup and restore of database, keys known to nodes, and secret key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MAX_SMALL_FILE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a backup says of itself. `files` maps each name to the SHA-256 of its bytes."""
+    """Contents of a backup. `files` maps each name to the SHA-256 of its bytes."""
 
     format: int
     fairway: str
@@ -53,7 +53,7 @@ class Manifest:
 
 
 def write_backup(target: Path, folder: DataDir) -> Manifest:
-    """Writes the backup beside its place and moves it there whole; mode 600, and nothing is overwritten."""
+    """Write the backup to a temporary file and rename it; mode 600, never overwriting a file."""
     if target.exists():
         raise StartError(f"{target} exists; a backup never overwrites a file.")
     if not target.parent.is_dir():
@@ -96,7 +96,7 @@ def write_backup(target: Path, folder: DataDir) -> Manifest:
 
 
 def read_manifest(source: Path, folder: DataDir) -> Manifest:
-    """What a backup says of itself, once it is whole and fits this version and this (empty) data folder."""
+    """Check that a backup is complete and fits this version and an empty data folder; return its manifest."""
     with _open_archive(source) as tar:
         manifest = _load_manifest(tar, source)
         for name, wanted in manifest.files.items():
@@ -117,9 +117,9 @@ def read_manifest(source: Path, folder: DataDir) -> Manifest:
 
 
 def restore_backup(source: Path, manifest: Manifest, folder: DataDir) -> None:
-    """Fills an empty database and data folder; afterwards the engine starts nothing until it has looked.
+    """Restore into an empty database and data folder; jobs start only after the recovery.
 
-    The database comes back in one transaction, the keys after it: a refusal leaves both empty.
+    The database is restored in one transaction, the keys after it: a refusal leaves both empty.
     """
     with as_owner():
         if "django_migrations" in connection.introspection.table_names():
@@ -170,7 +170,7 @@ def _database() -> dict[str, Any]:
 
 
 def _postgres_tool(name: str, at_least: int, *arguments: str) -> None:
-    """Runs pg_dump or pg_restore of the server's version or a newer one; the password goes by the environment."""
+    """Run pg_dump or pg_restore of at least this major version; the password is passed in the environment."""
     database = _database()
     named = {
         "PGHOST": database.get("HOST"),
@@ -206,7 +206,7 @@ def _tool(name: str, at_least: int) -> str:
 
 
 def _secret_paths(folder: DataDir) -> dict[str, Path]:
-    """Where the keys and the secret key lie, by their names in the backup."""
+    """Return the paths of the keys and the secret key, by their names in the backup."""
     paths = [path for purpose in PURPOSES for path in _key_pair(key_path(folder.keys, purpose))]
     return {**{f"keys/{path.name}": path for path in paths}, SECRET_KEY_FILE: folder.secret_key}
 

@@ -1,4 +1,4 @@
-"""The database for one command: the one that is named or running, else ours, started for as long as it takes."""
+"""The database of one command: a configured or running one, else our own, started for the duration."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from portal.standalone.servers.postgres import prepare_postgres
 
 @contextlib.contextmanager
 def command_database(folder: DataDir, *, exclusive: bool) -> Iterator[None]:
-    """A database that answers inside the block. `alone` refuses while an `up` runs on the data folder."""
+    """Provide a database within the context. `exclusive` refuses while an `up` runs on the data folder."""
     named = bool(os.environ.get("DATABASE_URL"))
-    if named:  # our servers have no part in it, and the folder may be somebody else's, as in a container
+    if named:  # our servers are not involved, and the folder may belong to another account, as in a container
         folder.prepare_unowned()
     else:
         folder.prepare()
@@ -31,7 +31,7 @@ def command_database(folder: DataDir, *, exclusive: bool) -> Iterator[None]:
         except StartError:
             if exclusive:
                 raise
-            yield  # that one's server is there
+            yield  # the server of the running `up`
             return
         if not named:
             records = folder.run / "children.json"

@@ -1,4 +1,4 @@
-"""The data folder of one machine: who may enter which part of it."""
+"""The data folder of one machine and the permissions of its parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from portal.standalone.errors import StartError
 
 @dataclass(frozen=True)
 class DataDir:
-    """Paths below the data folder. `account` runs the servers when root starts them; None is yourself."""
+    """Paths below the data folder. `account` runs the servers when root starts them, else None."""
 
     root: Path
     account: str | None
@@ -58,7 +58,7 @@ class DataDir:
         return data_paths.redis_url(self.root)
 
     def prepare(self) -> None:
-        """Makes the folders. The servers' account may pass through root's data folder, not list it."""
+        """Create the folders. The servers' account can traverse root's data folder, not list it."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.root.chmod(0o711 if self.account else 0o700)
@@ -72,7 +72,7 @@ class DataDir:
             raise StartError(f"The data folder {self.root} cannot be used: {trouble.strerror}.") from trouble
 
     def prepare_unowned(self) -> None:
-        """Makes what is missing in a data folder that somebody else owns, as in a container of any uid."""
+        """Create missing folders in a data folder of another owner, as in a container with any uid."""
         try:
             for private in (self.keys, self.run, self.root / "logs"):
                 private.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class DataDir:
             raise StartError(f"The data folder {self.root} cannot be used: {trouble.strerror}.") from trouble
 
     def ensure_secret_key(self) -> None:
-        """Writes the key that signs sessions and tickets at the first start; nobody else may read it."""
+        """Write the key that signs sessions and tickets on first start, readable by its owner only."""
         if self.secret_key.exists():
             return
         handle = os.open(self.secret_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
@@ -88,7 +88,7 @@ class DataDir:
             file.write(secrets.token_urlsafe(64) + "\n")
 
     def _make_private(self, folder: Path) -> None:
-        """A folder of mode 700 that belongs to the servers' account and is nobody's trap."""
+        """Create a folder of mode 700 for the servers' account; refuse links and foreign owners."""
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid not in {os.geteuid(), _uid(self.account)}:
             raise StartError(f"{folder} belongs to somebody else; remove it or choose another --data-dir.")

@@ -1,4 +1,4 @@
-"""Who runs on a data folder: one `up` at a time, and what it answers to."""
+"""Lock on a data folder: one `up` at a time, and its address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portal.standalone.errors import StartError
 
 
 class InstanceLock:
-    """Holds a data folder for this process; the kernel lets go when it dies, however it dies."""
+    """Hold a data folder for this process; the kernel releases the lock when the process dies."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / "up.lock"
@@ -29,7 +29,7 @@ class InstanceLock:
         return self
 
     def write_info(self, *, url: str) -> None:
-        """Writes down who we are, for the message that a second `up` prints."""
+        """Write the address for the message of a second `up`."""
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
 

@@ -1,4 +1,4 @@
-"""The table of everything `up` runs on one machine: DESIGN.md section 3 as rows."""
+"""The processes that `up` runs on one machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_INHERITED = (
 
 @dataclass(frozen=True)
 class ListenOptions:
-    """Where the gateway's public port stands."""
+    """Address and TLS files of the gateway's public port."""
 
     bind: str = "127.0.0.1"
     port: int = 8000
@@ -49,14 +49,14 @@ def web_socket(folder: DataDir) -> Path:
 
 
 def common_environment(folder: DataDir, environ: Mapping[str, str]) -> dict[str, str]:
-    """What each of our processes may know: addresses and settings, and no key of a node."""
+    """Return the environment of every process: addresses and settings, without keys of nodes."""
     environment = {name: value for name, value in environ.items() if name not in NOT_INHERITED}
     environment.setdefault("DATABASE_URL", folder.database_url)
     environment.setdefault("REDIS_URL", folder.redis_url)
     environment["FAIRWAY_DATA_DIR"] = str(folder.root)
     environment["FAIRWAY_WEB_SOCKET"] = str(web_socket(folder))
     environment["PYTHONUNBUFFERED"] = "1"
-    # Celery warns of root; whoever runs `up` as root has read what that means in docs/operations.md.
+    # Celery warns about root; docs/operations.md explains what `up` as root means.
     environment["PYTHONWARNINGS"] = "ignore:You're running the worker with superuser privileges"
     environment[SUPERVISED_VARIABLE] = str(folder.root)
     return environment
@@ -65,7 +65,7 @@ def common_environment(folder: DataDir, environ: Mapping[str, str]) -> dict[str,
 def server_processes(
     folder: DataDir, postgres: PostgresServer | None, valkey: ValkeyServer | None
 ) -> list[Process]:
-    """The two servers, where the environment names none of its own; they know nothing of ours."""
+    """Return the servers that the environment does not replace by its own; they get none of our settings."""
     rows: list[Process] = []
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
@@ -92,7 +92,7 @@ def server_processes(
 def portal_processes(
     checkout: Path, folder: DataDir, listening: ListenOptions, environment: Mapping[str, str]
 ) -> tuple[list[Process], list[Process]]:
-    """Our own processes, each with the one key that its work needs: the doors people come in by, and the rest."""
+    """Return the public processes and the workers, each with only the key that its work needs."""
     python = (sys.executable,)
     celery = (*python, "-m", "celery", "--quiet", "-A", "scheduler.worker")
     quiet = ("--without-gossip", "--without-mingle", "--loglevel", "INFO")
@@ -123,9 +123,10 @@ def portal_processes(
 
 
 def _uvicorn(socket: Path) -> tuple[str, ...]:
-    """Only the gateway can reach the socket, so only its proxy headers arrive there.
+    """Return the command of a web process.
 
-    Live frames travel as they are: deflated, each would be packed anew for every browser.
+    Only the gateway can reach the socket, so proxy headers are trusted. Live frames are not compressed, since
+    each would be compressed separately for every browser.
     """
     return (
         *("-m", "uvicorn", "portal.asgi:application", "--uds", str(socket)),

@@ -1,4 +1,4 @@
-"""What each kind of test needs of a machine, and the Debian packages that bring it."""
+"""Requirements of each kind of test, and the Debian packages that provide them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
 
 @dataclass(frozen=True)
 class MachineRequirement:
-    """Something a machine has or lacks; `package` is None where apt-get cannot help."""
+    """A requirement of a machine; `package` is None where apt-get cannot provide it."""
 
     what: str
     package: str | None
@@ -37,17 +37,17 @@ DOCKERD = MachineRequirement(
     None if SYSTEMD.exists() else "docker.io",
     lambda: shutil.which("dockerd", path=SYSTEM_PATH) is not None,
 )
-"""Where systemd runs, installing it would start it beside the machine's own network: that is left to its owner."""
+"""Not installed automatically: with systemd, the package would start it and change the machine's network."""
 PLAYWRIGHT = MachineRequirement(
     "playwright", None, lambda: importlib.util.find_spec("playwright") is not None
 )
 
 CHROMIUM = ("chromium-headless-shell", "chromium")
-"""The same browser without and with its windows and menus; tests take the first that is there, as it costs less."""
+"""The same browser, headless only and complete; tests take the first available, which is the cheaper one."""
 
 
 def chromium() -> str | None:
-    """The path of a Chromium of this machine."""
+    """Return the path of an installed Chromium."""
     found = (shutil.which(name, path=SYSTEM_PATH) for name in CHROMIUM)
     return next((path for path in found if path), None)
 
@@ -76,22 +76,22 @@ MACHINE_REQUIREMENTS: dict[str, tuple[MachineRequirement, ...]] = {
 
 
 def missing_requirements(kind: str) -> list[MachineRequirement]:
-    """What this machine lacks for the tests of one kind."""
+    """Return the unmet requirements of one kind of test."""
     return [need for need in MACHINE_REQUIREMENTS.get(kind, ()) if not need.is_met()]
 
 
 def debian_packages(requirements: list[MachineRequirement]) -> list[str]:
-    """The Debian packages that would bring these needs."""
+    """Return the Debian packages that provide these requirements."""
     return list(dict.fromkeys(need.package for need in requirements if need.package))
 
 
 def skip_reason(kind: str, requirements: list[MachineRequirement]) -> str:
-    """Why the tests of one kind do not run here, and how to get them to run."""
+    """Return why the tests of one kind are skipped, and how to run them."""
     text = f"{kind} tests need {', '.join(need.what for need in requirements)}"
     wanted = debian_packages(requirements)
     return f"{text} (Debian: apt-get install {' '.join(wanted)})" if wanted else text
 
 
 def can_install_packages() -> bool:
-    """Whether this is root on a Debian, where `manage.py test` installs what is missing."""
+    """Return whether this is root on Debian, where `manage.py test` installs packages."""
     return os.geteuid() == 0 and Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None

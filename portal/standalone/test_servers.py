@@ -1,7 +1,7 @@
-"""A PostgreSQL and a Valkey for as long as someone holds our standard input: what the tests stand on.
+"""A PostgreSQL and a Valkey for tests, which run until standard input is closed.
 
-`python -m portal.standalone.test_servers FOLDER` prints one line of JSON with both addresses when they answer,
-and removes everything when its input ends, however its parent died.
+`python -m portal.standalone.test_servers FOLDER` prints one line of JSON with both addresses once they
+answer, and removes everything when its input ends, however its parent died.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STOP_TIMEOUT_S = 20
 
 def main(root: Path) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the end of our input decides
+        signal.signal(number, signal.SIG_IGN)  # only the end of the input stops the servers
     folder = DataDir(root, service_account())
     running: list[tuple[subprocess.Popen[bytes], signal.Signals]] = []
     try:
@@ -44,7 +44,8 @@ def main(root: Path) -> int:
             running.append((process, stop_with))
         postgres.wait_ready(lambda: running[0][0].poll() is None)
         valkey.wait_ready(lambda: running[1][0].poll() is None)
-        owner_url = data_paths.database_url(root, data_paths.OWNER_ROLE)  # tests make databases of their own
+        # tests create databases of their own
+        owner_url = data_paths.database_url(root, data_paths.OWNER_ROLE)
         print(json.dumps({"database_url": owner_url, "redis_url": folder.redis_url}), flush=True)
         select.select([sys.stdin], [], [])
         return 0

@@ -1,4 +1,4 @@
-"""The order in which a machine starts: servers, tables, front end, first rows, processes, and then it answers."""
+"""`manage.py up`: starts servers, migrates, builds the front end, seeds, then starts the processes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ DEMO_STOP_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What `up` was asked for."""
+    """Options of `up`."""
 
     listening: ListenOptions
     demo: bool = False
@@ -66,9 +66,9 @@ class UpOptions:
 
 
 def run(checkout: Path, options: UpOptions) -> None:
-    """Starts everything and returns after everything was stopped.
+    """Start everything and return after everything has stopped.
 
-    Raises StartError with a message when something needed does not start; nothing is left running then.
+    Raise StartError with a message when a requirement does not start; nothing is left running then.
     """
     check_bind_options(options.listening)
     folder = DataDir(data_paths.data_dir(), service_account())
@@ -79,7 +79,7 @@ def run(checkout: Path, options: UpOptions) -> None:
         records = folder.run / "children.json"
         for name in terminate_orphans(records, str(folder.root)):
             lines.supervisor_line(f"ended {name}, which a former start had left")
-        held.callback(web_socket(folder).unlink, missing_ok=True)  # its server leaves the file behind
+        held.callback(web_socket(folder).unlink, missing_ok=True)  # the web server does not remove its socket
         supervisor = held.enter_context(running_supervisor(records, lines))
         try:
             url = _start(checkout, options, folder, supervisor, lines)
@@ -94,13 +94,13 @@ def run(checkout: Path, options: UpOptions) -> None:
 
 
 def _stop_demo_jobs(supervisor: Supervisor, lines: PrefixedWriter) -> None:
-    """Work of pretend nodes is not worth outliving the portal: it is asked to leave, and waits again."""
+    """Requeue jobs on simulated nodes: their processes do not outlive the portal."""
     if not supervisor.is_running("worker-nodes"):
         return
     try:
         if not running_demo_tasks().exists():
             return
-        supervisor.stop_processes("worker-cycle", "beat")  # what is asked to leave must not start again
+        supervisor.stop_processes("worker-cycle", "beat")  # evicted jobs must not start again
         count = evict_demo_jobs()
         lines.supervisor_line(f"ending {count} {'job' if count == 1 else 'jobs'} of the demo's pretend nodes")
         deadline = time.monotonic() + DEMO_STOP_TIMEOUT_S
@@ -117,7 +117,7 @@ def _stop_demo_jobs(supervisor: Supervisor, lines: PrefixedWriter) -> None:
 
 
 def _print_running_jobs(lines: PrefixedWriter) -> None:
-    """Jobs outlive the portal (they are nobody's children here), which a person who stops it should know."""
+    """Print which jobs keep running: they are not children of these processes."""
     try:
         running = Job.objects.filter(state=JobState.RUNNING.value).count()
     except DatabaseError:
@@ -132,7 +132,7 @@ def _print_running_jobs(lines: PrefixedWriter) -> None:
 def _start(
     checkout: Path, options: UpOptions, folder: DataDir, supervisor: Supervisor, lines: PrefixedWriter
 ) -> str:
-    """Gives the portal's address once it answers there."""
+    """Return the portal's URL once it answers."""
     began = time.monotonic()
     folder.ensure_secret_key()
     url = portal_url(options.listening, os.environ.get("FAIRWAY_PORTAL_URL"))
@@ -158,14 +158,15 @@ def _start(
     for process in doors:
         supervisor.start(process)
     _wait_until_ready(supervisor, options.listening, url)
-    for process in workers:  # after the doors answer: on two cores they would only slow them down
+    # started after the public processes answer: on two cores they would only slow them down
+    for process in workers:
         supervisor.start(process)
     lines.raw(_welcome_text(url, code, options.listening, time.monotonic() - began))
     return url
 
 
 def _address_settings(url: str) -> dict[str, str]:
-    """How every process calls this portal, where the environment does not say otherwise."""
+    """Return the URL settings of every process, where the environment does not set them."""
     host = urlsplit(url).hostname or "localhost"
     hosts = ",".join(dict.fromkeys([host, "localhost", "127.0.0.1", "[::1]"]))
     defaults = {"FAIRWAY_APPS_DOMAIN": apps_domain(url), "FAIRWAY_ALLOWED_HOSTS": hosts}
@@ -173,7 +174,7 @@ def _address_settings(url: str) -> dict[str, str]:
 
 
 def check_settings(url: str, environment: Mapping[str, str]) -> None:
-    """What each process would refuse by itself, said once and before anything is started."""
+    """Raise once, before anything is started, what each process would refuse by itself."""
     if url.startswith("https://"):
         hosts = environment["FAIRWAY_ALLOWED_HOSTS"].split(",")
         unsafe = production_checks.unsafe_setting_errors(
@@ -184,7 +185,7 @@ def check_settings(url: str, environment: Mapping[str, str]) -> None:
 
 
 def _start_servers(folder: DataDir, supervisor: Supervisor) -> bool:
-    """Our own servers where none are named, both at once; true when one of them came with a wheel."""
+    """Start our own servers where none are configured, both at once; return whether one is from a wheel."""
     postgres = None if os.environ.get("DATABASE_URL") else prepare_postgres(folder)
     valkey = None if os.environ.get("REDIS_URL") else prepare_valkey(folder)
     for process in server_processes(folder, postgres, valkey):
@@ -210,7 +211,7 @@ def _check_redis(url: str) -> None:
 
 
 def migrate_database() -> None:
-    """Migrates, with a message when the database does not answer or does not permit it."""
+    """Migrate; raise StartError when the database does not answer or denies it."""
     try:
         call_command("migrate", interactive=False, verbosity=0)
     except OperationalError as trouble:
@@ -220,7 +221,7 @@ def migrate_database() -> None:
 
 
 def _wait_until_ready(supervisor: Supervisor, listening: ListenOptions, url: str) -> None:
-    """Returns when the portal answers on its public port; a process that keeps dying ends the wait."""
+    """Return when the portal answers on its public port; raise StartError for a process that keeps dying."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     host = urlsplit(url).netloc
 
@@ -242,7 +243,7 @@ def _wait_until_ready(supervisor: Supervisor, listening: ListenOptions, url: str
 
 
 def crash_looping(exit_counts: Mapping[str, int]) -> list[str]:
-    """The processes that ended so often while starting that waiting on makes no sense."""
+    """Return the processes that exited too often during the start to wait any longer."""
     return [name for name, count in exit_counts.items() if count >= MAX_START_FAILURES]
 
 
@@ -251,7 +252,7 @@ def _is_ready(listening: ListenOptions, host: str) -> bool:
     if listening.tls_cert:
         context = ssl.create_default_context()
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # our own certificate names the public host, not loopback
+        context.verify_mode = ssl.CERT_NONE  # our certificate is for the public host, not for loopback
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
             here, listening.port, timeout=2, context=context
         )

@@ -1,6 +1,6 @@
-"""Remembers in Valkey for two minutes when each topic was last announced.
+"""Stores in Valkey, for two minutes, when each topic was last announced.
 
-A page that was drawn before its subscription stood asks here what it did not hear.
+A page that was rendered before it subscribed checks here for announcements that it missed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 
 TTL_S = 120
 CLOCK_TOLERANCE_MS = 1000
-"""Clocks of several processes, and the moment between an announcement's note and its sending."""
+"""Covers clock differences between processes, and the time between storing and sending an announcement."""
 VALKEY_TIMEOUT_S = 1.0
 
 
 def now_ms() -> int:
-    """This server's clock: milliseconds since 1970."""
+    """Return this server's clock, milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def mark_announced(topics: Iterable[str]) -> None:
-    """Notes that ``topics`` are being announced now. Never raises: without it a page learns of them later."""
+    """Store that ``topics`` are announced now. Never raises: pages also poll."""
     try:
         with valkey_client(VALKEY_TIMEOUT_S).pipeline(transaction=False) as notes:
             for topic in topics:
@@ -39,9 +39,9 @@ def mark_announced(topics: Iterable[str]) -> None:
 
 
 def announced_since(since_ms: Mapping[str, int]) -> set[str]:
-    """Those of the topics announced at or after their time (milliseconds since 1970), in one round trip.
+    """Return the topics announced at or after their time (milliseconds since 1970), in one round trip.
 
-    Where nobody can know, as before the notes began or without Valkey, a topic counts as missed.
+    If this is unknown, because the time is too old or Valkey does not answer, the topic is returned too.
     """
     if not since_ms:
         return set()
@@ -53,9 +53,9 @@ def announced_since(since_ms: Mapping[str, int]) -> set[str]:
         return set(since_ms)
     return {
         topic
-        for (topic, since), told in zip(since_ms.items(), found, strict=True)
+        for (topic, since), reported in zip(since_ms.items(), found, strict=True)
         if since - CLOCK_TOLERANCE_MS < known_from_ms
-        or (told is not None and int(told) >= since - CLOCK_TOLERANCE_MS)
+        or (reported is not None and int(reported) >= since - CLOCK_TOLERANCE_MS)
     }
 
 

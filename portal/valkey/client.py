@@ -1,4 +1,4 @@
-"""Valkey for those who can do without its answer: each wait has an end, and silence is not waited for again."""
+"""Valkey client for callers that can continue without an answer: time limits and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from redis.retry import Retry
 from portal.circuit_breaker import CircuitBreaker
 
 VALKEY_BREAKER = CircuitBreaker(5.0)
-"""Valkey was silent just now: those who would ask it at every step (news, notes, rates) do without."""
+"""Open after a timeout: frequent callers (events, announcements, rate limits) skip Valkey."""
 
 
 @cache
 def valkey_client(timeout_s: float) -> redis.Redis:
-    """A client, shared by all threads, that gives up after ``within_s`` without an answer.
+    """Return a client, shared by all threads, with a time limit of ``timeout_s`` for each answer.
 
-    A connection that broke meanwhile is opened anew once, without waiting.
+    A broken connection is reopened once, without delay.
     """
     again = Retry(NoBackoff(), 1, supported_errors=(Broken,))
     return redis.Redis.from_url(
@@ -30,6 +30,6 @@ def valkey_client(timeout_s: float) -> redis.Redis:
 
 
 def record_valkey_error(error: BaseException) -> None:
-    """Begins the pause when nothing was answered in time. Who is refused knows at once, and may ask again."""
+    """Trip the breaker if the error is a timeout. A refused connection fails at once and may be retried."""
     if isinstance(error, NoAnswer | TimeoutError):
         VALKEY_BREAKER.trip()

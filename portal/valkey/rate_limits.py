@@ -1,6 +1,6 @@
-"""Counts requests per person, token or address, so that nobody can flood a door; kept in Redis for all.
+"""Rate limits per user, token or address, counted in Redis for all processes.
 
-Without Redis each process counts for itself: a limit is never lifted because something is down.
+Without Redis each process counts for itself, so a limit is never lifted by an outage.
 """
 
 from __future__ import annotations
@@ -31,29 +31,31 @@ class RateLimit:
 
 
 USER_LIMIT_FACTOR = 2
-"""All tokens and sessions of a person together may do so many times what one of them may: a script that runs wild
-leaves room for its owner's browser, and more tokens do not give more."""
+"""All tokens and sessions of a user together may use this many times the limit of one.
+
+A runaway script leaves room for its owner's browser, and more tokens do not raise the limit.
+"""
 
 REQUESTS = RateLimit("anything", 1200, 60)
 ANONYMOUS_REQUESTS = RateLimit("anonymous", 120, 60)
 JOB_SUBMITS = RateLimit("submit", 240, 60)
 TOKEN_CREATIONS = RateLimit("tokens", 20, 60)
 SIGN_IN = RateLimit("sign_in", 5, 300)
-"""Wrong tries at one name from one address."""
+"""Failed sign-ins for one name from one address."""
 SIGN_IN_ADDRESS = RateLimit("sign_in_address", 50, 300)
-"""Wrong tries at any name from one address: guessing one password for everybody."""
+"""Failed sign-ins for any name from one address: password spraying."""
 SIGN_IN_NAME = RateLimit("sign_in_name", 100, 3600)
-"""Wrong tries at one name from anywhere; a browser that has signed in as that person before is not counted."""
+"""Failed sign-ins for one name from any address; browsers that signed in as that user before do not count."""
 INVALID_TOKENS = RateLimit("bad_tokens", 60, 60)
 
 
 def shared_by_user(rate: RateLimit) -> RateLimit:
-    """The rate that all tokens and sessions of a person share."""
+    """Return the limit that all tokens and sessions of a user share."""
     return RateLimit(f"{rate.name}_of_a_person", rate.limit * USER_LIMIT_FACTOR, rate.period_s)
 
 
 def rate_limit_address(address: str) -> str:
-    """What an address counts as: for IPv6 its /64, since one machine has as many addresses there as it likes."""
+    """Return the address to count by: the /64 of an IPv6 address, since one machine can use all of it."""
     try:
         known = ipaddress.ip_address(address)
     except ValueError:
@@ -66,7 +68,7 @@ def rate_limit_address(address: str) -> str:
 
 
 def consume(rate: RateLimit, key: str) -> float:
-    """Counts one; 0 when it is within the rate, else the seconds until the next window."""
+    """Count one request. Return 0 if it is within the limit, else the seconds until the next window."""
     now_s = time.time()
     window = int(now_s // rate.period_s)
     name = f"{PREFIX}:{rate.name}:{key}:{window}"
@@ -75,12 +77,15 @@ def consume(rate: RateLimit, key: str) -> float:
 
 
 def refund(rate: RateLimit, key: str) -> None:
-    """Takes back what was just counted: the try was a good one."""
+    """Undo the last ``consume``, for example after a successful sign-in."""
     _increment(f"{PREFIX}:{rate.name}:{key}:{int(time.time() // rate.period_s)}", rate.period_s, -1)
 
 
 def _increment(name: str, period_s: int, delta: int = 1) -> int:
-    """What all processes counted, or this one alone while Redis is away: it counts always, to know the half."""
+    """Return the count of all processes, or of this process while Redis does not answer.
+
+    The local count is always kept, so that an outage does not start from zero.
+    """
     here = _LocalCounter.increment(name, delta)
     if not VALKEY_BREAKER:
         try:
@@ -95,7 +100,7 @@ def _increment(name: str, period_s: int, delta: int = 1) -> int:
 
 
 class _LocalCounter:
-    """Counts of this process, which are all there is while Redis does not answer."""
+    """Counts of this process, used while Redis does not answer."""
 
     counts: dict[str, int] = {}
     lock = threading.Lock()

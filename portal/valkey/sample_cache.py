@@ -1,4 +1,4 @@
-"""The last frame of each node in Redis, with a lifetime: what a page shows before the next tick."""
+"""The last frame of each node in Redis, with a time to live: what a page shows before live updates."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CLUSTER_KEY = "cluster"
 
 
 def frame_key(name: str) -> str:
-    """The key under which the last frame of a node (public id), or of the cluster, stands."""
+    """Return the key of the last frame of a node (public id) or of the cluster."""
     return _PREFIX + name
 
 
 def store_frames(frames: Mapping[str, str]) -> None:
-    """Keeps encoded frames by name, in one round trip. Raises RedisError."""
+    """Store encoded frames by name, in one round trip. Raise RedisError."""
     with valkey_client(VALKEY_TIMEOUT_S).pipeline(transaction=False) as pipe:
         for name, text in frames.items():
             pipe.set(frame_key(name), text, ex=TTL_S)
@@ -33,7 +33,7 @@ def store_frames(frames: Mapping[str, str]) -> None:
 
 
 def latest_frames(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The last frames that are not too old; nothing while Redis is away: pages then say so."""
+    """Return the last frames that have not expired; empty while Redis does not answer."""
     wanted = list(names)
     if not wanted:
         return {}
@@ -47,7 +47,7 @@ def latest_frames(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def latest_gpu_samples(node_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The last sample of each GPU by UUID, for the nodes (public ids) named."""
+    """Return the last sample of each GPU by UUID, for the given nodes (public ids)."""
     return {
         gpu["uuid"]: gpu | {"at_s": frame["at_s"], "lag_s": frame["lag_s"]}
         for frame in latest_frames(node_ids).values()

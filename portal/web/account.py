@@ -1,4 +1,4 @@
-"""One's own account: name and time zone, password, API tokens, and the places one is signed in."""
+"""The account page: name and time zone, password, API tokens and signed-in sessions."""
 
 from __future__ import annotations
 
@@ -43,8 +43,6 @@ TOKEN_LIFETIMES = [(7, "7 days"), (30, "30 days"), (90, "90 days"), (365, "a yea
 
 
 class NameForm(forms.Form):
-    """Name, address, time zone."""
-
     full_name = forms.CharField(
         label="Name", max_length=200, required=False,
         widget=forms.TextInput({"class": "form-control", "autocomplete": "name"}),
@@ -60,7 +58,7 @@ class NameForm(forms.Form):
 
 
 class PasswordForm(forms.Form):
-    """The old password where there is one, and the new."""
+    """The new password, and the current one if there is one."""
 
     old = forms.CharField(
         label="Present password", max_length=1024, strip=False, required=False,
@@ -74,8 +72,6 @@ class PasswordForm(forms.Form):
 
 
 class TokenForm(forms.Form):
-    """A token's name, what it may do, and how long."""
-
     name = forms.CharField(
         max_length=100,
         widget=forms.TextInput({"class": "form-control", "placeholder": "laptop, nightly runs"}),
@@ -109,7 +105,6 @@ class SessionRow:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def account(request: HttpRequest) -> HttpResponse:
-    """The page."""
     return _page(request)
 
 
@@ -133,7 +128,6 @@ def _page(request: HttpRequest, status: int = 200, **forms_given: Any) -> HttpRe
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def change_name(request: HttpRequest) -> HttpResponse:
-    """Name, e-mail, time zone."""
     user = require_user(request.user)
     form = NameForm(request.POST, label_suffix="")
     if form.is_valid():
@@ -151,7 +145,7 @@ def change_name(request: HttpRequest) -> HttpResponse:
 @sensitive_post_parameters("old", "password")
 @require_POST
 def change_password(request: HttpRequest) -> HttpResponse:
-    """A new password; every other session ends. Wrong tries at the present one are limited as at sign-in."""
+    """Change the password and end all other sessions. Wrong current passwords are rate-limited."""
     user = require_user(request.user)
     form = PasswordForm(request.POST, label_suffix="")
     if not form.is_valid():
@@ -178,8 +172,11 @@ def change_password(request: HttpRequest) -> HttpResponse:
 
 
 def _password_rate_limits(request: HttpRequest, user: User) -> list[tuple[RateLimit, str]]:
-    """What a try counts for. The counts of this account are apart from those of sign-in, so that strangers
-    who guess there do not keep a signed-in person from changing the password."""
+    """Return the rate limits that an attempt counts for.
+
+    They are separate from those of sign-in, so that strangers who guess there cannot keep a signed-in user
+    from changing the password.
+    """
     address, account = rate_limit_address(request.META.get("REMOTE_ADDR", "")), f"account:{user.public_id}"
     return [(SIGN_IN, f"{account}:{address}"), (SIGN_IN_ADDRESS, address), (SIGN_IN_NAME, account)]
 
@@ -187,7 +184,7 @@ def _password_rate_limits(request: HttpRequest, user: User) -> list[tuple[RateLi
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def create_token(request: HttpRequest) -> HttpResponse:
-    """A token; its text is on this answer and nowhere else."""
+    """Create a token; its text appears only in this response."""
     user = require_user(request.user)
     form = TokenForm(request.POST, label_suffix="")
     if form.is_valid():
@@ -208,7 +205,6 @@ def create_token(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def revoke_token(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The token works no more."""
     tokens.do_revoke_token(require_user(request.user), public_id)
     messages.success(request, "The token does not work any more.")
     return redirect("account")
@@ -217,7 +213,7 @@ def revoke_token(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def end_sessions(request: HttpRequest) -> HttpResponse:
-    """Ends one's other sessions; their sockets and workspaces follow within seconds."""
+    """End all other sessions of the user; their sockets and workspaces close within seconds."""
     user = require_user(request.user)
     here = session_id(request.session.session_key)
     others = [place.key for place in session_rows(user, here) if not place.is_current]
@@ -230,7 +226,7 @@ def end_sessions(request: HttpRequest) -> HttpResponse:
 
 
 def session_rows(user: User, current_key: str) -> list[SessionRow]:
-    """The live sessions of a person, this one first. Sessions carry no name outside, so all live ones are read."""
+    """Return the live sessions of a user, the current one first; session data is encoded, so all are read."""
     found = []
     for session in live_sessions().iterator():
         facts = session.get_decoded()
@@ -251,7 +247,7 @@ def session_rows(user: User, current_key: str) -> list[SessionRow]:
 
 
 def browser_name(agent: str) -> str:
-    """Firefox on Linux, from a User-Agent; good enough to recognise one's own."""
+    """Return a short name such as "Firefox on Linux" for a User-Agent."""
     browsers = (("Edg/", "Edge"), ("Firefox/", "Firefox"), ("Chrome/", "Chrome"), ("Safari/", "Safari"))
     systems = (
         ("Windows", "Windows"),

@@ -1,4 +1,4 @@
-"""What a button of a page asks for: done or refused, then back to the page with a message that says which."""
+"""Runs the action of a button and redirects back with its result as a message."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from portal.services.lifecycle.rights_changes import ChoiceRequired
 
 
 def run_and_redirect(request: HttpRequest, action: Callable[[], str], back: str) -> HttpResponse:
-    """Does ``act``, which gives what it did as a message, and sends the reader ``back`` to an address.
+    """Run ``action``, which returns a success message, and redirect to ``back``.
 
-    A refusal is told there too; ``ChoiceNeeded`` goes on to the caller, who asks. Look rows up before, so that one
-    that is not there answers 404.
+    Refusals become messages too; ``ChoiceRequired`` propagates to the caller. Read rows beforehand, so that a
+    missing one answers 404.
     """
     try:
         messages.success(request, action())

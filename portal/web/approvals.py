@@ -1,4 +1,4 @@
-"""What people ask for and somebody has to decide: more time for running jobs, and why idle workspaces are kept."""
+"""Requests that need a decision: time limit extensions, and exemptions of idle workspaces."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class ExtensionRequestRow:
     row: TimeLimitExtension
     may_decide: bool
     delays: list[tuple[str, float | None]]
-    """The delayed jobs that the reader may see, with seconds; None where nobody knows how long."""
+    """Delayed jobs visible to the reader, with seconds; None if unknown."""
 
     @property
     def hidden_delay_count(self) -> int:
-        """Delayed jobs that are not named."""
+        """Number of delayed jobs invisible to the reader."""
         return self.row.delayed_count - len(self.delays)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def approvals(request: HttpRequest) -> HttpResponse:
-    """What waits for a decision, what was decided lately, and the reasons that hold."""
+    """List pending requests, recent decisions and current exemptions."""
     user = require_user(request.user)
     waiting = list(list_extensions(user, pending_only=True)[:PENDING_LIMIT])
     decided = list(list_extensions(user, pending_only=False)[:DECIDED_LIMIT])
@@ -54,12 +54,12 @@ def approvals(request: HttpRequest) -> HttpResponse:
         )
         for row in waiting
     ]
-    excuses = list(active_exemptions(user)[:PENDING_LIMIT])
+    exemptions = list(active_exemptions(user)[:PENDING_LIMIT])
     managed = managed_projects(user)
     context = {
         "extension_requests": asked,
         "decided": decided,
-        "exemptions": [(row, managed is None or row.job.project_id in managed) for row in excuses],
+        "exemptions": [(row, managed is None or row.job.project_id in managed) for row in exemptions],
     }
     return render(request, "approvals/page.html", context)
 
@@ -67,7 +67,7 @@ def approvals(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def decide_extension(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Grants or refuses more time."""
+    """Grant or refuse a request for more time."""
     user = require_user(request.user)
     asked = get_extension(user, public_id)
     grant = request.POST.get("grant") == "1"
@@ -80,5 +80,5 @@ def decide_extension(request: HttpRequest, public_id: str) -> HttpResponse:
 
 
 def managed_projects(user: User) -> set[int] | None:
-    """Row numbers of the projects that the person manages; None: all, for administrators."""
+    """Return primary keys of the projects that the user manages; None: all, for administrators."""
     return None if user.is_admin else project_ids(user, Role.MANAGER)

@@ -1,4 +1,4 @@
-"""The cluster: a map of every GPU with its text twin, and one page for each node."""
+"""The cluster: a map of all GPUs with a text version, and a page for each node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOADER_RENEWAL_COMMAND = "python3 manage.py node-setup --renew-loader | ssh -p {
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def cluster(request: HttpRequest) -> HttpResponse:
-    """The map, or its live part for htmx."""
+    """Render the map, or its live part for htmx."""
     drawn = cluster_map(request.user)
     search = request.GET.get("q", "").strip().lower()
     if search:
@@ -61,7 +61,7 @@ def cluster(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def node(request: HttpRequest, public_id: str) -> HttpResponse:
-    """One node: its GPUs, what runs there, its health, and for admins what can be done with it."""
+    """Show one node: GPUs, jobs, health, and actions for administrators."""
     row = visible_nodes(request.user).select_related("pool").filter(public_id=public_id).first()
     if row is None:
         raise NotFound
@@ -71,7 +71,7 @@ def node(request: HttpRequest, public_id: str) -> HttpResponse:
 def node_page(
     request: HttpRequest, row: Node, *, typed_labels: str | None = None, status: int = 200
 ) -> HttpResponse:
-    """The page of a node; ``typed_labels`` is what an editor wrote that was refused."""
+    """Render the page of a node; ``typed_labels`` is posted text that was refused."""
     box = cluster_map(request.user, only=row).boxes[0]
     user = require_user(request.user)
     context = {
@@ -106,7 +106,7 @@ def node_page(
 
 
 def _foreign_processes(row: Node) -> list[dict[str, Any]]:
-    """Processes on its GPUs that are no job's, as of its last sample; none while it is not heard."""
+    """Return GPU processes that belong to no job, from the last sample; none while unreachable."""
     frame = latest_frames([row.public_id]).get(row.public_id, {})
     index = dict(row.gpus.values_list("uuid", "index"))
     return [
@@ -126,17 +126,17 @@ VERSION_LABELS = {
     "maxsessions": "MaxSessions",
     "maxstartups": "MaxStartups",
 }
-"""What of the versions in a hello the page names, and how; runtimes and driver have rows of their own."""
+"""Labels of the versions in an agent's hello that the page shows; runtimes and driver have their own rows."""
 
 
-def _version_facts(told: dict[str, str | None]) -> list[tuple[str, str]]:
-    return [(title, str(told[name])) for name, title in VERSION_LABELS.items() if told.get(name)]
+def _version_facts(reported: dict[str, str | None]) -> list[tuple[str, str]]:
+    return [(title, str(reported[name])) for name, title in VERSION_LABELS.items() if reported.get(name)]
 
 
 def _agent_fact(row: Node) -> str:
     if not row.agent_version:
         return "not seen yet"
-    program = str(row.agent_info.get("program") or "")[:12]
+    program = str(row.agent_info.get("agent_digest") or "")[:12]
     return f"{row.agent_version} {program}".strip() + (
         ", newer available" if has_newer_agent_for(row) else ""
     )
@@ -148,7 +148,7 @@ def _driver_fact(hello: dict[str, Any]) -> str:
 
 
 def _machine_facts(row: Node) -> list[tuple[str, str]]:
-    """What the agent told in its last hello, for people."""
+    """Return what the agent reported in its last hello, as label and text."""
     hello = row.agent_info
     runtimes = ", ".join(
         f"{r.get('kind')} {r.get('version') or ''}".strip() for r in hello.get("runtimes", [])

@@ -1,4 +1,4 @@
-"""My work: workspaces, jobs with the line that explains each, quota, what is free now, and first steps."""
+"""My work: workspaces, jobs with their summaries, quota, free GPUs, and first steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECENT_JOBS = 8
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def home(request: HttpRequest) -> HttpResponse:
-    """The page, or its live part for htmx."""
+    """Render the page, or its live part for htmx."""
     user = require_user(request.user)
     template = "home/live.html" if request.htmx else "home/page.html"  # type: ignore[attr-defined]
     return render(request, template, _context(user))
@@ -60,7 +60,7 @@ def _by_project(shares: list[Any]) -> list[tuple[str, list[QuotaBar]]]:
 
 
 def first_steps(rows: list[JobRow], user: User) -> list[tuple[bool, str, str]]:
-    """What a newcomer does first: done or not, the words, and which page does it. Empty once all is done."""
+    """Return the first steps of a new user: done or not, text, URL. Empty once all are done."""
     opened = any(row.is_workspace for row in rows)
     ran = any(row.job.kind == JobKind.TRAINING.value for row in rows)
     offered = Environment.objects.filter(enabled=True).exists()

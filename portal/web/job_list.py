@@ -1,4 +1,4 @@
-"""The list of jobs: filters in the URL, search, pages by cursor, and stopping several at once."""
+"""The job list: filters in the URL, search, cursor pagination, and cancelling several jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = {"workspace": "Workspaces", "training": "Training", "service": "Services
 
 @dataclass(frozen=True)
 class JobListFilters:
-    """What the URL asks for; unknown words are ignored."""
+    """Filters in the URL; unknown values are ignored."""
 
     state: str = ""
     kind: str = ""
@@ -45,7 +45,6 @@ class JobListFilters:
 
     @classmethod
     def read(cls, query: QueryDict) -> JobListFilters:
-        """The filters of a query string."""
         state, kind = query.get("state", ""), query.get("kind", "")
         return cls(
             state=state if state in VIEWS else "",
@@ -56,7 +55,6 @@ class JobListFilters:
         )
 
     def to_selector(self) -> JobFilter:
-        """The same for the selector."""
         _, states, live = VIEWS[self.state]
         return JobFilter(
             states=states,
@@ -68,7 +66,7 @@ class JobListFilters:
         )
 
     def descriptions(self) -> list[str]:
-        """What is filtered, for the empty state: state is failed, project is nlp."""
+        """Active filters as text for the empty state: state is failed, project is nlp."""
         pairs = [
             ("state", VIEWS[self.state][0].lower() if self.state else ""),
             ("kind", self.kind),
@@ -82,7 +80,7 @@ class JobListFilters:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def jobs(request: HttpRequest) -> HttpResponse:
-    """The page, or its table for htmx."""
+    """Render the page, or its table for htmx."""
     user = require_user(request.user)
     filters = JobListFilters.read(request.GET)
     page, older, newer = _page(list_jobs(user, filters.to_selector()), user, request.GET)
@@ -99,9 +97,9 @@ def jobs(request: HttpRequest) -> HttpResponse:
 
 
 def _page(rows: Any, user: User, query: QueryDict) -> tuple[list[Job], str, str]:
-    """One page by cursor, newest first, with the queries that lead to the older and the newer page.
+    """Return one page by cursor, newest first, and the queries of the older and the newer page.
 
-    A cursor is a job that the person may see: any other means nothing, as if it were not there.
+    A cursor is the id of a visible job; any other value is ignored.
     """
     after, before = query.get("after", ""), query.get("before", "")
     edge = (
@@ -134,7 +132,7 @@ def _page(rows: Any, user: User, query: QueryDict) -> tuple[list[Job], str, str]
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def bulk_cancel(request: HttpRequest) -> HttpResponse:
-    """Stops the chosen jobs, each under its own rights; says how many, and why not the others."""
+    """Cancel the chosen jobs that the user may cancel; report how many, and why not the others."""
     user = require_user(request.user)
     stopped, refused = 0, []
     for public_id in request.POST.getlist("job")[:MAX_BULK_CANCEL]:

@@ -1,4 +1,4 @@
-"""Reads amounts as people type them: "4", "0.5", "none". Digits are 0 to 9, decimals stand after a point."""
+"""Parses amounts as people type them: "4", "0.5", "none". ASCII digits, decimal point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNIT_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
 
 def parse_gpu_milli(text: str, field: str) -> int:
-    """GPUs as thousandths. Raises Invalid for anything but a number from 0 up with at most three decimals."""
+    """Parse GPUs, from 0 up with at most three decimals, as thousandths. Raise InvalidRequest."""
     milli = _decimal(text, field, "a number of GPUs") * 1000
     if milli < 0 or milli != milli.to_integral_value() or milli > 10_000_000:
         raise InvalidRequest(fields={field: "Give GPUs from 0 to 10,000, with at most three decimals."})
@@ -23,17 +23,17 @@ def parse_gpu_milli(text: str, field: str) -> int:
 
 
 def parse_gpu_limit(text: str, field: str) -> int | None:
-    """As ``milli_of``; "none" (or nothing) means that there is no limit."""
+    """Parse as ``parse_gpu_milli``; "none" or nothing means no limit."""
     return None if text.strip().lower() in NO_LIMIT else parse_gpu_milli(text, field)
 
 
 def parse_weight(text: str, field: str) -> float:
-    """A weight; its bounds are the service's."""
+    """Parse a weight; the service checks its range."""
     return float(_decimal(text, field, "a weight"))
 
 
 def parse_duration_s(text: str, field: str) -> float:
-    """Seconds, or another unit by name: "90", "90 s", "30 min", "2 h", "7 d"."""
+    """Parse seconds, or another named unit: "90", "90 s", "30 min", "2 h", "7 d"."""
     number, unit = _split_unit(text)
     if unit not in UNIT_SECONDS:
         raise InvalidRequest(
@@ -45,7 +45,7 @@ def parse_duration_s(text: str, field: str) -> float:
 
 
 def format_duration_input(seconds: float) -> str:
-    """Seconds in the largest unit in which they are whole: "7 d", "90 min", "45 s"."""
+    """Format seconds in the largest unit without a fraction: "7 d", "90 min", "45 s"."""
     for unit in ("d", "h", "min"):
         if seconds and seconds % UNIT_SECONDS[unit] == 0:
             return f"{seconds / UNIT_SECONDS[unit]:g} {unit}"
@@ -53,24 +53,24 @@ def format_duration_input(seconds: float) -> str:
 
 
 def parse_number(text: str, field: str) -> float:
-    """A number with or without decimals; its bounds are the service's."""
+    """Parse a number with or without decimals; the service checks its range."""
     return float(_decimal(text, field, "a number"))
 
 
 def parse_integer(text: str, field: str) -> int:
-    """A whole number, with its sign."""
+    """Parse an integer with an optional sign."""
     return int(_digits(_WHOLE, text, field, "a whole number"))
 
 
 def format_gpu_input(milli: int | None) -> str:
-    """Thousandths as people read GPUs: "4", "0.5", "none"."""
+    """Format thousandths as GPUs: "4", "0.5", "none"."""
     if milli is None:
         return "none"
     return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
 
 
 def _split_unit(text: str) -> tuple[str, str]:
-    """A number and the unit behind it; seconds where none stands."""
+    """Return number and unit; seconds by default."""
     words = text.strip().lower()
     number = words.rstrip("abcdefghijklmnopqrstuvwxyz")
     return number.strip(), words[len(number) :] or "s"
@@ -83,7 +83,7 @@ def _decimal(text: str, field: str, what: str) -> Decimal:
 def _digits(form: re.Pattern[str], text: str, field: str, what: str) -> str:
     words = text.strip().replace("−", "-")
     if "," in words and form.fullmatch(words.replace(",", "")):
-        # it stands for the point in one country and parts the thousands in another
+        # A comma is the decimal separator in some countries and the thousands separator in others.
         raise InvalidRequest(
             fields={field: "Write decimals with a point, as in 0.5, and thousands without a comma."}
         )

@@ -1,4 +1,4 @@
-"""The queue page: the next hours as a plot with its table, and who comes next, project by project."""
+"""The queue page: a timeline of the next hours with its table, and pending jobs by project."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ JOBS_PER_PAGE = 50
 NODES_PER_PAGE = 30
 SPANS = {"6h": ("6 h", 6), "12h": ("12 h", 12), "3d": ("3 days", 72)}
 PAST_FRACTION = 0.15
-"""The part of the plot that lies behind."""
+"""Part of the plot before now."""
 TICKS = 6
 NOW_LABEL_MARGIN = 0.06
 
 
 @dataclass(frozen=True)
 class QueuePageQuery:
-    """What the address asks for; unknown words are ignored."""
+    """Parameters in the URL; unknown values are ignored."""
 
     filter: QueueFilter
     span: str
@@ -61,7 +61,6 @@ class QueuePageQuery:
 
     @classmethod
     def read(cls, query: QueryDict, pools: list[str]) -> QueuePageQuery:
-        """From the query of the address."""
         pool, span = query.get("pool", ""), query.get("span", "12h")
         return cls(
             QueueFilter(
@@ -76,7 +75,7 @@ class QueuePageQuery:
 
     @property
     def query_string(self) -> str:
-        """The same as a query, for the live part."""
+        """The same as a query string, for the live part."""
         words = {
             "pool": self.filter.pool,
             "span": self.span if self.span != "12h" else "",
@@ -90,7 +89,7 @@ class QueuePageQuery:
 
 @dataclass(frozen=True)
 class PositionedBar:
-    """A bar with its place in percent of the plot; ``past`` is how much of it lies behind, percent."""
+    """A bar with its position in percent of the plot; ``past_percent`` is its part before now."""
 
     bar: TimelineBar
     x: float
@@ -100,19 +99,24 @@ class PositionedBar:
 
     @property
     def css(self) -> str:
-        """Its custom properties."""
-        return f"x:{self.x:.2f};w:{self.width:.2f};y:{self.bar.line_index};n:{self.bar.line_count};s:{self.past_percent:.2f}"
+        """CSS custom properties of the bar."""
+        return (
+            f"x:{self.x:.2f};w:{self.width:.2f};y:{self.bar.line_index};"
+            f"n:{self.bar.line_count};s:{self.past_percent:.2f}"
+        )
 
     @property
     def start_interval_css(self) -> str:
-        """Those of the stretch in which it starts."""
+        """CSS custom properties of the start interval."""
         if self.start_interval is None:
             return ""
-        return f"x:{self.start_interval[0]:.2f};w:{self.start_interval[1]:.2f};y:{self.bar.line_index};n:{self.bar.line_count}"
+        return (
+            f"x:{self.start_interval[0]:.2f};w:{self.start_interval[1]:.2f};"
+            f"y:{self.bar.line_index};n:{self.bar.line_count}"
+        )
 
     @property
     def css_classes(self) -> str:
-        """Its classes."""
         word = {"running": "run", "leaving": "run", "reserved": "hold", "predicted": "pred"}[self.bar.kind]
         endless = " open" if self.bar.until is None and word == "run" else ""
         return word + endless + (" mine" if self.bar.is_own else "")
@@ -120,7 +124,7 @@ class PositionedBar:
 
 @dataclass
 class QueueRow:
-    """A line of the tree. ``kind``: project, person or job; ``job`` None where the reader may not see it."""
+    """A row of the tree. ``kind``: project, person or job; ``is_visible``: the reader may see the job."""
 
     kind: str
     job: Job
@@ -131,18 +135,17 @@ class QueueRow:
 
     @property
     def position(self) -> int | None:
-        """Its turn in the queue, 1 is next; None: it stands in no queue. 0: others make room for it now."""
+        """Queue position, 1 is next; None: not queued; 0: a preemption for it is in progress."""
         turn = int(getattr(self.job, "turn", NO_POSITION))
         return None if turn >= NO_POSITION else turn
 
     @property
     def verdict(self) -> JobVerdict | None:
-        """Its verdict."""
         return current_verdict(self.job)
 
     @property
     def label(self) -> str:
-        """Its verdict in a word."""
+        """Short label of its verdict."""
         if self.job.held:
             return "Held"
         if self.verdict is None:
@@ -154,19 +157,19 @@ class QueueRow:
 
     @property
     def has_no_forecast(self) -> bool:
-        """True when nothing is said of when it starts, and that for a reason."""
+        """True when there is no forecast for a known reason."""
         return no_forecast_reason(self.job, self.verdict) is not None
 
     @property
     def gpus(self) -> str:
-        """What it asks for."""
+        """Requested GPUs."""
         return gpus_word(self.job.total_milli)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def queue(request: HttpRequest) -> HttpResponse:
-    """The whole page, or its live part for htmx; a fixed number of queries."""
+    """Render the page, or its live part for htmx, in a fixed number of queries."""
     user = require_user(request.user)
     pools = {pool.public_id: pool.name for pool in NodePool.objects.order_by("name")}
     asked = QueuePageQuery.read(request.GET, list(pools.values()))
@@ -189,31 +192,31 @@ def queue(request: HttpRequest) -> HttpResponse:
 
 
 def queue_tree(visibility: NameVisibility, jobs: list[Job], pools: dict[str, str]) -> list[QueueRow]:
-    """The jobs of a page below their people and projects, which stand where their first job stands."""
+    """Return the jobs of a page below users and projects, each at the position of its first job."""
     known = {job.project_id: job.project.public_id for job in jobs if visibility.can_name_job(job)}
     shares = shares_by_project(pools, set(known.values()))
     usage_half_life_s = next(
-        knob.value for knob in settings_sheet(None).settings if knob.name == "usage_half_life_s"
+        setting.value for setting in settings_sheet(None).settings if setting.name == "usage_half_life_s"
     )
     past = usage_fractions(float(usage_half_life_s), set(known))
     rows: list[QueueRow] = []
     project: int | None = None
-    person: tuple[int, int] | None = None
+    user: tuple[int, int] | None = None
     for job in jobs:
         seen, mine = visibility.can_name_job(job), job.owner_id == visibility.user.pk
         if job.project_id != project:
             project = job.project_id
             rows.append(QueueRow("project", job, seen, shares=shares.get(job.project.public_id, [])))
         key = (job.project_id, job.owner_id)
-        if seen and key != person:
+        if seen and key != user:
             rows.append(QueueRow("person", job, seen, past_usage_share=past.get(key), mine=mine))
-        person = key
+        user = key
         rows.append(QueueRow("job", job, seen, mine=mine))
     return rows
 
 
 def timeline_plot(user: User, visibility: NameVisibility, asked: QueuePageQuery) -> dict[str, Any]:
-    """The lanes of the plot with every bar in its place, the ticks of its axis, and the page of nodes."""
+    """Return lanes with positioned bars, axis ticks, and the page of nodes."""
     hours = SPANS[asked.span][1]
     start = timezone.now() - dt.timedelta(hours=hours * PAST_FRACTION)
     span_s = hours * 3600.0
@@ -232,7 +235,7 @@ def timeline_plot(user: User, visibility: NameVisibility, asked: QueuePageQuery)
     for at in range(TICKS):
         part = at / TICKS
         if abs(part - PAST_FRACTION) < NOW_LABEL_MARGIN:
-            continue  # the word "now" stands there
+            continue  # occupied by the label "now"
         ticks.append((100 * part, f"{(start + dt.timedelta(seconds=span_s * part)).astimezone(here):{form}}"))
     return {
         "lanes": [
@@ -252,14 +255,14 @@ def timeline_plot(user: User, visibility: NameVisibility, asked: QueuePageQuery)
 
 
 def _row_height_px(lane: TimelineLane) -> int:
-    """How high a line of a lane is: enough for a name and a finger where bars are one line high."""
+    """Return the row height of a lane: enough for a name and a touch target where bars are one row high."""
     if lane.gpus is not None and lane.lines > 3 and all(bar.line_count > 2 for bar in lane.bars):
         return 9
     return 26
 
 
 def _band_css(band: ReservationBand, start: dt.datetime, span_s: float) -> str:
-    """Where a reserved time stands in the plot; empty when it lies beyond."""
+    """Return the position of a reservation in the plot; empty when it is outside."""
     x, end = (
         max(0.0, min(100.0, (at - start).total_seconds() / span_s * 100)) for at in (band.since, band.until)
     )

@@ -1,4 +1,4 @@
-"""What the palette finds by name: jobs, nodes, projects and, for admins, people. Rights as everywhere."""
+"""Search of the command palette: visible jobs, nodes and projects; users for administrators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESULTS_PER_KIND = 6
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def search(request: HttpRequest) -> JsonResponse:
-    """A few of each kind."""
+    """Return a few matches of each kind."""
     user = require_user(request.user)
     words = request.GET.get("q", "").strip()[:100]
     if len(words) < 2:
@@ -43,14 +43,14 @@ def search(request: HttpRequest) -> JsonResponse:
         {"name": row.name, "note": "jobs of the project", "url": f"{reverse('jobs')}?project={row.name}"}
         for row in projects[:RESULTS_PER_KIND]
     ]
-    people = visible_users(user).filter(Q(username__icontains=words) | Q(full_name__icontains=words))
+    users = visible_users(user).filter(Q(username__icontains=words) | Q(full_name__icontains=words))
     found += [
         {
             "name": row.display_name,
             "note": "jobs of this person",
             "url": f"{reverse('jobs')}?owner={row.username}",
         }
-        for row in people.order_by("username")[:RESULTS_PER_KIND]
+        for row in users.order_by("username")[:RESULTS_PER_KIND]
     ]
     nodes = visible_nodes(user).filter(name__icontains=words).order_by("name")
     found += [

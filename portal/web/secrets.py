@@ -1,4 +1,4 @@
-"""Secrets on the account's page and on a project's: written there, and never shown."""
+"""Secrets on the account page and on project pages; values are write-only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from portal.web.actions import run_and_redirect
 @sensitive_post_parameters("value")
 @require_POST
 def save_secret(request: HttpRequest, public_id: str = "") -> HttpResponse:
-    """Writes one's own secret, or that of the project with this id."""
+    """Write a secret of the user, or of the project with this id."""
     of = _secret_owner(request, public_id)
     name = request.POST.get("name", "").strip()
     value = request.POST.get("value", "").replace("\r\n", "\n")
@@ -35,7 +35,6 @@ def save_secret(request: HttpRequest, public_id: str = "") -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def remove_secret(request: HttpRequest, name: str, public_id: str = "") -> HttpResponse:
-    """Forgets one."""
     of = _secret_owner(request, public_id)
 
     def remove() -> str:

@@ -1,4 +1,4 @@
-"""Coming in and going out: password, one-time link, invitation; codes arrive in the fragment and are posted."""
+"""Sign-in and sign-out: password, one-time link, invitation; codes are in the URL fragment and are posted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KNOWN_BROWSER_TTL_S = 90 * 24 * 3600
 
 
 class SignInForm(forms.Form):
-    """Username and password; says nothing about which of them was wrong."""
+    """Username and password; errors do not reveal which was wrong."""
 
     username = forms.CharField(
         max_length=63,
@@ -62,7 +62,6 @@ class SignInForm(forms.Form):
 @sensitive_post_parameters("password")
 @require_http_methods(["GET", "POST"])
 def sign_in(request: HttpRequest) -> HttpResponse:
-    """The door."""
     target = safe_next(request)
     if request.user.is_authenticated:
         return redirect(target)
@@ -95,18 +94,18 @@ def sign_in(request: HttpRequest) -> HttpResponse:
 
 
 def _authenticate(request: HttpRequest, username: str, password: str) -> tuple[User | None, float]:
-    """The person; or nobody, and the seconds to wait where there were too many wrong tries.
+    """Return the user, or None and the seconds to wait after too many failed attempts.
 
-    Tries are counted before the password is looked at, so that many at once gain nothing, and a good one
-    is given back. A browser that was let in under this name before has a count of its own: nobody else's
-    guessing, from elsewhere or from behind the same address, locks a person out of their own. Raises TooBusy.
+    Attempts are counted before the password is checked, so that parallel attempts gain nothing; a successful
+    one is not counted. A browser that signed in under this name before has its own counter, so that guesses
+    from elsewhere or from behind the same address cannot lock a user out. Raise TooManyRequests.
     """
     name, address = username[:63].lower(), request.META.get("REMOTE_ADDR", "")
     if _is_known_browser(request, name):
         counts = [(SIGN_IN, f"known:{name}")]
     else:
-        whose = rate_limit_address(address)
-        counts = [(SIGN_IN, f"{whose}:{name}"), (SIGN_IN_ADDRESS, whose), (SIGN_IN_NAME, name)]
+        owner = rate_limit_address(address)
+        counts = [(SIGN_IN, f"{owner}:{name}"), (SIGN_IN_ADDRESS, owner), (SIGN_IN_NAME, name)]
     wait_s = max(consume(rate, who) for rate, who in counts)
     if wait_s:
         log.warning("sign-in paused for %s from %s", _loggable(name), address)
@@ -116,7 +115,7 @@ def _authenticate(request: HttpRequest, username: str, password: str) -> tuple[U
         with hashing_slot():
             user = authenticate(request, username=username, password=password)
     except TooManyRequests:
-        for rate, who in counts:  # the password was not looked at
+        for rate, who in counts:  # the password was not checked
             refund(rate, who)
         raise
     if not isinstance(user, User):
@@ -129,7 +128,7 @@ def _authenticate(request: HttpRequest, username: str, password: str) -> tuple[U
 
 
 def _valid_username(name: str) -> str:
-    """A name that can be one, else an empty text: what people type there by mistake may be their password."""
+    """Return the name if it is a possible username, else "": users type passwords here by mistake."""
     return name if re.fullmatch(slug_validator.regex, name) else ""
 
 
@@ -138,7 +137,7 @@ def _loggable(name: str) -> str:
 
 
 def _is_known_browser(request: HttpRequest, name: str) -> bool:
-    """True for a browser that was let in under this name before."""
+    """Return whether this browser signed in under this name before."""
     return (
         request.get_signed_cookie(
             KNOWN_BROWSER_COOKIE, "", salt=KNOWN_BROWSER_COOKIE, max_age=KNOWN_BROWSER_TTL_S
@@ -160,7 +159,7 @@ def _remember_browser(answer: HttpResponse, name: str) -> None:
 
 
 def _start_session(request: HttpRequest, user: User, *, by: str) -> None:
-    """Signs in under a fresh session id, and notes where from for the list of sessions and in the audit trail."""
+    """Sign in under a new session id; record the origin for the session list and the audit trail."""
     with transaction.atomic():
         login(request, user, backend=BACKEND)
         record_action(user, "user.sign_in", user, after={"by": by})
@@ -172,7 +171,7 @@ def _start_session(request: HttpRequest, user: User, *, by: str) -> None:
 
 
 def safe_next(request: HttpRequest) -> str:
-    """Where to go after signing in: a path of ours, or home."""
+    """Return the redirect target after sign-in: a path of the portal, or home."""
     wanted = request.POST.get("next") or request.GET.get("next") or ""
     if wanted.startswith("/") and url_has_allowed_host_and_scheme(wanted, allowed_hosts=None):
         return wanted
@@ -182,7 +181,7 @@ def safe_next(request: HttpRequest) -> str:
 @access_policy(AccessPolicy.PUBLIC)
 @require_POST
 def sign_out(request: HttpRequest) -> HttpResponse:
-    """Ends the session; open sockets and workspaces follow within seconds."""
+    """End the session; open sockets and workspaces close within seconds."""
     with transaction.atomic():
         if isinstance(request.user, User):
             record_action(request.user, "user.sign_out", request.user)
@@ -193,7 +192,7 @@ def sign_out(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.PUBLIC)
 @require_http_methods(["GET", "POST"])
 def sign_in_link(request: HttpRequest) -> HttpResponse:
-    """A one-time sign-in link: the page posts the code of its fragment."""
+    """Sign in with a one-time link: the page posts the code of its fragment."""
     if request.method == "GET":
         return render(request, "auth/sign_in_link.html")
     try:
@@ -206,7 +205,7 @@ def sign_in_link(request: HttpRequest) -> HttpResponse:
 
 
 class InvitationForm(forms.Form):
-    """What a new person says of themselves."""
+    """Account data of a new user."""
 
     username = forms.CharField(
         max_length=63,
@@ -237,7 +236,7 @@ class InvitationForm(forms.Form):
 @sensitive_post_parameters("password", "code")
 @require_http_methods(["GET", "POST"])
 def invitation(request: HttpRequest) -> HttpResponse:
-    """An invitation: first the code alone is posted and the form appears, then the account is made."""
+    """Accept an invitation: the code is posted first and the form appears, then the account is created."""
     if request.method == "GET":
         return render(request, "auth/invitation.html", {"asks_code": True})
     code = request.POST.get("code", "")
@@ -263,7 +262,7 @@ def invitation(request: HttpRequest) -> HttpResponse:
         except InvalidRequest as wrong:
             add_service_errors(form, wrong)
         except TooManyRequests:
-            raise  # a page of its own with Retry-After; the invitation stays open
+            raise  # answered by a page with Retry-After; the invitation stays open
         except FairwayError as refusal:
             form.add_error(None, refusal.message)
         else:
@@ -275,7 +274,7 @@ def invitation(request: HttpRequest) -> HttpResponse:
 
 
 def add_service_errors(form: forms.Form, error: InvalidRequest) -> None:
-    """Puts the sentences of a service beside the fields they belong to."""
+    """Add the messages of a service to the fields they belong to."""
     for name, message in error.fields.items():
         form.add_error(name if name in form.fields else None, message)
     if not error.fields:

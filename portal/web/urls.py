@@ -1,4 +1,4 @@
-"""Addresses of the pages."""
+"""URLs of the pages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ urlpatterns = [
     path("queue/", queue.queue, name="queue"),
     path("search/", search.search, name="search"),
     path("cluster/", cluster.cluster, name="cluster"),
-    path("", include("portal.web.admin.urls")),  # before a node's page: nodes/add/ is no node
+    path("", include("portal.web.admin.urls")),  # before the node page, since "add" is not a node id
     path("nodes/<slug:public_id>/", cluster.node, name="node"),
     path("nodes/<slug:public_id>/series/", metrics.node_series, name="node-series"),
 ]

@@ -1,8 +1,8 @@
-"""Writes a plan into the record: in short transactions of many starts, each start whole or refused (laws 3 and 4).
+"""Writes a plan to the database in batched transactions; each start is committed whole or refused.
 
-A plan was made from a photograph; here the record has the last word. What does not hold is refused alone: a start
-whose job, places or limits moved on, or whose nodes are reserved by now, is left out of its transaction, and a
-transaction that the database refuses is tried again in halves. Nothing in this file talks to a node.
+A plan is made from a snapshot, so every start is checked again here: it is refused if its job, placement,
+limits or reservations changed. A transaction that the database rejects is retried in halves. Nothing in this
+module talks to a node.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from scheduler.snapshot.network_isolation import NetworkIsolationCheck
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 200
-"""So many starts or evictions share a transaction at most: it holds its locks for about a tenth of a second."""
+"""Starts or evictions per transaction at most; such a transaction holds its locks for about 0.1 s."""
 
 PlanItem = TypeVar("PlanItem", JobPlacement, Eviction)
 
 
 @dataclass(frozen=True)
 class CommitRefusal:
-    """Why the record did not take a start or an eviction; the next cycle plans anew."""
+    """Why a start or an eviction was not committed; the next cycle plans again."""
 
     job: str
     code: str
@@ -54,12 +54,12 @@ class CommitRefusal:
 
 
 def commit_starts(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[CommitRefusal]:
-    """Gives jobs their GPUs, and says which did not get them. Raises LeaseLostError when this scheduler was replaced."""
+    """Commit ``starts`` and return the refused ones. Raise LeaseLostError when another scheduler leads."""
     return _in_batches(leader, starts, _start_jobs)
 
 
 def commit_evictions(leader: HeldLease, evictions: Sequence[Eviction]) -> list[CommitRefusal]:
-    """Asks running jobs to leave for others; they keep their GPUs until their nodes say that they are gone."""
+    """Request evictions and return the refused ones. Jobs hold their GPUs until nodes report them gone."""
     return _in_batches(leader, evictions, _request_evictions)
 
 
@@ -70,7 +70,7 @@ def _in_batches(
 ) -> list[CommitRefusal]:
     refused: list[CommitRefusal] = []
     for first in range(0, len(items), MAX_BATCH):
-        if first:  # what takes long is no reason to be replaced
+        if first:  # a long commit must not lose the leader lease
             leases.renew([leader.name], leader.holder, leases.LEADER_TTL_S)
         refused += _commit_batch(leader, items[first : first + MAX_BATCH], write)
     return refused
@@ -81,7 +81,7 @@ def _commit_batch(
     items: Sequence[PlanItem],
     write: Callable[[HeldLease, Sequence[PlanItem]], list[CommitRefusal]],
 ) -> list[CommitRefusal]:
-    """One transaction for all of ``items``; if the record does not take them together, one for each half."""
+    """Write all ``items`` in one transaction; when the database rejects it, retry each half."""
     try:
         with transaction.atomic():
             leases.check(leader)
@@ -96,7 +96,7 @@ def _commit_batch(
 
 
 def _is_unreachable(error: Exception) -> bool:
-    """True when the server did not answer: then no part of a batch would fare better."""
+    """Return True when the server did not answer, so that retrying in halves is pointless."""
     return isinstance(error, OperationalError) and getattr(error.__cause__, "sqlstate", None) is None
 
 
@@ -113,7 +113,7 @@ def _build_refusal(item: JobPlacement | Eviction, error: Exception) -> CommitRef
 
 
 def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[CommitRefusal]:
-    """Begins what still holds, and refuses the rest; the rows are locked in the order jobs, quotas, GPUs."""
+    """Start the jobs whose checks pass and refuse the others. Locks rows in the order jobs, quotas, GPUs."""
     rows = Job.objects.select_for_update(of=("self",), no_key=True).select_related("project", "owner")
     jobs = {job.public_id: job for job in rows.filter(public_id__in=_ids(starts)).order_by("pk")}
     rows_by_id = _PlacementRows(starts)
@@ -136,13 +136,13 @@ def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[Commi
             job = _check_unchanged(jobs.get(start.job), start)
             if job.pk in blocked:
                 raise Conflict("It is to start after another job that has not ended yet.", code="dependency")
-            pool, seats = rows_by_id.resolve(start)
+            pool, placements = rows_by_id.resolve(start)
             reservation_check.check(job, start)
-            isolation_check.check(job, pool, seats)
-            growth = None if job.state == JobState.PENDING else growing.scale_up(job, seats)
+            isolation_check.check(job, pool, placements)
+            growth = None if job.state == JobState.PENDING else growing.scale_up(job, placements)
             rows_by_id.claim_probation_nodes(start)
-            quota_check.check_and_add(job, pool, len(seats))
-            isolation_check.add(job, seats)
+            quota_check.check_and_add(job, pool, len(placements))
+            isolation_check.add(job, placements)
         except Conflict as conflict:
             refused.append(_build_refusal(start, conflict))
             continue
@@ -150,31 +150,31 @@ def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[Commi
             growths.append(growth)
             continue
         secret = create_attempt_secret(job) if job.kind == JobKind.WORKSPACE.value else ""
-        beginnings.append(AttemptStart(job, pool, seats, secret))
+        beginnings.append(AttemptStart(job, pool, placements, secret))
     _assign_home_nodes(beginnings)
     failpoint("commit.in_transaction")
-    if beginnings and growths:  # each locks its own in order; together they would not be
-        seats = [seat for beginning in beginnings for seat in beginning.placements]
-        seats += [seat for growth in growths for seat in growth.placements]
-        wanted = {gpu for seat in seats for gpu, _ in seat.gpus}
+    if beginnings and growths:  # each locks GPUs in its own order; together the order would be undefined
+        placements = [placement for beginning in beginnings for placement in beginning.placements]
+        placements += [placement for growth in growths for placement in growth.placements]
+        wanted = {gpu for placement in placements for gpu, _ in placement.gpus}
         list(Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").values("pk"))
     if beginnings:
         attempts = job_control.start_attempts(beginnings, epoch=leader.epoch)
         breaker.start_probations(
-            (attempt, [seat.node for seat in beginning.placements])
+            (attempt, [placement.node for placement in beginning.placements])
             for attempt, beginning in zip(attempts, beginnings, strict=True)
         )
     if growths:
         elastic.scale_up_attempts(growths)
         breaker.start_probations(
-            (growth.attempt, [seat.node for seat in growth.placements]) for growth in growths
+            (growth.attempt, [placement.node for placement in growth.placements]) for growth in growths
         )
     failpoint("commit.before_commit")
     return refused
 
 
 def _check_unchanged(job: Job | None, start: JobPlacement) -> Job:
-    """The locked job, waiting or elastic and running; Conflict when it is not as the plan saw it."""
+    """Return the locked job if unchanged and pending, or running and elastic. Raise Conflict otherwise."""
     if (
         job is None
         or job.version != start.version
@@ -187,7 +187,7 @@ def _check_unchanged(job: Job | None, start: JobPlacement) -> Job:
 
 
 class _PlacementRows:
-    """The pools, nodes and GPUs that starts name, as they stand now."""
+    """Current rows of the pools, nodes and GPUs that starts name."""
 
     def __init__(self, starts: Sequence[JobPlacement]) -> None:
         tasks = [task for start in starts for task in start.tasks]
@@ -201,7 +201,7 @@ class _PlacementRows:
         self._probation_jobs: dict[int, JobId] = {}
 
     def claim_probation_nodes(self, start: JobPlacement) -> None:
-        """Lets a start have the nodes that are tried with one job; Conflict when another has them."""
+        """Reserve probation nodes, one job per node. Raise Conflict when another start has one."""
         nodes = {self._nodes[task.node] for task in start.tasks}
         tried = [node for node in nodes if node.breaker_state == BreakerState.PROBATION.value]
         for node in tried:
@@ -209,7 +209,7 @@ class _PlacementRows:
                 raise Conflict(f"{node.name} is tried with another job.", code="node_on_probation")
 
     def resolve(self, start: JobPlacement) -> tuple[NodePool, list[RankPlacement]]:
-        """The plan's places as rows, in rank order; Conflict when a node or a GPU is not there any more."""
+        """Return the placements as rows in rank order. Raise Conflict when a node or GPU is unavailable."""
         pool = self.pools.get(start.pool)
         if pool is None:
             raise Conflict("The pool of the plan is no more.", code="node_changed")
@@ -229,7 +229,7 @@ class _PlacementRows:
 
 
 def _assign_home_nodes(beginnings: Sequence[AttemptStart]) -> None:
-    """A person's home comes to be on the node of their first workspace, unless it is shared."""
+    """Assign each user's home volume to the node of their first workspace, unless homes are shared."""
     where: dict[int, int] = {}
     for each in beginnings:
         if each.job.kind == JobKind.WORKSPACE.value:
@@ -252,7 +252,7 @@ def _assign_home_nodes(beginnings: Sequence[AttemptStart]) -> None:
 
 
 def _request_evictions(leader: HeldLease, evictions: Sequence[Eviction]) -> list[CommitRefusal]:
-    """Asks those that still hold something and were not asked yet."""
+    """Request the eviction of jobs that have a live attempt without a stop request."""
     rows = Job.objects.select_for_update(of=("self",), no_key=True)
     jobs = {job.pk: job.public_id for job in rows.filter(public_id__in=_ids(evictions)).order_by("pk")}
     live = Attempt.objects.filter(

@@ -1,4 +1,4 @@
-"""The limits of projects and of people in them, as they stand in the record, counted on start by start (I9)."""
+"""Commit-time check of project and user limits, which counts each committed start (I9)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from portal.models import Job, NodePool, Project, Quota, UsageInterval
 
 
 class QuotaCheck:
-    """What projects, those above them and their people may still take, in one transaction.
+    """Remaining limits of projects, their ancestors and their users within one transaction.
 
-    The quota rows stay locked until its end, so an edit or another scheduler's start waits.
+    The quota rows stay locked until the transaction ends, so concurrent edits and starts wait.
     """
 
     def __init__(self, project_pools: Iterable[tuple[int, int]]) -> None:
-        """``project_pools``: row numbers of the projects and pools in question. Call in a transaction."""
+        """``project_pools``: primary keys of (project, pool). Call in a transaction."""
         pairs = set(project_pools)
         tree = {
             id_: (parent, name)
@@ -41,7 +41,7 @@ class QuotaCheck:
                 self._user_limit[project, pool] = user_limit
         self._held_milli: Counter[tuple[int, int]] = Counter()
         self._user_milli: Counter[tuple[int, int, int]] = Counter()
-        if self._limit or self._user_limit:  # read after the lock: whoever held it has written
+        if self._limit or self._user_limit:  # read after locking: earlier lock holders have committed
             rows = UsageInterval.objects.filter(ended_at__isnull=True, pool__in=pools)
             for project, pool, user, milli in rows.values_list("project_id", "pool_id", "user_id").annotate(
                 Sum("milli")
@@ -49,9 +49,9 @@ class QuotaCheck:
                 self._add(project, pool, user, milli)
 
     def check_and_add(self, job: Job, pool: NodePool, tasks: int) -> None:
-        """Counts a start of so many tasks of the job.
+        """Count a start of ``tasks`` tasks of the job.
 
-        Conflict when its project, one above, or its owner there would pass a limit.
+        Raise Conflict when the project, an ancestor, or the owner within one of them would exceed a limit.
         """
         milli = tasks * job.task_milli
         for project in self._ancestors[job.project_id]:

@@ -1,4 +1,4 @@
-"""The reservations of nodes, as they stand in the record when a plan is written down."""
+"""Commit-time check of node reservations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from scheduler.snapshot.cluster import read_now_s, read_projects, read_reservati
 
 
 class ReservationCheck:
-    """What of some nodes is reserved now or later, in one transaction.
+    """Current and future reservations of some nodes, as of one transaction.
 
-    One that is committed after this was read came after the starts: who stands on its nodes then may stay.
+    Reservations committed after this read do not apply: jobs that already run on their nodes may stay.
     """
 
     def __init__(self, nodes: Collection[NodeId]) -> None:
@@ -29,7 +29,7 @@ class ReservationCheck:
         return {row.id: row.parent for row in read_projects()}
 
     def check(self, job: Job, start: JobPlacement) -> None:
-        """Raises Conflict when nodes of the start are closed to the job, by the rule that decisions obey."""
+        """Raise Conflict when a reservation blocks the start; uses the rule of the decision."""
         nodes = {task.node for task in start.tasks}
         ends_s = None if job.time_limit_s is None else self._now_s + job.time_limit_s
         for row in self._rows:

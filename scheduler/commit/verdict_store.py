@@ -1,4 +1,4 @@
-"""Keeps the newest verdict of each waiting job in the record: written in bulk, and only where it changed."""
+"""Stores the newest verdict of each pending job in bulk, and writes only changes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from scheduler.leases import HeldLease
 from scheduler.snapshot.row_cache import RowCache, row_version_blocks
 
 MAX_REFRESHED = 500
-"""Of the verdicts with the same code as before, at most so many are written anew in a cycle, the oldest first.
+"""Verdicts with an unchanged code that are rewritten per cycle at most, the oldest first.
 
-Each message holds numbers of its whole pool, so that one start changes those of every job that waits there.
+Messages contain totals of the pool, so one start changes the message of every job pending there.
 """
 MAX_ANNOUNCED = 200
-"""Open pages are told of at most this many changes a cycle; the others poll."""
+"""Changes per cycle that are pushed to open pages at most; pages poll for the rest."""
 
 MAX_BATCH = 2_000
-"""So many share a transaction at most."""
+"""Verdicts per transaction at most."""
 
-_PLAIN = (str, int, float, bool, type(None))  # equal to themselves after JSON
+_PLAIN = (str, int, float, bool, type(None))  # types that a JSON round trip does not change
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVerdict:
-    """What the record says of a waiting job, and since when."""
+    """The stored verdict of a pending job; ``since`` is when its code last changed."""
 
     columns: dict[str, Any]
     decided_at: dt.datetime
@@ -44,14 +44,14 @@ class StoredVerdict:
 
 
 class VerdictStore:
-    """The verdicts of the record as this process knows them: it reads again only those written by others."""
+    """Access to the stored verdicts, with a cache that rereads only rows written by other processes."""
 
     def __init__(self) -> None:
         self._cache = RowCache[StoredVerdict]()
-        self._announced_count = 0  # of changes, since what goes on began
+        self._announced_count = 0  # changes announced so far in this series of ``continued`` writes
 
     def read(self) -> dict[int, StoredVerdict]:
-        """By row number of the job."""
+        """Return the stored verdicts by primary key of the job."""
         return self._cache.refresh_blocks(row_version_blocks("portal_jobverdict", "job_id"), _fetch_verdicts)
 
     def write(
@@ -63,20 +63,21 @@ class VerdictStore:
         *,
         continued: bool = False,
     ) -> int:
-        """Writes the verdicts that changed and gives how many; raises LeaseLostError.
+        """Write the changed verdicts and return their number. Raise LeaseLostError.
 
-        ``jobs`` by id the rows of all that wait; of the verdicts whose numbers alone changed ``max_refreshed`` are
-        written, or ``MAX_REFRESHED``. A piece that ``continued`` looks at what was read for the one before.
+        ``jobs`` maps the ids of all pending jobs to primary keys. Of verdicts whose code is unchanged, at
+        most ``max_refreshed`` (default ``MAX_REFRESHED``) are rewritten. With ``continued``, rows are not
+        read again.
         """
         now = timezone.now()
         before = self._cache.rows if continued else self.read()
         fields = _VerdictColumns()
         changed: list[tuple[int, StoredVerdict]] = []
         code_changes: list[Verdict] = []
-        others: list[tuple[dt.datetime, int, Verdict]] = []  # with when each was last written
+        others: list[tuple[dt.datetime, int, Verdict]] = []  # with the time of the last write
         for verdict in verdicts:
             row = jobs.get(verdict.job)
-            if row is None:  # it runs, and waits only for more tasks
+            if row is None:  # a running elastic job that is pending only for more tasks
                 continue
             old = before.get(row)
             if old is None or old.columns["code"] != verdict.code.value:
@@ -105,13 +106,13 @@ class VerdictStore:
         )
 
     def _write(self, leader: HeldLease, changed: dict[int, StoredVerdict], left: Collection[int]) -> None:
-        """One transaction; drops the verdicts of jobs that left the queue while the plan was made."""
-        text = cache(dt.datetime.isoformat)  # all but a few were decided at the same moment
+        """Write in one transaction; delete the verdicts of jobs that are no longer pending."""
+        text = cache(dt.datetime.isoformat)  # nearly all share one timestamp
         rows = [
             {
                 "job_id": row,
                 "decided_at": text(stored.decided_at),
-                "since": text(stored.since),
+                "code_since": text(stored.since),
                 **stored.columns,
             }
             for row, stored in changed.items()
@@ -135,7 +136,7 @@ def _refreshed(
     now: dt.datetime,
     limit: int,
 ) -> list[tuple[int, StoredVerdict]]:
-    """Of the verdicts with the same code those that say something else, the oldest first and only so many."""
+    """Return up to ``limit`` verdicts whose code is unchanged and whose content changed, the oldest first."""
     found: list[tuple[int, StoredVerdict]] = []
     heapify(others)
     while others and len(found) < limit:
@@ -153,18 +154,18 @@ _WRITE = """
     ), events AS (
         INSERT INTO portal_jobevent (job_id, at, kind, reason, message, details, before, after, actor)
         SELECT job_id, decided_at, 'verdict', code, message, details, '', '', ''
-          FROM verdict WHERE since = decided_at
+          FROM verdict WHERE code_since = decided_at
     )
     INSERT INTO portal_jobverdict AS verdict
            (job_id, code, message, details, jobs_ahead, suggestion, decided_at, code_since)
-    SELECT job_id, code, message, numbers, ahead, cheapest, decided_at, since FROM verdict
+    SELECT job_id, code, message, details, jobs_ahead, suggestion, decided_at, code_since FROM verdict
         ON CONFLICT (job_id) DO UPDATE
        SET code = excluded.code, message = excluded.message, details = excluded.details,
            jobs_ahead = excluded.jobs_ahead, suggestion = excluded.suggestion,
            decided_at = excluded.decided_at, code_since = excluded.code_since
     RETURNING job_id, xmin::text
 """
-"""The verdicts of a JSON list; one that is new since then is an event of its job as well."""
+"""Upserts the verdicts of a JSON list, and adds an event to a job whose code changed."""
 
 
 def _fetch_verdicts(jobs: Sequence[int] | None) -> Iterator[tuple[int, StoredVerdict]]:
@@ -173,34 +174,33 @@ def _fetch_verdicts(jobs: Sequence[int] | None) -> Iterator[tuple[int, StoredVer
     for row in rows.values("job_id", "decided_at", "code_since", *columns):
         yield (
             row["job_id"],
-            StoredVerdict({name: row[name] for name in columns}, row["decided_at"], row["since"]),
+            StoredVerdict({name: row[name] for name in columns}, row["decided_at"], row["code_since"]),
         )
 
 
 class _VerdictColumns:
-    """Verdicts as columns; jobs that ask the same share most of theirs."""
+    """Builds verdict columns; the JSON of shared ``details`` and ``suggestion`` objects is built once."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, Any] = {}
         self._changes: dict[int, Any] = {}
 
     def matches(self, stored: dict[str, Any], verdict: Verdict) -> bool:
-        """True when these columns say what the verdict of the same code says."""
+        """Return True when the stored columns equal those of a verdict with the same code."""
         return bool(
             stored["message"] == verdict.message[:1000]
-            and (stored["numbers"] == verdict.details or stored["numbers"] == self._as_numbers(verdict))
-            and stored["ahead"] == list(verdict.jobs_ahead)
-            and stored["cheapest"] == self._as_change(verdict)
+            and (stored["details"] == verdict.details or stored["details"] == self._as_numbers(verdict))
+            and stored["jobs_ahead"] == list(verdict.jobs_ahead)
+            and stored["suggestion"] == self._as_change(verdict)
         )
 
     def build(self, verdict: Verdict) -> dict[str, Any]:
-        """As ``verdict_fields``."""
         return {
             "code": verdict.code.value,
             "message": verdict.message[:1000],
-            "numbers": self._as_numbers(verdict),
-            "ahead": list(verdict.jobs_ahead),
-            "cheapest": self._as_change(verdict),
+            "details": self._as_numbers(verdict),
+            "jobs_ahead": list(verdict.jobs_ahead),
+            "suggestion": self._as_change(verdict),
         }
 
     def _as_numbers(self, verdict: Verdict) -> Any:
@@ -217,19 +217,19 @@ class _VerdictColumns:
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as the columns of a Standing, times left out."""
+    """Return the columns of a JobVerdict, without times."""
     return _VerdictColumns().build(verdict)
 
 
 def change_fields(change: Alternative | None) -> dict[str, Any] | None:
-    """A change to a request as JSON."""
+    """Return a suggested change of a request as JSON."""
     if change is None:
         return None
     return {"kind": change.kind.value, "message": change.message, "fields": _as_json(change.fields)}
 
 
 def _as_json(value: Any) -> Any:
-    """What the value is after it has been through a JSON column, so that it compares equal."""
+    """Return the value as it reads back from a JSON column, so that it compares equal."""
     if type(value) is dict and all(type(each) in _PLAIN for each in value.values()):
         return value
     return json.loads(json.dumps(value))

@@ -1,11 +1,16 @@
-"""The decision: one snapshot in, one plan out. Start reading here.
+"""Decide one scheduling cycle: a pure function from a snapshot to a plan. Start reading here.
 
-A plan is made in steps: check the snapshot; set aside what cannot start whatever is free; divide each
-pool among the projects that hold or ask for GPUs; honour the places that earlier plans keep; then the actions,
-least disruptive first: hand out free places in fair order, move others together, take back from other projects,
-preempt in the own one, end gangs that lost too many tasks; then say of every job that did not start why, with
-numbers. No clock, no random, no database: the same snapshot gives the same plan, whatever order its rows
-came in, and work is bounded by counted steps.
+Steps:
+
+1. Validate the snapshot and exclude jobs that cannot start whatever is free.
+2. Divide each pool among the projects that hold or request GPUs (fair share).
+3. Restore the nominations of earlier plans.
+4. Run the actions, least disruptive first: allocate free GPUs in fair order, consolidate (move jobs), reclaim
+   from other projects, preempt within the project, evict stale gangs.
+5. Explain with numbers why each other job did not start.
+
+There is no clock, no randomness and no database: equal snapshots give equal plans in any order of rows, and
+the work is bounded by counted steps.
 """
 
 from __future__ import annotations
@@ -27,17 +32,17 @@ from scheduler.core.verdicts.explain import Explainer
 from scheduler.core.verdicts.report import VerdictReport
 
 MAX_ROUNDS = 100
-"""A round seats somebody by asking others to leave; more than a few are rare, and none is lost by waiting."""
+"""Bound on rounds of eviction. More than a few are rare; a job that misses one waits for the next cycle."""
 
 
 def decide(
     snapshot: Snapshot, policy: Policy, cache: DecisionCache | None = None, *, explain: bool = True
 ) -> Plan:
-    """The plan for ``snapshot``: each pending job stands in its starts or in its verdicts, once.
+    """Return the plan for ``snapshot``: each pending job is in its starts or in its verdicts, exactly once.
 
-    ``memory``, the same from decision to decision, spares work where rows are the same objects as before; the plan
-    does not depend on it. Without ``tells`` it says nothing of those that wait, and is the same otherwise. Raises
-    ``SnapshotError`` naming the field when the snapshot cannot be true.
+    ``cache``, reused from decision to decision, saves work for rows that are the same objects as before; it
+    does not affect the plan. With ``explain=False`` the plan has no verdicts and is the same otherwise. Raise
+    ``SnapshotError`` with the name of the field if the snapshot is inconsistent.
     """
     return _Decision(snapshot, policy, cache).plan(explain=explain)
 
@@ -45,14 +50,14 @@ def decide(
 def decide_deferring_verdicts(
     snapshot: Snapshot, policy: Policy, cache: DecisionCache
 ) -> tuple[Plan, VerdictReport]:
-    """The plan without verdicts, and who can say why jobs wait until ``memory`` serves another decision."""
+    """Return the plan without verdicts, and a report that is valid until the next use of ``cache``."""
     decision = _Decision(snapshot, policy, cache)
     plan = decision.plan(explain=False)
     return plan, decision.report(plan.evictions)
 
 
 def preview_request(snapshot: Snapshot, policy: Policy, request: PendingRow) -> RequestPreview:
-    """What would happen to ``request`` if it joined the queue of ``snapshot`` now."""
+    """Return what would happen to ``request`` if it joined the queue of ``snapshot`` now."""
     others = tuple(row for row in snapshot.pending if row.job != request.job)
     decision = _Decision(replace(snapshot, pending=(*others, request)), policy)
     plan = decision.plan()
@@ -69,35 +74,33 @@ def preview_request(snapshot: Snapshot, policy: Policy, request: PendingRow) -> 
 
 
 class _Decision:
-    """One decision: the order in which its steps are taken."""
+    """One decision: the order of its steps."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, cache: DecisionCache | None = None) -> None:
-        self._session = SchedulingSession(snapshot, policy, DecisionCache() if cache is None else cache)
+        self._session = session = SchedulingSession(
+            snapshot, policy, DecisionCache() if cache is None else cache
+        )
+        self.explainer = Explainer(session.snapshot, policy, session.pool_states, session.cache.variants)
         self._allocate_action = AllocateAction(self._session)
         self._evict_action = EvictAction(self._session)
 
     @property
     def pool_states(self) -> dict[PoolId, PoolState]:
-        """The pools as the decision left them."""
+        """The pools in their state after the decision."""
         return self._session.pool_states
 
     def row(self, job: JobId) -> PendingRow:
-        """A waiting job as the decision sees it: it avoids what is reserved for others."""
+        """Return the row of a pending job, restricted by admin reservations."""
         return next(row for row in self._session.pending if row.job == job)
 
-    @property
-    def explainer(self) -> Explainer:
-        """Who can be asked for alternatives."""
-        return self._session.explainer
-
     def plan(self, *, explain: bool = True) -> Plan:
-        """Go through the steps; the last, telling, only if asked for."""
-        self._session.classify_jobs()
+        """Run the steps and return the plan, with verdicts if ``explain`` is set."""
+        self._session.classify_jobs(self.explainer.feasible_pools)
         self._session.compute_shares()
-        receipts = tuple(
-            receipt
+        breakdowns = tuple(
+            breakdown
             for pool_state in self._session.pool_states.values()
-            for receipt in pool_state.share_breakdowns()
+            for breakdown in pool_state.share_breakdowns()
         )
         self._allocate_action.restore_nominations()
         self._run_actions()
@@ -109,20 +112,20 @@ class _Decision:
             starts=self._placements(GangTaskState.ALLOCATED),
             evictions=evictions,
             verdicts=tuple(sorted(verdicts, key=attrgetter("job"))),
-            share_breakdowns=receipts,
-            steps_used=self._session.steps_used + self._session.explainer.alternative_search.steps_used,
+            share_breakdowns=breakdowns,
+            steps_used=self._session.steps_used + self.explainer.alternative_search.steps_used,
             truncated=bool(self._session.unprocessed)
-            or any(room.truncated for room in self._session.planners.values()),
+            or any(space.truncated for space in self._session.planners.values()),
             explained=explain,
             nominations=self._placements(GangTaskState.NOMINATED),
         )
 
     def report(self, evictions: tuple[Eviction, ...]) -> VerdictReport:
-        """Who can say why jobs wait, once the actions are done."""
-        return VerdictReport(self._session, evictions)
+        """Return the report that explains pending jobs; call it after the actions have run."""
+        return VerdictReport(self._session, self.explainer, evictions)
 
     def _run_actions(self) -> None:
-        """Allocate, then make room in three ways; again as long as somebody is seated by it."""
+        """Allocate, then run the eviction actions; repeat while they place jobs."""
         allocate = "allocate" in self._session.policy.actions
         if self._session.policy.settles:
             self._allocate_action.start_nominated()
@@ -136,7 +139,7 @@ class _Decision:
             spared = self._session.policy.settles and self._evict_action.reprieve_victims()
             if not self._session.policy.settles or not (seated or spared or left != actions):
                 break
-            # one that seats somebody opens holes for the same again: the others look when it is done
+            # an action that places a job opens GPUs for more of its kind: repeat it before the others
             left = seated if seated and not spared else actions
             if seated or spared:
                 self._allocate_action.start_nominated()
@@ -144,7 +147,7 @@ class _Decision:
                     self._allocate_action.allocate()
 
     def _placements(self, state: GangTaskState) -> tuple[JobPlacement, ...]:
-        """The gangs with tasks in ``state``, and the places of these."""
+        """Return the gangs with tasks in ``state``, and the placements of these tasks."""
         found = []
         for pool, pool_state in self._session.pool_states.items():
             for job, gang in pool_state.gangs.items():
@@ -161,7 +164,7 @@ class _Decision:
         return tuple(sorted(found, key=lambda start: start.job))
 
     def _evictions(self) -> tuple[Eviction, ...]:
-        """Who leaves, by job; a job of which only some tasks leave names them."""
+        """Return the evictions by job; a job that loses only some of its tasks lists their ranks."""
         by_job: dict[JobId, list[OrderedEviction]] = {}
         for each in self._session.evictions.values():
             if each.task.state in (GangTaskState.RELEASING, GangTaskState.NOMINATED):

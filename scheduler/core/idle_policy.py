@@ -1,7 +1,7 @@
-"""Whether a workspace is idle, and what follows: a countdown begins, ends, or has run out. Pure, on told seconds.
+"""Decide whether a workspace is idle, and whether its countdown starts, is cancelled or has run out.
 
-Quiet is what was measured and found quiet, minute by minute without a gap, of the GPUs and of the tool. Metrics may
-be lost: where a minute is missing nothing is known, and what is not known is never taken for idleness.
+Inactive means measured and found unused, minute by minute without a gap, for GPUs and tool. Metrics can be
+lost: a missing minute is unknown, and unknown is never taken for idle.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from enum import StrEnum
 
 MINUTE_S = 60.0
 STALE_AFTER_S = 180.0
-"""What was last known longer ago says nothing of now; a minute is written once it is over, a tool asked in each."""
+"""Older data says nothing about now. A minute is written after its end; a tool is polled every minute."""
 MIN_SAMPLES = 40
-"""A minute with fewer samples (one a second) was not measured."""
+"""A minute with fewer samples (one per second) counts as not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUsageMinute:
-    """One minute of a workspace's GPUs: the mean use of the busiest; None where one of them was not measured."""
+    """One minute of a workspace's GPUs: mean use of the busiest one; None if one of them was not measured."""
 
     start_s: float
     samples: int
@@ -28,7 +28,7 @@ class GpuUsageMinute:
 
 @dataclass(frozen=True, slots=True)
 class InactivePeriod:
-    """Measured minutes without use, one after the other, from ``since_s`` to ``until_s``."""
+    """Consecutive measured minutes without use, from ``since_s`` to ``until_s``."""
 
     since_s: float
     until_s: float
@@ -36,13 +36,13 @@ class InactivePeriod:
 
 @dataclass(frozen=True, slots=True)
 class GpuActivity:
-    """What is known of the GPUs: the quiet minutes up to the newest, and when one was last used."""
+    """What is known of the GPUs: the current inactive period, and the last use."""
 
     inactive: InactivePeriod | None = None
     last_active_s: float | None = None
 
     def extended_by(self, minutes: Iterable[GpuUsageMinute], threshold_percent: float) -> GpuActivity:
-        """The same once these minutes (ascending) are known too; those that were counted already are passed over."""
+        """Return the activity with these minutes (ascending) added; counted minutes are skipped."""
         quiet, used_s = self.inactive, self.last_active_s
         for minute in minutes:
             if quiet is not None and minute.start_s < quiet.until_s:
@@ -61,7 +61,7 @@ class GpuActivity:
 
 @dataclass(frozen=True, slots=True)
 class ToolActivity:
-    """What is known of the tool: looked at without a gap from ``since_s`` to ``seen_s``, and last used then."""
+    """Polls of the tool: without a gap from ``since_s`` to ``last_polled_s``, and the last use found."""
 
     since_s: float
     last_polled_s: float
@@ -70,7 +70,7 @@ class ToolActivity:
 
 @dataclass(frozen=True, slots=True)
 class IdlePolicy:
-    """The policy of its pool; ``action`` is off, notify or suspend."""
+    """The idle policy of a pool; ``action`` is off, notify or suspend."""
 
     action: str
     after_s: float
@@ -78,9 +78,10 @@ class IdlePolicy:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceIdleState:
-    """A running workspace: since when its server is ready, what is known of its use, and how far its countdown is.
+    """A running workspace: ready since ``ready_s``, its activity, and its countdown.
 
-    ``kept_until_s``: until then a snooze or a reason keeps it. ``stops_s`` None: no end was told to its people.
+    Until ``exempt_until_s`` a snooze or exemption keeps it running. ``suspend_at_s`` None: its users were not
+    notified of a suspension.
     """
 
     ready_s: float
@@ -92,16 +93,14 @@ class WorkspaceIdleState:
 
 
 class IdleStep(StrEnum):
-    """What is to be done."""
-
     NOTHING = "nothing"
-    START_COUNTDOWN = "begin"  # tell its people that it is idle, and when it ends where it does
-    CANCEL_COUNTDOWN = "end"  # it is used, kept, or not known to be idle any more
+    START_COUNTDOWN = "begin"  # notify its users that it is idle, and of the suspension time if there is one
+    CANCEL_COUNTDOWN = "end"  # it is active, exempt, or not known to be idle any more
     SUSPEND = "suspend"
 
 
 def inactive_since_s(workspace: WorkspaceIdleState, now_s: float) -> float | None:
-    """Since when GPUs and tool are both known to be quiet; None: one is used, or not known now."""
+    """Return since when both GPUs and tool are known to be inactive; None if one is active or unknown."""
     quiet, tool = workspace.gpu.inactive, workspace.tool
     if quiet is None or now_s - quiet.until_s > STALE_AFTER_S:
         return None
@@ -111,15 +110,13 @@ def inactive_since_s(workspace: WorkspaceIdleState, now_s: float) -> float | Non
 
 
 def next_step(workspace: WorkspaceIdleState, rule: IdlePolicy, now_s: float) -> IdleStep:
-    """What follows for a workspace now."""
+    """Return what to do with a workspace now."""
     quiet_s = inactive_since_s(workspace, now_s)
     kept = workspace.exempt_until_s is not None and workspace.exempt_until_s > now_s
     if rule.action == "off" or kept or quiet_s is None or now_s - quiet_s < rule.after_s:
         return IdleStep.CANCEL_COUNTDOWN if workspace.countdown_started else IdleStep.NOTHING
     if not workspace.countdown_started or (workspace.suspend_at_s is None) != (rule.action == "notify"):
-        return (
-            IdleStep.START_COUNTDOWN
-        )  # also when the policy was turned meanwhile: an end is told a whole countdown before
+        return IdleStep.START_COUNTDOWN  # also after a change of policy, so that users get a full countdown
     if workspace.suspend_at_s is not None and workspace.suspend_at_s <= now_s:
         return IdleStep.SUSPEND
     return IdleStep.NOTHING

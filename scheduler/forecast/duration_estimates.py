@@ -1,7 +1,8 @@
-"""What the rows of a photograph say is expected of jobs: how long they run, and where faster, by those that ended.
+"""Adds duration and throughput estimates to snapshot rows, learned from jobs that ended.
 
-The record is read once in full and then by difference. What is told follows from the latest jobs that ended and from
-the row alone, in steps (``scheduler.core.forecast.durations.Steps``): every process tells the same, and a row rarely changes.
+History is read in full once and incrementally afterwards. Estimates depend only on the latest ended jobs and
+the row, and are quantized (``scheduler.core.forecast.durations.QuantizedDurations``), so every process
+computes the same values and rows rarely change.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import JobId, PendingRow, RunningRow, Snapshot
 
 SAMPLE_SIZE = 5_000
-"""So many of the jobs that ended last tell how long jobs run, and where faster."""
+"""Ended jobs, the latest first, that durations and throughputs are learned from."""
 LATE_COMMIT_WINDOW = dt.timedelta(minutes=2)
-"""A job that ended may come to be seen so much later than one that ended after it."""
+"""A job's end may become visible this much later than a later end of another job."""
 
 Row = TypeVar("Row", PendingRow, RunningRow)
 K = TypeVar("K")
 
 
 class _EstimatedRow(NamedTuple):
-    """A row as it was read and as it was told, and by what of its job that was: its kind, or its work."""
+    """A row as read and with its estimate, and the group that the estimate is made for."""
 
     source: Any
     estimated: Any
@@ -40,27 +41,27 @@ class _EstimatedRow(NamedTuple):
 
 
 class DurationEstimator:
-    """What one process knows of durations; its threads take turns."""
+    """Durations and throughputs that one process has learned; thread-safe."""
 
     def __init__(self) -> None:
         self.durations = DurationHistory(SAMPLE_SIZE)
         self.throughputs = ThroughputHistory()
         self.template_of: dict[JobId, str | None] = {}
-        """From which templates the jobs of the last photograph were made."""
+        """The template of each job of the last snapshot."""
         self._work_of: dict[JobId, str] = {}
         self._steps = QuantizedDurations(self.durations)
         self._newest_end: dt.datetime | None = None
         self._learned: set[int] = (
             set()
-        )  # row numbers of the jobs that ended within LATE_COMMIT_WINDOW of the newest
+        )  # primary keys of the jobs that ended within LATE_COMMIT_WINDOW of the newest
         self._rows: dict[str, dict[JobId, _EstimatedRow]] = {}
         self._lock = threading.Lock()
 
     def fill(self, snapshot: Snapshot, policy: Policy) -> Snapshot:
-        """The photograph with what is expected of its jobs; the same where the policy uses no predictions.
+        """Return the snapshot with estimates; unchanged when the policy uses no predictions.
 
-        One query, and a second when jobs came; one more when jobs ended, and when jobs came while layouts are known
-        to differ. A row of which the same is told as in the photograph before is the object of then.
+        Runs one query, and up to three more when jobs are new or ended. A row whose estimate is unchanged is
+        the object of the last call.
         """
         with self._lock:
             self._learn()
@@ -75,7 +76,10 @@ class DurationEstimator:
                 return None if in_all_s is None else row.started_s + in_all_s
 
             pending = self._with_estimates(
-                snapshot.pending, "predicted_s", self._group_by(_requested_milli), self._expected_duration_s
+                snapshot.pending,
+                "predicted_duration_s",
+                self._group_by(_requested_milli),
+                self._expected_duration_s,
             )
             return replace(
                 snapshot,
@@ -86,7 +90,7 @@ class DurationEstimator:
             )
 
     def estimate(self, row: PendingRow, template: str | None, policy: Policy) -> PendingRow:
-        """The row of a job that nobody has submitted yet, as ``fill`` would tell it."""
+        """Return the row of a job that is not submitted, with the estimate that ``fill`` would set."""
         if policy.use_predictions == "no":
             return row
         with self._lock:
@@ -94,7 +98,7 @@ class DurationEstimator:
             return replace(row, predicted_duration_s=self._expected_duration_s(row, kind))
 
     def _learn(self) -> None:
-        """Learns from the jobs that ended since the last time; from the latest of all at the first."""
+        """Learn from the jobs that ended since the last call, or from the latest ``SAMPLE_SIZE`` at first."""
         ended = Job.objects.filter(
             state__in=[state.value for state in TERMINAL_JOB_STATES],
             started_at__isnull=False,
@@ -124,11 +128,13 @@ class DurationEstimator:
             self._learned = {row[0] for row in rows if row[1] >= self._newest_end - LATE_COMMIT_WINDOW}
 
     def _learn_speeds(self, numbers: dict[int, int]) -> None:
-        """Learns from the attempts of jobs that ended, and forgets those of jobs whose durations are forgotten."""
+        """Learn throughputs of ended jobs (``numbers``: order by primary key); forget the oldest."""
         if not numbers:
             return
-        told = AttemptProgress.objects.filter(attempt__job__in=numbers, gpus__gt=0).select_related("attempt")
-        for row in sorted(told, key=lambda row: (numbers[row.attempt.job_id], row.attempt.number)):
+        reported = AttemptProgress.objects.filter(attempt__job__in=numbers, gpus__gt=0).select_related(
+            "attempt"
+        )
+        for row in sorted(reported, key=lambda row: (numbers[row.attempt.job_id], row.attempt.number)):
             if per_s := row.per_s:
                 self.throughputs.learn(
                     numbers[row.attempt.job_id], row.workload_fingerprint, row.layout, per_s
@@ -144,7 +150,7 @@ class DurationEstimator:
         self.template_of = known
 
     def _with_speeds(self, rows: tuple[PendingRow, ...]) -> tuple[PendingRow, ...]:
-        """The rows with how fast work like theirs runs on each known layout; themselves where none is known."""
+        """Return the rows with expected throughput by layout; unchanged when none is known."""
         if not self.throughputs.has_differences:
             self._work_of = {}
             return rows
@@ -155,14 +161,14 @@ class DurationEstimator:
         )
         speeds = self.throughputs.speeds
         return self._with_estimates(
-            rows, "speeds", lambda row: self._work_of[row.job], lambda _, work: speeds(work)
+            rows, "layout_speeds", lambda row: self._work_of[row.job], lambda _, work: speeds(work)
         )
 
     def _expected_duration_s(self, row: PendingRow, kind: DurationKey) -> float | None:
         return self._total_duration_s(kind, 0.0, row.time_limit_s)
 
     def _total_duration_s(self, kind: DurationKey, ran_s: float, limit_s: float | None) -> float | None:
-        """How long a job runs from its start; its limit caps that until it has passed."""
+        """Return the expected total duration after ``ran_s`` of run time, capped by the time limit."""
         in_all_s = self._steps.total_s(kind, ran_s)
         if in_all_s is None or limit_s is None or limit_s <= ran_s:
             return in_all_s
@@ -178,8 +184,8 @@ class DurationEstimator:
         kind_of: Callable[[Row], K],
         estimate: Callable[[Row, K], object],
     ) -> tuple[Row, ...]:
-        """The rows with the field ``name`` as ``expect`` says."""
-        before, now, told = self._rows.get(name, {}), {}, []
+        """Return the rows with the field ``name`` set to ``estimate``."""
+        before, now, reported = self._rows.get(name, {}), {}, []
         for row in rows:
             known = before.get(row.job)
             if known is None or (known.source is not row and known.source != row):
@@ -187,13 +193,13 @@ class DurationEstimator:
             if (expected := estimate(row, known.group)) != getattr(known.estimated, name):
                 known = known._replace(estimated=replace(known.source, **{name: expected}))
             now[row.job] = known
-            told.append(known.estimated)
+            reported.append(known.estimated)
         self._rows[name] = now
-        return tuple(told)
+        return tuple(reported)
 
 
 def _read_work_keys(jobs: list[JobId]) -> dict[JobId, str]:
-    """The work of each of these jobs; none of those without GPUs, and of a job that is gone."""
+    """Return the workload key of each job; without jobs that have no GPUs or no longer exist."""
     rows = Job.objects.filter(public_id__in=jobs).values_list(
         "public_id",
         "project__public_id",
@@ -205,7 +211,8 @@ def _read_work_keys(jobs: list[JobId]) -> dict[JobId, str]:
         "env",
     )
     found = {
-        JobId(job): workload_fingerprint(*told) if told[2] else "" for job, *told in (rows if jobs else ())
+        JobId(job): workload_fingerprint(*reported) if reported[2] else ""
+        for job, *reported in (rows if jobs else ())
     }
     return dict.fromkeys(jobs, "") | found
 

@@ -1,7 +1,7 @@
-"""Works out when waiting jobs should start, from how long jobs like those around them ran.
+"""Periodic pass that forecasts start times of pending jobs by simulation.
 
-It runs beside the cycle, niced, with an end to its time: pools that were played longest ago come first, and with each
-everybody who waits there. It writes nothing but intervals.
+Runs beside the cycle at low priority within a time budget. Each pool is simulated as a whole, the one
+simulated longest ago first. It writes only intervals.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from scheduler.snapshot.decision_input import DecisionInput, take_snapshot
 from scheduler.snapshot.invalid_rows import use_valid_rows
 
 TIME_BUDGET_S = 20.0
-"""After this no second pool is begun with; who was left out comes first in the next pass."""
+"""No further pool is started after this time; skipped pools come first in the next pass."""
 
 
 class ForecastState:
-    """What is kept from pass to pass; losing it costs a slow pass, and perhaps a pool played twice in a row."""
+    """State kept between passes. Losing it costs a slow pass."""
 
     def __init__(self) -> None:
         self.duration_estimator = DurationEstimator()
         self.pass_count = 0
         self.simulated_in_pass: dict[PoolId, int] = {}
-        """In which pass each pool was last played."""
+        """The pass in which each pool was last simulated."""
 
 
 def run_forecast_pass(time_budget_s: float = TIME_BUDGET_S, state: ForecastState | None = None) -> int:
-    """Writes the start intervals that are new or moved; gives their number.
+    """Write the start intervals that are new or changed and return their number.
 
-    Without what is ``state`` from pass to pass everything is learned anew.
+    Without ``state`` everything is learned again.
     """
     deadline_s = time.monotonic() + time_budget_s
     inputs = take_snapshot(ClusterSettings.objects.get_or_create(id=1)[0])
@@ -69,7 +69,7 @@ def _forecast_intervals(
         if (verdict := verdicts.get(row.job)) is None or row.job not in inputs.pending_row_ids:
             continue
         if verdict.code in NO_FORECAST_REASONS or row.held or row.dependencies:
-            # when a job's turn comes that waits for others depends on how they end: nothing is promised before
+            # its start depends on how other jobs end, so there is no forecast
             found[row.job] = NoForecast.NOT_APPLICABLE
         elif row.total_milli and (pool := queue_pool_of(row, verdict)) is not None:
             waiting.setdefault(pool, []).append(row)
@@ -100,7 +100,7 @@ def _forecast_intervals(
 def _absolute_interval(
     now_s: float, interval: WaitInterval, median_s: float, not_before_s: float
 ) -> StartInterval:
-    """Seconds from now as times, none before it may start, with what the plays said before any correction."""
+    """Return the interval as times, none before ``not_before_s``, with the uncorrected simulated median."""
     p10_s, p50_s, p90_s = (
         max(not_before_s, now_s + s) for s in (interval.p10_s, interval.p50_s, interval.p90_s)
     )
@@ -108,7 +108,7 @@ def _absolute_interval(
 
 
 def load_calibration() -> WaitCalibration:
-    """How waits came out against what was played, for the first forecast of each job that has started since."""
+    """Return the calibration from the first forecasts of jobs that have started."""
     rows = (
         Forecast.objects.filter(is_first=True, covered__isnull=False, simulated_s__isnull=False)
         .order_by("-started_at")

@@ -1,8 +1,7 @@
-"""Keeps when waiting jobs are expected to start, and holds the first forecast of each against what came.
+"""Stores forecasts of pending jobs, and scores the first forecast of each job when it starts.
 
-Intervals come with the verdicts of a cycle, or from whoever else works them out; a new one is written for a job
-that has none, and when its median changed by more than a fifth of what was left to wait. What was promised of a job is
-taken back when nothing can be promised any more.
+An interval is written when it is new, or when its median changed by more than a fifth of the remaining wait.
+It is cleared when there is no forecast any more.
 """
 
 from __future__ import annotations
@@ -29,38 +28,37 @@ log = logging.getLogger(__name__)
 MIN_RELATIVE_CHANGE = 0.2
 MIN_CHANGE_S = 60.0
 MAX_NEW = 2_000
-"""Of jobs that had no interval, or have none any more, so many are written at once."""
+"""Intervals written at once that are new or cleared."""
 MAX_CHANGED = 500
-"""Of intervals that changed so many are written at once; each makes a row that is kept."""
+"""Changed intervals written at once; each adds a row of history."""
 MAX_BATCH = 500
-"""So many share a transaction: cycles write the same rows."""
+"""Intervals per transaction; cycles write the same rows."""
 MAX_ANNOUNCED = 200
-"""Open pages are told of at most this many new intervals of a transaction; the others poll."""
+"""Changes per transaction that are pushed to open pages at most; pages poll for the rest."""
 RETENTION = dt.timedelta(days=90)
 MAX_SCORED = 2000
 _INTERVAL = ("forecast_at", "p10_at", "p50_at", "p90_at")
 
 
 class NoForecast(Enum):
-    """Why nothing is promised of a waiting job."""
+    """Why a pending job has no forecast."""
 
     NOT_APPLICABLE = "not_applicable"
-    """Its verdict is one after which nobody asks (``NO_FORECAST``)."""
+    """Its verdict excludes a forecast (``NO_FORECAST_REASONS``)."""
     NO_START_FOUND = "no_start_found"
-    """It was looked for, and there is none even when everything that runs or goes before has ended."""
+    """The simulation found no start even after all running and earlier jobs ended."""
     BEYOND_HORIZON = "beyond_horizon"
-    """So many go before it that the plays did not come to it."""
+    """The simulation ended before it reached the job."""
 
 
 ForecastResult = StartInterval | NoForecast
-"""What is foreseen of a waiting job."""
 
 
 def save_intervals(intervals: Mapping[JobId, ForecastResult], leader: HeldLease | None = None) -> int:
-    """Writes what is new or changed, for jobs that have a verdict; gives the number of intervals written.
+    """Write new and changed intervals of jobs that have a verdict; return their number.
 
-    Of more than are written at once those come first that were foreseen longest ago; the others have their turn
-    next time, if they still differ then. With ``leader`` it raises LeaseLostError when that scheduler has been replaced.
+    When there are more than the limits, the oldest forecasts are updated first. With ``leader``, raise
+    LeaseLostError when the lease is lost.
     """
     valid = {
         job: start for job, start in intervals.items() if isinstance(start, NoForecast) or is_valid(start)
@@ -75,7 +73,6 @@ def save_intervals(intervals: Mapping[JobId, ForecastResult], leader: HeldLease 
 
 
 def _write(intervals: Mapping[JobId, ForecastResult], leader: HeldLease | None) -> int:
-    """One transaction."""
     now = timezone.now()
     with transaction.atomic():
         if leader is not None:
@@ -116,25 +113,25 @@ def _write(intervals: Mapping[JobId, ForecastResult], leader: HeldLease | None) 
 
 
 def is_valid(interval: StartInterval) -> bool:
-    """True when the three times are in order, and times at all: between 2001 and 2286."""
+    """Return True when the three times are ascending and between the years 2001 and 2286."""
     return 1e9 <= interval.p10_s <= interval.p50_s <= interval.p90_s < 1e10
 
 
 def has_changed(
     median_at: dt.datetime | None, forecast_at: dt.datetime | None, interval: ForecastResult
 ) -> bool:
-    """True when the median is new, or changed by more than a fifth of the wait that was foreseen (1 min at least)."""
+    """Return True when the median is new, or moved by more than a fifth of the wait (at least 1 min)."""
     if isinstance(interval, NoForecast):
         return median_at is not None or (forecast_at is None) is (interval is NoForecast.NO_START_FOUND)
     if median_at is None or forecast_at is None:
         return True
-    foreseen_s = (median_at - forecast_at).total_seconds()
+    forecast_s = (median_at - forecast_at).total_seconds()
     shift_s = abs(interval.p50_s - median_at.timestamp())
-    return shift_s > max(MIN_CHANGE_S, MIN_RELATIVE_CHANGE * foreseen_s)
+    return shift_s > max(MIN_CHANGE_S, MIN_RELATIVE_CHANGE * forecast_s)
 
 
 def _changed_jobs(intervals: Mapping[JobId, ForecastResult]) -> list[JobId]:
-    """The jobs (public ids) with a verdict of which something new is to be written now: at most one query."""
+    """Return the jobs (public ids) whose interval is to be written now, in at most one query."""
     if not intervals:
         return []
     rows = JobVerdict.objects.filter(job__public_id__in=list(intervals))
@@ -150,7 +147,7 @@ def _changed_jobs(intervals: Mapping[JobId, ForecastResult]) -> list[JobId]:
 
 
 def score_started() -> int:
-    """Scores the first forecast of each job that has started since; gives their number."""
+    """Score the first forecast of each job that has started; return their number."""
     rows = (
         Forecast.objects.filter(is_first=True, started_at__isnull=True, job__started_at__isnull=False)
         .annotate(job_started=F("job__started_at"), job_submitted=F("job__submitted_at"))
@@ -170,7 +167,7 @@ def score_started() -> int:
 
 
 def _jobs_without_forecast(jobs: list[int]) -> set[int]:
-    """Of these jobs (row numbers) those that never started and have no forecast yet."""
+    """Return those of the jobs (primary keys) that never started and have no forecast."""
     rows = Job.objects.filter(pk__in=jobs, started_at__isnull=True).exclude(forecasts__is_first=True)
     return set(rows.values_list("pk", flat=True))
 

@@ -1,4 +1,4 @@
-"""Keeps one actor for each node that this worker has the lease of, and hints those that have work."""
+"""Runs one actor for each node whose lease this process holds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 2.0
 
 
 class ActorSupervisor:
-    """The actors of this process and the thread that looks after them."""
+    """The actors of this process and the thread that supervises them."""
 
     def __init__(self) -> None:
         self.holder = leases.new_holder()
@@ -37,14 +37,14 @@ class ActorSupervisor:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins to look after nodes. Repeatable."""
+        """Start the supervising thread; idempotent."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="actor-supervisor", daemon=True)
                 self._thread.start()
 
     def stop(self, within_s: float = 10.0) -> None:
-        """Ends all actors and gives the leases back; tasks on the nodes go on."""
+        """Stop all actors and release their leases; tasks on the nodes keep running."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
@@ -62,7 +62,7 @@ class ActorSupervisor:
             log.warning("the node leases run out by themselves: %s", error)
 
     def notify(self, node: str, verb: str) -> None:
-        """Passes a hint to the node's actor; without one here, looks at once whether the node is to be ours."""
+        """Notify the node's actor; without one, check at once whether its lease is free."""
         actor = self._actors.get(node)
         if actor is not None and actor.is_alive():
             actor.notify(verb)
@@ -87,7 +87,7 @@ class ActorSupervisor:
         connection.close()
 
     def run_once(self) -> None:
-        """Renews leases, ends actors whose node is another's, takes free nodes, hints those with work."""
+        """Renew leases, stop actors of lost ones, acquire free nodes, and notify actors with work."""
         for node in [node for node, actor in self._actors.items() if not actor.is_alive()]:
             del self._actors[node]
         held = leases.renew(list(map(leases.node_lease, self._actors)), self.holder, leases.NODE_TTL_S)
@@ -126,14 +126,14 @@ class ActorSupervisor:
             if lease is None:
                 continue
             if self._stopping.is_set():
-                leases.release([name], self.holder)  # nobody has to wait until it runs out
+                leases.release([name], self.holder)  # so that another process need not wait for its expiry
                 return
             actor = NodeActor(node, lease, self._denied)
             self._actors[node.public_id] = actor
             actor.start()
 
     def _nodes_with_work(self) -> list[str]:
-        """Nodes with a start or a stop to send, whatever became of its hint."""
+        """Return the nodes with a pending start or stop, in case a notification was lost."""
         rows = Task.objects.filter(
             Q(state=AttemptState.CONFIGURING.value) | Q(attempt__stop_requested_at__isnull=False),
             container_removed=False,
@@ -143,4 +143,4 @@ class ActorSupervisor:
 
 
 ACTOR_SUPERVISOR = ActorSupervisor()
-"""The roster of this process; only worker-nodes starts it."""
+"""The supervisor of this process; only worker-nodes starts it."""

@@ -1,7 +1,7 @@
-"""Carries one decision to one node: start, stop, the end of a task, its log. Every step may be repeated.
+"""Applies one decision to one node: start, stop, task end, log. Every step is idempotent.
 
-The order is always: write down that it is about to happen, ask the node, write down what it said. A crash
-between any two leaves something that the next pass finds and finishes.
+The order is always: record the intent, send the command, record the answer. A crash in between leaves a state
+that the next pass completes.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ from scheduler.nodes.task_spec import (
 log = logging.getLogger(__name__)
 
 MAX_LOG_CHUNKS = 16
-"""At most this many pieces (of 256 KiB) of one log are fetched before others have their turn."""
+"""Chunks (256 KiB each) of one log fetched before other logs are served."""
 
 
 class NextStep(enum.Enum):
-    """What a start left to do."""
+    """What remains to be done for a start."""
 
     DONE = "done"
-    RETRY = "retry"  # the same call again, after a while
+    RETRY = "retry"  # the same call again after a delay
     PULL_IMAGE = "pull_image"
 
 
 @dataclass(frozen=True)
 class NodeConnection:
-    """An open connection to a node, with the right to use it."""
+    """An open connection to a node, and the lease that permits commands."""
 
     engine: NodeEngine
     lease: HeldLease
     node: Node
 
     def epoch(self) -> int:
-        """The epoch for the next command. Raises LeaseLostError."""
+        """Return the epoch for the next command. Raise LeaseLostError."""
         return leases.command_epoch(self.lease)
 
 
 RETRYABLE_REFUSALS = frozenset({"gpu_overcommitted", "engine_error", "port_in_use"})
-"""Refusals that may pass by themselves within seconds."""
+"""Refusals that may disappear within seconds."""
 
 NODE_FAULT_REFUSALS = frozenset({"gpu_overcommitted", "engine_error", "port_in_use", "unknown_gpu"})
-"""Refusals of which the node may be the cause; the others are about the job."""
+"""Refusals that the node may have caused; all others concern the job."""
 
 _END_REASONS = {
     "image_missing": EndReason.IMAGE_MISSING,
@@ -86,19 +86,20 @@ _END_REASONS = {
 
 
 def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) -> NextStep:
-    """Starts one task on its node; of a gang it is only prepared there, until all others are, too.
+    """Start one task on its node; a task of a gang is prepared first, until all others are prepared too.
 
-    Raises OutcomeUnknownError when no answer came, LeaseLostError when the node is not ours.
+    Raise OutcomeUnknownError when no answer came, LeaseLostError when the lease is lost.
     """
     attempt, job = task.attempt, task.attempt.job
     prepares = job_control.should_prepare(task, attempt)
     if prepares and not connection.engine.supports_prepare:
-        # its agent knows one step only, and takes it with the second of the others
+        # an older agent has a single start step, which follows when the others are prepared
         job_control.record_task_prepared(task.pk)
         return NextStep.DONE
     step = "prepare" if prepares else "start"
     try:
-        if denial := job_denial(job):  # before anything is opened or fetched for it; again when it is marked
+        # before anything is opened or fetched; checked again when the start is recorded
+        if denial := job_denial(job):
             raise job_control.OwnerNotPermittedError(str(denial))
         spec = _spec(connection, task)
         failpoint(f"{step}.before_mark")
@@ -116,7 +117,7 @@ def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) ->
     except AgentError as refusal:
         failpoint(f"{step}.refused")
         if refusal.code == "stale_epoch":
-            raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher one
+            raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher epoch
         return _handle_refusal(connection.node, task, refusal, attempts_left)
     failpoint(f"{step}.answered")
     if prepares:
@@ -125,7 +126,7 @@ def start_task(connection: NodeConnection, task: Task, *, attempts_left: int) ->
     if started.state == "created":
         return NextStep.DONE
     if started.state == "exited":
-        return NextStep.RETRY  # it has come and gone; the next comparison writes down how
+        return NextStep.RETRY  # it has already ended; the next reconciliation records how
     job_control.record_task_running(task.pk, container=started.container, ports=started.ports)
     failpoint("start.recorded")
     log.info("started %s/%s/%s on %s", job.public_id, attempt.number, task.rank, connection.node.name)
@@ -163,10 +164,10 @@ def _spec(connection: NodeConnection, task: Task) -> dict[str, object]:
     labels: dict[str, object] = {"owner": job.owner.public_id, "project": job.project.public_id}
     if task.world_size_at_start is not None:
         labels |= {"tasks": task.world_size_at_start, "tasks_min": job.required_tasks, "tasks_max": job.tasks}
-    # no part of the digest: what was begun before an agent learned them is still the same
-    knobs = pool_settings(attempt.pool, cluster_settings())
-    if knobs[TASK_DISK_LIMIT]:
-        labels["disk_mib"] = int(knobs[TASK_DISK_LIMIT])
+    # not part of the digest, so that tasks started before an agent knew these fields still match
+    settings = pool_settings(attempt.pool, cluster_settings())
+    if settings[TASK_DISK_LIMIT]:
+        labels["disk_mib"] = int(settings[TASK_DISK_LIMIT])
     policy = network_policy(attempt.pool, job.project)
     if policy["mode"] != OPEN:
         if spec.get("host_network") or spec.get("network"):
@@ -191,11 +192,11 @@ def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: 
         nodes.record_disk_full(node.pk, refusal.message)
     if (
         refusal.code in NODE_FAULT_REFUSALS
-    ):  # while the attempt still stands as the one that the node is tried with
+    ):  # before the attempt ends, while it is still the probation attempt of the node
         breaker.record_incident(
             node.pk, IncidentKind.START_REFUSED, job=task.attempt.job, message=refusal.message
         )
-    retry_on_same_node = refusal.code == "rendezvous_port_in_use"  # the next attempt gets another one
+    retry_on_same_node = refusal.code == "rendezvous_port_in_use"  # the next attempt gets another port
     fail_task(
         node,
         task,
@@ -209,9 +210,9 @@ def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: 
 def fail_task(
     node: Node, task: Task, reason: EndReason, detail: str, *, retry_on_same_node: bool = False
 ) -> None:
-    """Ends what a node will not start: the task, or its attempt where that cannot go on without it.
+    """End the task that a node refuses to start, or its attempt if that cannot continue without it.
 
-    The job goes elsewhere if there is elsewhere, unless it may find what it needs ``retry_on_same_node``.
+    The job avoids the node afterwards if others are left, unless ``retry_on_same_node``.
     """
     job = task.attempt.job
     replaced = reason is EndReason.IMAGE_MISSING and job.image_attempt is not None  # see pin_job
@@ -223,17 +224,17 @@ def fail_task(
 
 
 def exclude_node(job: Job, node: Node) -> None:
-    """Keeps the job's next attempt off a node, unless that would leave it none, or too few for all its tasks."""
+    """Keep the job's next attempt off a node, unless the remaining nodes would be too few for its tasks."""
     others = Node.objects.filter(state=NodeState.READY.value, runtime=node.runtime).exclude(pk=node.pk)
     others = others.filter(breaker_state=BreakerState.HEALTHY.value)
     if job.pool_id is not None:
         others = others.filter(pool=job.pool_id)
     left = others.exclude(pk__in=job.avoid_nodes.values("pk")).annotate(count=Count("gpus"))
     each = job.gpus_per_task * job.milli_per_gpu
-    seats = [
+    placements = [
         count * WHOLE_MILLI // each if each else job.tasks for count in left.values_list("count", flat=True)
     ]
-    if sum(seats) >= job.required_tasks:
+    if sum(placements) >= job.required_tasks:
         job.avoid_nodes.add(node)
 
 
@@ -241,7 +242,7 @@ def exclude_node(job: Job, node: Node) -> None:
 
 
 def stop_attempt(connection: NodeConnection, attempt: Attempt) -> bool:
-    """Asks the node to end an attempt and never to start it again; True when it is gone from there."""
+    """Stop an attempt on the node and refuse later starts of it; return True when it is gone."""
     job = attempt.job
     failpoint("stop.before_send")
     answer = connection.engine.stop(
@@ -259,9 +260,9 @@ def stop_attempt(connection: NodeConnection, attempt: Attempt) -> bool:
 
 
 def stop_task(connection: NodeConnection, task: Task) -> bool:
-    """Asks the node to end one task of an attempt that goes on; True when it is gone from there.
+    """Stop one task of an attempt that continues; return True when it is gone.
 
-    An agent that would stop the others there too is not asked: then the whole attempt ends, and the job waits again.
+    When the agent cannot stop single tasks, the whole attempt ends and the job is pending again.
     """
     attempt, job = task.attempt, task.attempt.job
     if not connection.engine.supports_stopping_tasks:
@@ -282,7 +283,7 @@ def stop_task(connection: NodeConnection, task: Task) -> bool:
 
 
 def _record_stuck(connection: NodeConnection, attempt: Attempt, stuck_s: float | None, *ranks: int) -> None:
-    """Says of what cannot be ended that it holds its GPUs, and puts its node aside."""
+    """Record that tasks cannot be killed and hold their GPUs, and quarantine the node."""
     if stuck_s is None or stuck_s < STUCK_AFTER_KILL_S:
         return
     message = (
@@ -296,9 +297,9 @@ def _record_stuck(connection: NodeConnection, attempt: Attempt, stuck_s: float |
 
 
 def stop_orphan(connection: NodeConnection, job: str, attempt: int, tasks: list[int] | None = None) -> None:
-    """Ends containers of ours that should not live: their attempt has ended, or was never recorded.
+    """Stop containers whose attempt has ended or is unknown.
 
-    With ``tasks`` these alone: others of the attempt may live.
+    With ``tasks`` only these; other tasks of the attempt may run.
     """
     connection.engine.stop(connection.epoch(), job, attempt, grace_s=5.0, tasks=tasks)
 
@@ -307,7 +308,7 @@ def stop_orphan(connection: NodeConnection, job: str, attempt: int, tasks: list[
 
 
 def record_task_end(task_id: int, container: Container | None) -> None:
-    """Writes down that a task is gone from its node, and how it ended as far as the node knows."""
+    """Record that a task is gone from its node, and how it ended as far as known."""
     failpoint("end.before_record")
     if container is None:
         reason = EndReason.CONTAINER_LOST
@@ -329,7 +330,7 @@ def record_task_end(task_id: int, container: Container | None) -> None:
 
 
 def end_reason(container: Container) -> EndReason:
-    """Why a container ended that nobody had asked to end."""
+    """Return why a container ended without a stop request."""
     if container.rebooted:
         return EndReason.NODE_REBOOTED
     if container.fault == "mps_daemon_lost":
@@ -344,7 +345,7 @@ def end_reason(container: Container) -> EndReason:
 
 
 def _disk_details(container: Container) -> dict[str, object]:
-    """The numbers for the message of a task that wrote more than it may."""
+    """Return the message details of a task that exceeded its disk limit."""
     if container.fault != "disk_limit_exceeded" or container.disk_mib is None:
         return {}
     if container.disk_used_mib is None:
@@ -357,7 +358,7 @@ def _disk_details(container: Container) -> dict[str, object]:
 
 
 def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
-    """Mirrors what is left of an ended task's log; True when all of it is here."""
+    """Copy the rest of an ended task's log; return True when it is complete."""
     if task.log_complete:
         return True
     offset = task.log_bytes
@@ -368,16 +369,16 @@ def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
             if refusal.code != "no_such_container":
                 log.warning("%s does not give the log of %s: %s", connection.node.name, key, refusal.message)
                 return False
-            # the node has no such task any more: what is here is all there will be
+            # the node no longer has the task: the copy is final
             record_log_progress(task.pk, offset, complete=True)
             return True
         end = chunk.offset + len(chunk.data)
         try:
             offset = write_log_bytes(key.job, key.attempt, key.task, chunk.format, chunk.offset, chunk.data)
-        except OSError as full:  # it stays on the node and is fetched when there is room here
+        except OSError as full:  # the log stays on the node and is fetched when there is disk space
             log.error("the log of %s cannot be kept: %s", key, full)
             return False
-        complete = chunk.eof and offset == end  # a lower offset asks for bytes that our copy lacks
+        complete = chunk.eof and offset == end  # a lower offset requests bytes that the copy lacks
         record_log_progress(task.pk, offset, complete=complete)
         if complete:
             return True
@@ -387,7 +388,7 @@ def collect_log(connection: NodeConnection, task: Task, key: TaskKey) -> bool:
 
 
 def remove_ended(connection: NodeConnection, job: str, attempt: int) -> None:
-    """Drops what an ended attempt left on the node, once every task of it there has ended."""
+    """Remove an ended attempt from the node, once all its tasks there have ended."""
     failpoint("remove.before_send")
     try:
         connection.engine.remove(connection.epoch(), job, attempt)
@@ -396,18 +397,18 @@ def remove_ended(connection: NodeConnection, job: str, attempt: int) -> None:
     failpoint("remove.answered")
 
 
-# -- what there is to do -----------------------------------------------------------------------------
+# -- queries -----------------------------------------------------------------------------------------
 
 
 def active_tasks(node: Node) -> list[Task]:
-    """Tasks of live attempts that hold GPUs on a node, oldest first. Each node asks this every ten seconds."""
+    """Return the tasks of live attempts that hold GPUs on a node, oldest first. Runs every 10 s per node."""
     return list(
         _active_tasks(node).select_related("attempt__job", "attempt__progress", "attempt__rendezvous")
     )
 
 
 def active_tasks_with_details(node: Node) -> list[Task]:
-    """The same with what starts and first answers of servers need."""
+    """Return the same with the relations that starts and readiness probes need."""
     return list(
         _active_tasks(node).select_related(
             "node",

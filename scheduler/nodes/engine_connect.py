@@ -1,4 +1,4 @@
-"""Opens the engine of a node: the agent of this machine over pipes, or another machine's over SSH."""
+"""Connects to the engine of a node: a local agent over pipes, or a remote one over SSH."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCAL_AGENT_PATH = "agent/agent.pyz"
 
 
 class EngineConnectError(Exception):
-    """No connection to the node; the message is a message for people."""
+    """No connection to the node; the message is for users."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -27,9 +27,9 @@ class EngineConnectError(Exception):
 
 
 def open_engine(node: Node, role: Role = "control") -> NodeEngine:
-    """An open engine. Raises CannotOpen; every step on the way has a limit of some seconds."""
+    """Return an open engine. Raise EngineConnectError; each step has a limit of some seconds."""
     cluster = ClusterSettings.objects.get(id=1).cluster_id
-    release_connection()  # nobody holds a connection to the database while a node takes its time
+    release_connection()  # do not hold a database connection during remote calls
     try:
         if node.transport == NodeTransport.LOCAL.value:
             engine = AgentEngine.local(
@@ -62,17 +62,17 @@ def open_engine(node: Node, role: Role = "control") -> NodeEngine:
 
 
 def control_key_path() -> Path:
-    """The private key that only worker-nodes holds."""
+    """Return the path of the control key, which only worker-nodes has."""
     return Path(settings.KEY_FILES["control"] or settings.KEY_DIR / "control")
 
 
 def agent_program_path() -> Path:
-    """The agent for this machine, as `up` left it in the data folder."""
+    """Return the agent program for this machine, which ``manage.py up`` writes to the data folder."""
     return Path(settings.DATA_DIR) / LOCAL_AGENT_PATH
 
 
 def _write_local_settings(node: Node) -> Path:
-    """The settings file of a local agent, made from the node's row."""
+    """Write the settings file of a local agent from the node's row; return its path."""
     folder = Path(settings.DATA_DIR) / "agent"
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     path = folder / f"{node.public_id}.json"

@@ -1,4 +1,4 @@
-"""Has a node try whether it reaches the one where its gang will meet, before any rank begins; and what follows."""
+"""Connectivity check of a gang: each node connects to the rendezvous before any rank starts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from scheduler.nodes.dispatch import NodeConnection, exclude_node
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 3.0
-"""So long a node may take to reach another; a node near by takes a millisecond."""
+"""Time limit of one connection; a nearby node takes a millisecond."""
 
 
 def check_connectivity(connection: NodeConnection, task: Task) -> None:
-    """One try, for all tasks of the attempt on this node. Raises OutcomeUnknownError when the node does not answer."""
+    """Check once for all tasks of the attempt on this node. Raise OutcomeUnknownError without an answer."""
     attempt, row = task.attempt, task.attempt.rendezvous
     key = TaskKey(attempt.job.public_id, attempt.number, task.rank)
     failpoint("connectivity.before_send")
     try:
         why = connection.engine.check_rendezvous(key, row.address, row.port, timeout_s=CONNECT_TIMEOUT_S)
-    except AgentError as refusal:  # its agent is another than when the gang was placed: nobody can look
+    except AgentError as refusal:  # the agent changed after placement and cannot check
         log.warning("%s cannot try to reach %s: %s", connection.node.name, row.node.name, refusal)
         why = None
     failpoint("connectivity.answered")
@@ -51,9 +51,9 @@ def check_connectivity(connection: NodeConnection, task: Task) -> None:
 
 
 def exclude_faulty_node(job: Job, node: Node, rendezvous_node: Node, cause: int | None) -> None:
-    """Keeps the job's next attempt off the node that is rather the cause; while nobody can say, off who tried.
+    """Keep the job's next attempt off the node that is the likely cause; when unknown, off ``node``.
 
-    Once it is the other one, whom it was kept off before for its sake is good again.
+    When the cause is ``rendezvous_node``, the nodes avoided because of it are allowed again.
     """
     if cause == rendezvous_node.pk:
         job.avoid_nodes.remove(*breaker.unreachable_peers(rendezvous_node.pk))

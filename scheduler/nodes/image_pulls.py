@@ -1,6 +1,6 @@
-"""Brings environments' images to a node that lacks them, beside the actor, with progress on the page.
+"""Transfers environment images to a node in threads beside its actor, and records progress.
 
-A job's image is brought at once; what admins want brought ahead of jobs begins while few images are on their way.
+An image that a job needs is transferred at once; prefetches wait for a free slot.
 """
 
 from __future__ import annotations
@@ -34,64 +34,66 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 512 * 1024
 PROGRESS_STEP_PERCENT = 2
 MAX_CONCURRENT_PULLS = 2
-"""While so many images are on their way to a node, none begins that no job waits for."""
+"""No prefetch starts while this many transfers run on a node."""
 
 
 class ImagePuller:
-    """The image work of one node: each image at most once at a time, each in a thread with its own stream."""
+    """Image transfers to one node: one per image at a time, each in a thread with its own connection."""
 
     def __init__(self, on_done: Callable[[], None]) -> None:
         self._on_done = on_done
         self._pulling: set[int] = set()
-        self._awaited_by_job: set[int] = set()
+        self._needed_by_job: set[int] = set()
         self._failures: dict[int, str] = {}
         self._stopping = threading.Event()
         self._lock = threading.Lock()
 
     def is_pulling(self, task: Task) -> bool:
-        """True while the image of this task is on its way."""
         return task.attempt.job.environment_id in self._pulling
 
     def take_failure(self, task: Task) -> str | None:
-        """Why the image could not be brought, reported once."""
+        """Return why the transfer failed, once."""
         with self._lock:
             return self._failures.pop(task.attempt.job.environment_id, None)
 
     def pull(self, node: Node, task: Task) -> None:
-        """Begins to bring the image that a task needs."""
+        """Start the transfer of the image that a task needs."""
         environment = task.attempt.job.environment
-        if self._start(node, environment, task.attempt.job.image_digest, awaited=True):
+        if self._start(node, environment, task.attempt.job.image_digest, needed_by_job=True):
             job_control.record_task_problem(
                 task.pk, f"Bringing the image of {environment.title} to {node.name}."
             )
 
     def prefetch(self, node: Node) -> None:
-        """Begins what admins want on this node ahead of jobs, in their order, as far as there is room for it."""
+        """Start transfers that administrators requested, in their order, while slots are free."""
         for environment in images_to_pull(node.pk):
             if len(self._pulling) >= MAX_CONCURRENT_PULLS:
                 return
             self._start(node, environment)
 
     def in_progress(self) -> set[int]:
-        """Row numbers of the environments that are being brought now."""
+        """Return the primary keys of the environments in transfer."""
         with self._lock:
             return set(self._pulling)
 
     def stop(self) -> None:
-        """Asks uploads to end; what has arrived stays, and the next one goes on from there."""
+        """Stop uploads; the next one resumes where they ended."""
         self._stopping.set()
 
-    def _start(self, node: Node, environment: Environment, pin: str = "", *, awaited: bool = False) -> bool:
-        """Begins to bring one; False when it is on its way. ``awaited``: a job is reported when it fails.
+    def _start(
+        self, node: Node, environment: Environment, pin: str = "", *, needed_by_job: bool = False
+    ) -> bool:
+        """Start a transfer; return False when it is already running. ``needed_by_job``: report a failure to
+        the job.
 
-        ``pin`` is that of the job; blank: that of the environment.
+        ``pin``: the digest of the job; blank uses that of the environment.
         """
         with self._lock:
             if environment.pk in self._pulling:
                 return False
             self._pulling.add(environment.pk)
-            if awaited:
-                self._awaited_by_job.add(environment.pk)
+            if needed_by_job:
+                self._needed_by_job.add(environment.pk)
         threading.Thread(
             target=self._run, args=(node, environment, pin), name=f"image-{node.name}", daemon=True
         ).start()
@@ -100,20 +102,20 @@ class ImagePuller:
     def _run(self, node: Node, environment: Environment, pin: str) -> None:
         try:
             problem = self._pull(node, environment, pin)
-            if problem is not None and not self._stopping.is_set():  # else the next worker goes on
+            if problem is not None and not self._stopping.is_set():  # else the next worker resumes
                 record_image_state(environment, node, "failed", problem)
                 with self._lock:
-                    if environment.pk in self._awaited_by_job:
+                    if environment.pk in self._needed_by_job:
                         self._failures[environment.pk] = problem
         finally:
             with self._lock:
                 self._pulling.discard(environment.pk)
-                self._awaited_by_job.discard(environment.pk)
+                self._needed_by_job.discard(environment.pk)
             connection.close()
             self._on_done()
 
     def _pull(self, node: Node, environment: Environment, pin: str) -> str | None:
-        """Brings it; None on success, else the reason as a message."""
+        """Transfer the image; return None on success, otherwise the reason as a message."""
         record_image_state(environment, node, "loading", "Waiting for the node.")
         environment.refresh_from_db()
         check_wanted = ImagePresence.objects.filter(environment=environment, node=node, check_tag=True)
@@ -129,7 +131,8 @@ class ImagePuller:
             elif not environment.image:
                 return "The environment names no image."
             elif pin or checks or not tagged_images(environment, engine.images()):
-                # what was resolved is pulled by its digest; only its tag can be pulled where that is no registry's
+                # pull by digest where there is one; an image that comes from no registry can only be pulled
+                # by tag
                 wanted = environment.image if checks or "@" not in pin else pin
                 engine.watch(lambda event: _record_pull_progress(environment, node, event))
                 engine.pull(wanted, login_for_image(wanted))
@@ -140,7 +143,7 @@ class ImagePuller:
         except AgentError as refusal:
             with contextlib.suppress(
                 AgentError, OutcomeUnknownError
-            ):  # what its tag named there may have gone
+            ):  # the image that the tag named may be gone
                 record_claim(environment, node, engine.images())
             return refusal.message
         except OutcomeUnknownError as error:
@@ -155,7 +158,7 @@ class ImagePuller:
         return None
 
     def _load(self, engine: NodeEngine, node: Node, environment: Environment) -> None:
-        """Sends the archive in pieces, from where an earlier upload ended."""
+        """Upload the archive in chunks, from where an earlier upload ended."""
         path = Path(environment.archive)
         size = path.stat().st_size
         digest = hashlib.sha256()
@@ -179,13 +182,13 @@ class ImagePuller:
 
 
 def _verify(engine: NodeEngine, node: Node, environment: Environment, pin: str) -> str | None:
-    """What the image is, what images ask of drivers, and whether they take too much room on the disk.
+    """Record the identity, the CUDA requirement and the disk use of images after a transfer.
 
-    Gives why the node has not the image of ``pin``; None when it has, and for none.
+    Return why the node lacks the image of ``pin``; None when it has it, or when ``pin`` is blank.
     """
     with contextlib.suppress(AgentError, OutcomeUnknownError):
         images = engine.images()
-        environment.refresh_from_db()  # its image may have been changed meanwhile
+        environment.refresh_from_db()  # it may have changed meanwhile
         record_claim(environment, node, images)
         record_images_cuda(node, images)
         request_gc_if_full(node, engine.store_used_percent())
@@ -199,17 +202,17 @@ def _verify(engine: NodeEngine, node: Node, environment: Environment, pin: str) 
 def record_image_state(
     environment: Environment, node: Node, state: str, detail: str, percent: int | None = None
 ) -> None:
-    """Writes down how far an environment has come on a node, for the pages; the end of it ends an admin's wish."""
+    """Record the state of an environment on a node; a final state ends an administrator's request."""
     defaults: dict[str, object] = {"state": state, "detail": detail[:500], "progress_percent": percent}
     if state in ("present", "failed"):
-        defaults["wanted_at"] = None
+        defaults["pull_requested_at"] = None
     ImagePresence.objects.update_or_create(environment=environment, node=node, defaults=defaults)
 
 
 def record_images(node: Node, images: list[dict[str, Any]], in_progress: Container[int] = ()) -> None:
-    """Writes down which environments a node has, from what it reported of its images.
+    """Record which environments a node has, from the images it reported.
 
-    What a worker that is gone was bringing is not on its way any more.
+    A transfer that a former worker process ran is no longer in progress.
     """
     reported = _by_name(images)
     for environment in Environment.objects.filter(runtime__in=CONTAINER_RUNTIMES):
@@ -222,11 +225,11 @@ def record_images(node: Node, images: list[dict[str, Any]], in_progress: Contain
 
 
 def record_images_cuda(node: Node, images: list[dict[str, Any]]) -> None:
-    """Writes down which CUDA each environment's image asks of the driver, as a node that has it tells."""
+    """Record the CUDA requirement of each environment's image, as reported by a node that has it."""
     reported = _by_name(images)
     for environment in Environment.objects.filter(runtime__in=CONTAINER_RUNTIMES):
         image = _find_image(environment, reported)
-        if image is not None and "cuda" in image:  # earlier agents do not look
+        if image is not None and "cuda" in image:  # earlier agents do not report it
             record_image_cuda(environment, node, image["cuda"] or "")
 
 
@@ -239,7 +242,7 @@ def _by_name(images: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _find_image(environment: Environment, reported: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of an environment's image among those that a node reported, by name."""
+    """Return the reported image of an environment by name; None when absent."""
     wanted = image_reference(environment)
     return None if wanted is None else reported.get(normalize_image_name(wanted))
 

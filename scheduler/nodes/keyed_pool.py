@@ -1,4 +1,4 @@
-"""The hands of an actor: a few threads for calls that may take long, each piece of work at most once at a time."""
+"""Thread pool of an actor that runs at most one piece of work per key at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_THREADS = 4
 
 
 class KeyedPool:
-    """Runs work side by side, so that one slow call on a node delays none of the others there."""
+    """A small thread pool, so that one slow call to a node does not delay the others."""
 
     def __init__(
         self, name: str, on_error: Callable[[BaseException], None], on_done: Callable[[], None]
@@ -27,7 +27,7 @@ class KeyedPool:
         self._lock = threading.Lock()
 
     def submit(self, key: object, work: Callable[[], None]) -> None:
-        """Begins ``work`` unless work under the same key is in hand already."""
+        """Start ``work`` unless work with the same key is running or queued."""
         with self._lock:
             if key in self._busy:
                 return
@@ -39,7 +39,7 @@ class KeyedPool:
         self._work.put((key, work))
 
     def shut_down(self, within_s: float = 2.0) -> None:
-        """Takes nothing more; what is in hand is finished, or ends with its link."""
+        """Accept no more work; wait up to ``within_s`` for running work."""
         for _ in self._threads:
             self._work.put(None)
         deadline_s = time.monotonic() + within_s
@@ -51,7 +51,7 @@ class KeyedPool:
             key, work = item
             try:
                 work()
-            except BaseException as error:  # told to the actor, whose turn it is to decide
+            except BaseException as error:  # the actor decides what to do
                 self._on_error(error)
             finally:
                 connection.close_if_unusable_or_obsolete()

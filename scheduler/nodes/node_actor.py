@@ -1,7 +1,7 @@
-"""One actor per node: a thread that owns the link to it, every deadline on it, and all work there.
+"""One actor per node: a thread that owns the connection, its deadlines, and all work on the node.
 
-A hint only says "look now"; what there is to do is read from the record each time. A full inbox drops hints,
-a dead link keeps the record as it is, and whatever is forgotten is found by the next comparison.
+Notifications only mean "check now"; the work is read from the database each time. When the inbox is full they
+are dropped, and the next reconciliation finds what was missed.
 """
 
 from __future__ import annotations
@@ -63,23 +63,23 @@ HEALTH_CHANGES_PER_S, HEALTH_CHANGES_BURST = 1.0, 200.0
 UNREACHABLE_AFTER_S = 15.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 1.0, 15.0
 STABLE_AFTER_S = 10.0
-"""A link that has lived this long is tried again at once when it breaks."""
+"""A connection that lasted this long is reopened at once when it breaks."""
 RETRY_S = 5.0
 MAX_WAIT_S = 1.0
 MAX_UNRECORDED_INCIDENTS = 8
-"""Of what befell the link while the database was away."""
+"""Incidents kept while the database is unavailable."""
 PERMANENT_ERRORS = frozenset({"host_key_mismatch", "authentication_refused", "protocol_version", "forbidden"})
-"""Refusals to connect that will not pass by themselves: the page says so at once."""
+"""Connection errors that need an administrator; the page shows them at once."""
 
 IMAGES = "images"
-"""The hint that an environment was changed: which nodes have its image is asked anew."""
+"""Notification that an environment changed, so that the node's images are listed again."""
 
 
 _CONNECT_LIMIT = ConnectLimiter()
 
 
 class NodeActor:
-    """The only one who speaks to its node, as long as the lease is ours."""
+    """The only sender of commands to its node while the lease is held."""
 
     def __init__(
         self,
@@ -117,31 +117,28 @@ class NodeActor:
         self._unrecorded_incidents: list[tuple[IncidentKind, str]] = []
 
     def start(self) -> None:
-        """Begins."""
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """False once the actor has ended."""
         return self._thread.is_alive()
 
     def join(self, within_s: float) -> None:
-        """Waits for the end."""
         self._thread.join(within_s)
 
     def notify(self, message: str) -> None:
-        """Asks the actor to look at its work now; dropped when the inbox is full."""
+        """Ask the actor to check its work now; dropped when the inbox is full."""
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait(message)
 
     def stop(self) -> None:
-        """Asks the thread to end; the link is closed, no task is touched."""
+        """Ask the thread to end; it closes the connection and touches no task."""
         self._stopping.set()
         self.notify("end")
 
     # -- the loop ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Turns until it is told to end or the lease is lost. An error costs the link, never the thread."""
+        """Loop until stopped or the lease is lost. An error closes the connection, never ends the thread."""
         try:
             while not self._stopping.is_set():
                 try:
@@ -211,7 +208,7 @@ class NodeActor:
             self._next_poll_s = time.monotonic() + self._queue.run_due(self._connection)
 
     def _process_inbox(self) -> bool:
-        """Waits until something comes or something is due; handles events; True when there was a hint."""
+        """Wait for a message or deadline and handle events; return True when notified."""
         due_s = (
             self._connect_at_s if self._connection is None else min(self._next_poll_s, self._reconcile_at_s)
         )
@@ -237,7 +234,7 @@ class NodeActor:
     def _reconcile_soon(self) -> None:
         self._reconcile_at_s = 0.0
 
-    # -- the link ----------------------------------------------------------------------------------
+    # -- connection --------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         if time.monotonic() < self._connect_at_s:
@@ -271,7 +268,7 @@ class NodeActor:
         log.info("connected to %s", node.name)
 
     def _update_denied_addresses(self, node_connection: NodeConnection) -> None:
-        """Tells the node to which addresses no container may connect, before any start and when they changed."""
+        """Send the node the addresses denied to containers, before any start and when they change."""
         if not node_connection.engine.supports_deny_egress:
             return
         addresses = self._read_denied_addresses()
@@ -281,11 +278,12 @@ class NodeActor:
             node_connection.engine.deny_egress(addresses)
             self._denied_addresses = addresses
         except AgentError as refusal:
-            if refusal.code != DISK_FULL:  # with a full disk it starts nothing, and the comparison records it
+            # with a full disk it starts nothing; the reconciliation records that
+            if refusal.code != DISK_FULL:
                 raise
 
     def _enqueue_event(self, event: EngineEvent) -> None:
-        """Called in the link's reading thread; a lost event is found by the next comparison."""
+        """Called in the connection's reading thread; the next reconciliation finds a lost event."""
         with contextlib.suppress(queue.Full):
             self._inbox.put_nowait(event)
 
@@ -296,7 +294,7 @@ class NodeActor:
             nodes.record_unreachable(node.pk, message)
 
     def _silent_for_s(self, node: Node) -> float | None:
-        """How long nobody has heard from the node; None when nobody ever has."""
+        """Return seconds since the last contact with the node; None when there was none."""
         if self._last_contact_s is not None:
             return time.monotonic() - self._last_contact_s
         if node.last_seen_at is None:
@@ -304,19 +302,19 @@ class NodeActor:
         return (timezone.now() - node.last_seen_at).total_seconds()
 
     def _record_incidents(self) -> None:
-        """Writes down what befell the link; what the database does not take now is told in a later turn."""
+        """Record incidents of the connection; those that the database rejects stay for a later call."""
         while self._unrecorded_incidents:
             incident, reason = self._unrecorded_incidents[0]
             breaker.record_incident(self.node_id, incident, message=reason)
             del self._unrecorded_incidents[0]
 
     def _reconnect(self, node_connection: NodeConnection) -> None:
-        """Called in a hand: another agent is to answer, so the link to this one goes. The node is not to blame."""
+        """Close the connection because another agent takes over. Called in the pool; not an incident."""
         self._reconnecting = node_connection.engine
         node_connection.engine.close()
 
     def _drop_connection(self, reason: str, incident: IncidentKind | None = None) -> None:
-        """``incident`` where the node, or the way to it, is the cause."""
+        """Close the connection; ``incident`` when the node or the network caused it."""
         log.warning("lost the link to %s: %s", self.node_name, reason)
         if self._connection is not None:
             if incident is not None and self._connection.engine is not self._reconnecting:
@@ -327,7 +325,7 @@ class NodeActor:
             self._connection = None
             if time.monotonic() - self._connected_s >= STABLE_AFTER_S:
                 self._backoff_s = FIRST_BACKOFF_S
-                self._connect_at_s = 0.0  # once at once, then with growing pauses
+                self._connect_at_s = 0.0  # retry once at once, then with growing delays
                 return
         self._back_off()
 
@@ -345,7 +343,7 @@ class NodeActor:
                 gpu = Gpu.objects.filter(uuid=uuid, node_id=self.node_id).first()
                 if gpu is None or not record_gpu_health(gpu.pk, GpuHealth(health), message, fatal=fatal):
                     return
-                if self._health_changes.take(1.0) > 0:  # each leaves an audit row, and wakes the scheduler
+                if self._health_changes.take(1.0) > 0:  # each change adds an audit row and triggers a cycle
                     raise InvalidReplyError("The health of its GPUs changes again and again.")
             case GpuFaultReported(uuid, xid, times):
                 record_xid(self.node_id, uuid, xid, times)
@@ -361,8 +359,7 @@ class NodeActor:
             rank=key.task,
         ).first()
         if task is None:
-            # a container that the record does not know has ended: that is settled by a comparison, and however
-            # often the node says so there is not one after the other
+            # an unknown container ended: reconcile, but not after every such message
             soon_s = self._reconciled_s + MIN_RECONCILE_INTERVAL_S
             self._reconcile_at_s = min(self._reconcile_at_s, soon_s)
             return

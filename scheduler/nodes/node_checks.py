@@ -1,4 +1,4 @@
-"""The live test of a node and the one-time enrolment, run where the control key is; steps go to the page."""
+"""Live test and enrolment of a node, run by the process with the control key; steps are shown on the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from django.conf import settings
 from django.db import connection
 
-from agents.connection_test import StepOutcome, test_connection
+from agents.connection_test import StepOutcome, run_connection_test
 from agents.enrolment import EnrolmentScriptError, enrol_with_sudo
 from agents.keys import Purpose
 from agents.ssh import SshError, SshTarget
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def run_check(operation_id: str) -> None:
-    """Runs a test to its end; called in a thread of its own. A repeat of one that has begun does nothing."""
+    """Run a test in its own thread; does nothing when it has already begun."""
     check = _get_unstarted(operation_id)
     if check is None:
         return
@@ -36,7 +36,7 @@ def run_check(operation_id: str) -> None:
 
 
 def run_enrolment(operation_id: str) -> None:
-    """Enrols a node through one sudo login that waits for this check, then tests it."""
+    """Enrol a node through one sudo login, then test it."""
     check = _get_unstarted(operation_id)
     if check is None:
         return
@@ -84,7 +84,7 @@ def _check_node(operation_id: str, node: Node) -> bool:
     cluster = ClusterSettings.objects.get(id=1).cluster_id
     target = SshTarget(node.host, node.ssh_user, node.host_key, node.port)
     good = True
-    for step in test_connection(target, _keys(), cluster):
+    for step in run_connection_test(target, _keys(), cluster):
         if step.outcome is StepOutcome.SKIPPED and "key" in step.name:
             continue
         ok = step.outcome is not StepOutcome.FAILED and step.outcome is not StepOutcome.SKIPPED
@@ -96,7 +96,7 @@ def _check_node(operation_id: str, node: Node) -> bool:
 
 
 def _keys() -> dict[Purpose, Path]:
-    """The keys this process holds: control alone, in production."""
+    """Return the key files this process can read; in production only control."""
     found: dict[Purpose, Path] = {"control": control_key_path()}
     others: tuple[Purpose, ...] = ("watch", "tunnel")
     for name in others:

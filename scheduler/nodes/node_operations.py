@@ -1,7 +1,7 @@
-"""Carries out what was asked of a node beside starts and stops: signals, another agent, a look, tidying up.
+"""Executes operations on a node: signals, upgrades, preflight checks, garbage collection.
 
-Each act is a row that stays until it is over, so it may be carried out again after a crash. An upgrade is two
-visits: the first sends the program and drops the link, the second meets what answers then.
+An operation is a row that stays until it is finished, so it is repeated after a crash. An upgrade takes two
+runs: the first sends the program and reconnects, the second confirms the new agent.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from scheduler.nodes.dispatch import NodeConnection
 
 
 def run_due_operations(connection: NodeConnection, reconnect: Callable[[], None]) -> None:
-    """Everything that is due on a node: signals, then one act after the other.
+    """Run all due operations of a node: signals first, then one operation after the other.
 
-    ``reconnect`` drops the link, so that a new one meets another agent. Raises OutcomeUnknownError when the node does not answer:
-    what was not finished is due again.
+    ``reconnect`` closes the connection, so that the next one reaches the new agent. Raise OutcomeUnknownError
+    when the node does not answer; unfinished operations stay due.
     """
     _send_signals(connection)
     for check in due_operations(connection.node.pk):
         if not connection.engine.is_open:
-            return  # what this link said of the node's agent may be out of date
+            return  # capabilities learned from this connection may be outdated
         operation = _Operation(connection, check)
         try:
             match OperationKind(check.kind):
@@ -86,7 +86,7 @@ def _send_signals(connection: NodeConnection) -> None:
 
 
 class _Operation:
-    """One act under way: where its steps go, and how long each took."""
+    """An operation in progress; records its steps with the time each took."""
 
     def __init__(self, connection: NodeConnection, operation: NodeOperation) -> None:
         self.connection = connection
@@ -94,13 +94,12 @@ class _Operation:
         self._since_s = time.monotonic()
 
     def step(self, name: str, ok: bool, message: str) -> None:
-        """One more step, which took the time since the one before."""
+        """Record a step with the time since the previous one."""
         now_s = time.monotonic()
         seconds, self._since_s = now_s - self._since_s, now_s
         record_operation_step(self.operation.public_id, name=name, ok=ok, message=message, seconds=seconds)
 
     def finish(self, ok: bool) -> None:
-        """The act is over."""
         record_operation_finished(self.operation.pk, ok)
 
 
@@ -108,7 +107,7 @@ class _Operation:
 
 
 def _upgrade(operation: _Operation) -> bool:
-    """One visit of an upgrade; False when the link is to be opened anew to meet the new program."""
+    """Run one part of an upgrade; return False when a new connection is needed to reach the new agent."""
     connection, check, ours = operation.connection, operation.operation, bundled_agent()
     running = connection.engine.hello.get("agent_digest")
     if running == ours.digest:
@@ -141,7 +140,7 @@ def _upgrade(operation: _Operation) -> bool:
     return False
 
 
-# -- the machine -----------------------------------------------------------------------------------
+# -- checks and garbage collection -----------------------------------------------------------------
 
 
 def _preflight(operation: _Operation) -> None:
@@ -158,7 +157,7 @@ def _preflight(operation: _Operation) -> None:
 
 
 def _fabric_request(fabric: GangFabric, runtime: str) -> dict[str, Any] | None:
-    """What a pool names, as a node is asked for it; None for nothing."""
+    """Return the fabric that a pool names, for the node's preflight; None when it names none."""
     if fabric in (GangFabric(), GangFabric(adapters=fabric.adapters)):
         return None
     devices = list(fabric.devices)
@@ -172,12 +171,12 @@ def _fabric_request(fabric: GangFabric, runtime: str) -> dict[str, Any] | None:
 
 def _collect_garbage(operation: _Operation) -> None:
     node = operation.connection.node
-    knobs = effective_pool_settings([node.pool])[node.pool_id]
+    settings = effective_pool_settings([node.pool])[node.pool_id]
     freed = operation.connection.engine.gc(
-        min_age_s=int(knobs["gc_keep_s"]), images=_image_gc_options(knobs, node.pk)
+        min_age_s=int(settings["gc_keep_s"]), images=_image_gc_options(settings, node.pk)
     )
     for key, (name, words) in GC_COUNTER_LABELS.items():
-        if freed.get(key) is not None:  # an agent of an earlier version does not look at all of these
+        if freed.get(key) is not None:  # earlier agents do not report all counters
             operation.step(name, True, f"{freed[key]} {words}.")
     if freed.get("images") is not None:
         operation.step(IMAGES_STEP, True, images_removed_message(freed["images"]))
@@ -190,7 +189,7 @@ def _collect_garbage(operation: _Operation) -> None:
 
 
 def _image_gc_options(settings: Mapping[str, SettingValue], node_id: int) -> dict[str, Any] | None:
-    """Which images a node may remove, as the verb ``gc`` takes it; None: none."""
+    """Return the options of image removal for the verb ``gc``; None when it is off."""
     if settings["image_gc_scope"] == "none":
         return None
     return {

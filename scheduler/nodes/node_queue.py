@@ -1,4 +1,4 @@
-"""What the record wants of one node now: starts, stops, terminals and first answers of servers, when each is due."""
+"""Desired actions for one node (starts, stops, terminals, readiness probes) and when each is due."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Key = tuple[str, int]
 
 
 class NodeQueue:
-    """The work of one node, read from the record at each look and given to the hands."""
+    """Work of one node, read from the database on each run and submitted to the pool."""
 
     def __init__(self, pool: KeyedPool, images: ImagePuller, reconcile_soon: Callable[[], None]) -> None:
         self._pool = pool
@@ -49,12 +49,12 @@ class NodeQueue:
         self._start_attempts: dict[int, int] = {}
 
     def run_due(self, connection: NodeConnection) -> float:
-        """Begins what is due; gives the seconds until something else is."""
+        """Submit what is due; return the seconds until the next due time."""
         tasks = dispatch.active_tasks(connection.node)
         if any(_needs_details(task) for task in tasks):
             tasks = dispatch.active_tasks_with_details(connection.node)
         actions: dict[Key, Callable[[], None]] = {}
-        recovering: bool | None = None  # after a restore nothing starts, also not what the record had begun
+        recovering: bool | None = None  # after a restore nothing starts, even if a start was recorded before
         for task in tasks:
             if task.attempt.stop_requested_at is not None:
                 actions[("stop", task.attempt_id)] = partial(self._stop, connection, task)
@@ -103,7 +103,7 @@ class NodeQueue:
             next_step = dispatch.start_task(connection, task, attempts_left=MAX_START_ATTEMPTS - attempts)
         except (OutcomeUnknownError, LeaseLostError, DatabaseError):
             raise
-        except Exception:  # one task that cannot be told to the node must not keep the others from it
+        except Exception:  # one invalid task must not block the others on the node
             log.exception("task %s could not be started on %s", task.pk, connection.node.name)
             if attempts >= MAX_START_ATTEMPTS:
                 detail = "an error of Fairway's own; its log has the details."
@@ -118,7 +118,7 @@ class NodeQueue:
                 self._schedule("start", task.pk, IMAGE_POLL_S)
             case NextStep.RETRY:
                 self._schedule("start", task.pk, min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LAST_RETRY_S))
-                self._reconcile_soon()  # what it says may be news to the record
+                self._reconcile_soon()  # its answer may be new
 
     def _check_connectivity(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("connectivity", task.attempt_id, CONNECTIVITY_RETRY_S)
@@ -140,10 +140,10 @@ class NodeQueue:
                 collect_and_remove(connection, task.attempt.job.public_id, task.attempt.number)
         except AgentError as refusal:
             if refusal.code == "stale_epoch":
-                raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher one
+                raise OutcomeUnknownError(refusal.message) from refusal  # a new hello brings a higher epoch
             log.warning("%s does not stop attempt %s: %s", connection.node.name, task.attempt_id, refusal)
 
-    # -- the server of a workspace -----------------------------------------------------------------
+    # -- readiness of workspaces -------------------------------------------------------------------
 
     def _probe(self, connection: NodeConnection, task: Task) -> None:
         self._schedule("probe", task.pk, PROBE_INTERVAL_S)
@@ -151,7 +151,7 @@ class NodeQueue:
         key = TaskKey(task.attempt.job.public_id, task.attempt.number, task.rank)
         try:
             answers = port is None or connection.engine.probe(key, port, "/") is not None
-        except AgentError as refusal:  # it has just ended, and the news is on its way
+        except AgentError as refusal:  # it has just ended, and the event is on its way
             log.info("%s cannot be asked on %s: %s", key, connection.node.name, refusal)
             return
         if answers:

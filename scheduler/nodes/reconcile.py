@@ -1,4 +1,4 @@
-"""Nodes -> record: writes down what a node tells, adopts and finishes, and stops what must not live."""
+"""Reconciles the database with a node: records its reports, adopts tasks, stops those that must not run."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from scheduler.nodes.state_diff import StateDiff, StoredTask, diff_state
 log = logging.getLogger(__name__)
 
 MAX_ORPHANS = 100
-"""Attempts that the record does not know are cleared away so many at a time; the next comparison goes on."""
+"""Unknown attempts stopped per reconciliation; the next one continues."""
 MISSING_RECHECK_S = 1.0
-"""A container that is missing is asked for again after this time, before its task is said to have vanished."""
+"""A missing container is polled again after this time before its task is recorded as lost."""
 
 
 def on_connected(connection: NodeConnection, received_s: float) -> None:
-    """Writes down a hello. Raises CannotOpen for one that names an epoch above ours, and takes nothing of it.
+    """Record a hello. Raise EngineConnectError when it names an epoch above ours, and record nothing of it.
 
-    Epochs are given by the database alone. A node that has heard a higher one would refuse every command; whether it
-    lies, or the database was set back without our knowing, an administrator finds out.
+    Only the database issues epochs. A node with a higher one would refuse every command; an administrator
+    must find out whether the node is wrong or the database was restored.
     """
     hello, epoch = connection.engine.hello, connection.epoch()
     if hello["highest_epoch"] > epoch:
@@ -59,8 +59,11 @@ def on_connected(connection: NodeConnection, received_s: float) -> None:
 
 
 def reconcile(connection: NodeConnection) -> StateDiff:
-    """Compares record and node once and sets right what differs. Raises OutcomeUnknownError, Refused or LeaseLostError."""
-    # before the record: whoever keeps a container after this has it in the record of the next comparison
+    """Compare database and node once and resolve differences.
+
+    Raise OutcomeUnknownError, AgentError or LeaseLostError.
+    """
+    # read before the tasks: an adoption that ends recovery mode later is then in the next reconciliation
     recovering = ClusterSettings.objects.get(id=1).recovery_mode
     held = active_tasks(connection.node)
     recorded = {_key(task): _stored_task(task) for task in held}
@@ -68,7 +71,7 @@ def reconcile(connection: NodeConnection) -> StateDiff:
     seen = connection.engine.poll()
     skew_s = None if seen.clock_s is None else seen.clock_s - time.time()
     if seen.boot_id != connection.node.boot_id and connection.node.boot_id:
-        # it restarted under our open link: the hello of a new one says what that means
+        # the node restarted within an open connection; the hello of a new one reports that
         connection.engine.close()
         return StateDiff()
     recorded |= _known_tasks(connection.node, [c.key for c in seen.containers if c.key not in recorded])
@@ -112,13 +115,13 @@ def _apply(connection: NodeConnection, found: StateDiff, held: dict[TaskKey, Tas
 
 
 def _record_reports(held: list[Task], containers: tuple[Container, ...], asked_at: dt.datetime) -> None:
-    """Writes down who saved its work and how far each has come; of a gang it is enough that one task says so."""
+    """Record checkpoints and progress; one task of a gang is enough."""
     saved_s: dict[tuple[str, int], float] = {}
     reporting: dict[tuple[str, int], Container] = {}
     here = set(map(_key, held))
     for container in sorted(containers, key=lambda each: each.key.task):
         if container.key not in here:
-            continue  # another node speaks for that rank
+            continue  # another node reports that rank
         attempt_key = container.key.job, container.key.attempt
         if container.checkpoint_age_s is not None:
             saved_s[attempt_key] = min(
@@ -144,7 +147,7 @@ def _stop(connection: NodeConnection, job: str, attempt: int, held: dict[TaskKey
 
 
 def _evict_task(connection: NodeConnection, recorded: StoredTask, held: dict[TaskKey, Task]) -> None:
-    """Ends one task whose attempt goes on."""
+    """Stop one task whose attempt continues."""
     task = held.get(recorded.key)
     if task is not None:
         stop_task(connection, task)
@@ -153,7 +156,7 @@ def _evict_task(connection: NodeConnection, recorded: StoredTask, held: dict[Tas
 
 
 def _stop_orphans(connection: NodeConnection, job: str, attempt: int, orphans: list[Container]) -> None:
-    """Ends containers of ours that the record never heard of, and no other of an attempt that it knows."""
+    """Stop unknown containers, but no known task of the same attempt."""
     known = Attempt.objects.filter(job__public_id=job, number=attempt, state__in=LIVE_ATTEMPT_STATES)
     tasks = [each.key.task for each in orphans if (each.key.job, each.key.attempt) == (job, attempt)]
     stop_orphan(
@@ -165,9 +168,9 @@ def _stop_orphans(connection: NodeConnection, job: str, attempt: int, orphans: l
 
 
 def _apply_admin_decisions(connection: NodeConnection, orphans: list[Container]) -> None:
-    """After a restore an unknown container is ended only where an administrator said so.
+    """In recovery mode, stop an unknown container only where an administrator decided so.
 
-    Its node counts as not compared yet until it was kept or is gone.
+    The node counts as not reconciled until each is kept or gone.
     """
     for job, attempt in sorted(recovery.record_orphans(connection.node, orphans)):
         log.warning("stopping attempt %s of %s on %s, as was decided", attempt, job, connection.node.name)
@@ -176,7 +179,7 @@ def _apply_admin_decisions(connection: NodeConnection, orphans: list[Container])
 
 
 def _record_lost_tasks(connection: NodeConnection, missing: list[StoredTask]) -> None:
-    """Ends tasks whose containers are gone without a trace, once a second look says the same."""
+    """End tasks whose containers disappeared, once a second poll confirms it."""
     time.sleep(MISSING_RECHECK_S)
     there = {container.key for container in connection.engine.poll().containers}
     for recorded in missing:
@@ -186,9 +189,9 @@ def _record_lost_tasks(connection: NodeConnection, missing: list[StoredTask]) ->
 
 
 def collect_and_remove(connection: NodeConnection, job: str, attempt: int) -> bool:
-    """Fetches what is left of an ended attempt's logs, then drops it from the node; True when done.
+    """Fetch the remaining logs of an ended attempt, then remove it from the node; return True when done.
 
-    Of an elastic attempt that goes on nothing is dropped: a node that dropped it would start none of it again.
+    An elastic attempt that continues is not removed: the node would refuse new tasks of a removed attempt.
     """
     rows = list(
         Task.objects.filter(node=connection.node, attempt__job__public_id=job, attempt__number=attempt)
@@ -223,14 +226,14 @@ def _stored_task(task: Task) -> StoredTask:
 
 
 def _survives_task_end(attempt: Attempt) -> bool:
-    """True for an attempt that may get tasks again where one of it ended."""
+    """Return True for an attempt that may get tasks again after one ended."""
     return (
         attempt.job.is_elastic and attempt.state in LIVE_ATTEMPT_STATES and attempt.stop_requested_at is None
     )
 
 
 def _known_tasks(node: Node, keys: list[TaskKey]) -> dict[TaskKey, StoredTask]:
-    """Those of the keys that the record knows as tasks of this node."""
+    """Return those of the keys that are tasks of this node in the database."""
     if not keys:
         return {}
     rows = Task.objects.filter(node=node, attempt__job__public_id__in={key.job for key in keys})

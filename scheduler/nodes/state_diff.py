@@ -1,4 +1,4 @@
-"""Compares what the record holds on a node with what the node told: pure, so that every case is a table row."""
+"""Pure comparison of stored tasks with the containers that a node reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from portal.domain.states import AttemptState
 
 @dataclass(frozen=True)
 class StoredTask:
-    """A task of the record that is or was on this node."""
+    """A stored task that is or was on this node."""
 
     id: int
     key: TaskKey
@@ -20,35 +20,36 @@ class StoredTask:
     sent: bool
     stop_requested: bool
     eviction_requested: bool = False
-    """It is to leave alone, while the others of its attempt go on."""
+    """Only this task is to stop; its attempt continues."""
     attempt_continues: bool = False
-    """It ended, and its attempt goes on without it."""
+    """It ended, and its attempt continues."""
 
 
 @dataclass
 class StateDiff:
-    """What has to be done so that record and node agree."""
+    """The actions that make database and node agree."""
 
     adopt: list[tuple[StoredTask, Container]] = field(default_factory=list)
-    """Runs there and is not RUNNING here: write it down."""
+    """Running on the node, not RUNNING in the database: record it."""
     finish: list[tuple[StoredTask, Container]] = field(default_factory=list)
-    """Ended there and holds GPUs here."""
+    """Ended on the node, still holding GPUs in the database."""
     lost: list[StoredTask] = field(default_factory=list)
-    """RUNNING here, and the node has neither the container nor a memory of its end."""
+    """RUNNING in the database; the node has neither the container nor a record of its end."""
     stop: set[tuple[str, int]] = field(default_factory=set)
-    """Attempts whose containers live there and must not: ended here, or asked to stop."""
+    """Attempts that run on the node but ended or are to stop."""
     evict: list[StoredTask] = field(default_factory=list)
-    """Tasks of which the same is true, while others of their attempts live on."""
+    """Single tasks to stop while others of their attempt continue."""
     orphans: list[Container] = field(default_factory=list)
-    """Live containers of our cluster that the record has never heard of."""
+    """Running containers of this cluster that the database does not know."""
     collect: list[tuple[StoredTask | None, Container]] = field(default_factory=list)
-    """Ended in both: fetch what is left of the log, then remove."""
+    """Ended in both: fetch the rest of the log, then remove."""
 
 
 def diff_state(stored: Mapping[TaskKey, StoredTask], containers: Iterable[Container]) -> StateDiff:
-    """The differences. ``stored`` must have been read before the node was asked.
+    """Return the differences. ``stored`` must be read before the node is polled.
 
-    It holds every task of the record with ``gone`` false on this node, and those of ``containers`` it knows.
+    It contains every stored task of this node with ``gone`` false, and those of ``containers`` that are
+    known.
     """
     diff = StateDiff()
     seen: set[TaskKey] = set()
@@ -85,7 +86,7 @@ def diff_state(stored: Mapping[TaskKey, StoredTask], containers: Iterable[Contai
 
 
 def _add_end(diff: StateDiff, task: StoredTask) -> None:
-    """What is to end a task that holds GPUs, where anything is."""
+    """Add the stop or eviction that the task waits for, if any."""
     if task.stop_requested:
         diff.stop.add((task.key.job, task.key.attempt))
     elif task.eviction_requested:

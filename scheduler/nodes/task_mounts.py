@@ -1,4 +1,4 @@
-"""What a task sees of folders on its node: its person's home, and the volumes that its job names."""
+"""Mounts of a task: its owner's home, and the volumes that its job names."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from portal.services.projects.volumes import declared_volumes, usable_volumes
 
 
 class VolumeNotAllowedError(Exception):
-    """A volume that the job names is gone, or its project may not use it any more."""
+    """A volume of the job was deleted, or its project may no longer use it."""
 
 
 class JobVolumes(NamedTuple):
-    """What the record knows of the folders of one job."""
+    """The stored volumes of one job."""
 
     home: Volume | None = None
-    shared_homes: Volume | None = None  # where all homes are, as declared
-    volumes: Mapping[str, Volume] = {}  # those it names
+    shared_homes: Volume | None = None  # the declared parent of all homes
+    volumes: Mapping[str, Volume] = {}  # those the job names
 
 
 def is_basic_mount(mount: Mapping[str, Any]) -> bool:
-    """Whether the first agents know such a mount, too."""
-    return mount["kind"] in ("home", "path") and mount.keys() <= {"kind", "source", "target", "read_only"}
+    """Return True for a mount that agents of every version support."""
+    return mount["kind"] in ("home", "host_path") and mount.keys() <= {
+        "kind",
+        "source",
+        "target",
+        "read_only",
+    }
 
 
 def read_job_volumes(job: Job) -> JobVolumes:
-    """The folders of a job, in as few queries as it has kinds of them. Raises VolumeNotAllowedError."""
+    """Return the volumes of a job in at most four queries. Raise VolumeNotAllowedError."""
     home = Volume.objects.filter(owner_id=job.owner_id, kind=VolumeKind.HOME.value).first()
     homes = declared_volumes().filter(kind=VolumeKind.HOME.value).first()
     names = {each["volume"] for each in job.volumes}
@@ -42,7 +47,7 @@ def read_job_volumes(job: Job) -> JobVolumes:
 
 
 def build_mounts(job: Job, volumes: JobVolumes, node: Node) -> tuple[list[dict[str, Any]], str | None]:
-    """The mounts of a task, and where it begins."""
+    """Return the mounts of a task and its working directory."""
     home, workdir = _build_home_mount(job, volumes, node)
     return [
         home,
@@ -61,12 +66,11 @@ def _build_home_mount(job: Job, volumes: JobVolumes, node: Node) -> tuple[dict[s
     mount = {"kind": "home", "source": job.owner.username, **mount}
     if homes is not None and homes.quota_mib is not None:
         mount["quota_mib"] = homes.quota_mib
-    # a process has no mounts of its own: its home is where the node keeps it
+    # a process has no mounts of its own: its home is the directory on the node
     return mount, None if node.runtime == RuntimeKind.PROCESS.value else target
 
 
 def _build_volume_mount(job: Job, requested: Mapping[str, Any], row: Volume) -> dict[str, Any]:
-    """One volume that a job names, as its node must know it."""
     mount: dict[str, Any] = {
         "kind": "host_path",
         "source": row.path,

@@ -1,4 +1,4 @@
-"""What a node is asked to start, as a pure function of the record: argument lists, never a shell string."""
+"""Builds the task spec for a node from database rows: argument lists, never a shell string."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from scheduler.nodes.task_mounts import JobVolumes, build_mounts
 SECRET_NAME = SECRET_FILE
 PIDS = 8192
 NO_SECRETS = SecretValues({}, {})
-"""No secrets of people."""
 OPTIONAL_CAPABILITIES = frozenset(
     {
         "rendezvous_port",
@@ -31,20 +30,20 @@ OPTIONAL_CAPABILITIES = frozenset(
         "secret_variables",
     }
 )
-"""What an agent must know if a spec says it: of the network of a gang, and of secrets."""
+"""Capabilities that an agent needs only when a spec uses them."""
 SECRETS_FOLDER_PLACEHOLDER = "{secrets}"
-"""The node fills in the folder of a task's secret files, as it does ``{port}`` and ``{address}``."""
+"""The node replaces it by the folder of a task's secret files, like ``{port}`` and ``{address}``."""
 
 
 class RendezvousUnknownError(Exception):
-    """The ranks of a gang are to work together, and nobody knows where they could meet."""
+    """A gang needs a rendezvous and none is recorded."""
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """One rank as it was placed: its number, its attempt's number, and (GPU uuid, milli) pairs.
+    """A placed rank: attempt number, rank, and (GPU uuid, milli) pairs.
 
-    ``rendezvous`` is where its gang meets; None: it has no others, or cannot reach them.
+    ``rendezvous``: None when it is alone or its launcher needs none.
     """
 
     attempt: int
@@ -62,9 +61,10 @@ def build_task_spec(
     secret: str,
     secrets: SecretValues = NO_SECRETS,
 ) -> dict[str, Any]:
-    """The spec of one task, with a digest over all of it, so that an equal name with other content is seen.
+    """Return the spec of one task with a digest over it, so that a conflicting task of the same name is
+    detected.
 
-    Raises CannotMeet when its launcher needs the others and the record knows no place to meet.
+    Raise RendezvousUnknownError when its launcher needs a rendezvous and none is recorded.
     """
     environment = job.environment
     launch = _launch(job, assignment, node)
@@ -102,7 +102,7 @@ def build_task_spec(
 
 
 def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
-    """The command of a rank, and how it is told of the others."""
+    """Return the command of a rank with the launcher's changes."""
     command = _command(job, job.environment, node)
     if job.kind == JobKind.WORKSPACE.value or job.is_elastic:
         return LaunchSpec(tuple(command))
@@ -120,7 +120,7 @@ def _launch(job: Job, assignment: RankAssignment, node: Node) -> LaunchSpec:
 
 
 def _network(assignment: RankAssignment, node: Node) -> dict[str, Any]:
-    """What a node must know of the meeting, but for the variables; nothing for a task on its own."""
+    """Return the network fields of the spec, without variables; empty for a single task."""
     row = assignment.rendezvous
     if row is None:
         return {}
@@ -139,11 +139,10 @@ def _network(assignment: RankAssignment, node: Node) -> dict[str, Any]:
 
 
 def spec_digest(spec: dict[str, Any]) -> str:
-    """A digest of a spec; a workspace's secret counts by its own digest, so that the label tells nothing of it.
+    """Return a digest of a spec; the workspace secret is hashed first, so that the label reveals nothing.
 
-    People's secrets count by their names alone: a value may be short enough to be guessed, and may change between a
-    start and its repetition.
-    Limits of folders count for nothing: whoever changes one changes no container.
+    Secrets of users count by name only: a value may be short enough to guess, and may change before a retry.
+    Directory limits do not count, because changing one does not change the container.
     """
     plain = dict(spec)
     plain["mounts"] = [
@@ -160,7 +159,7 @@ def spec_digest(spec: dict[str, Any]) -> str:
 
 
 def image_reference(environment: Environment) -> str | None:
-    """The pin of an environment's image, else its name."""
+    """Return the digest of an environment's image, otherwise its name."""
     if environment.runtime == RuntimeKind.PROCESS.value:
         return None
     return environment.image_digest or environment.image or None

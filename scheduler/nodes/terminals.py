@@ -1,4 +1,4 @@
-"""Opens the terminals that people asked for on a node: the node is asked once, and what it says is written down."""
+"""Opens the terminals that users requested: sends one request to the node and records the answer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _UNREADABLE = "What was asked for cannot be read any more. Try again."
 
 
 def open_terminal(connection: NodeConnection, terminal: Terminal) -> None:
-    """Has the node open it. One that was asked for twice is open twice there, and one ends when nobody enters it.
+    """Open a terminal on the node. Repeated requests may open a second one; unused ones end by time-out.
 
-    Raises OutcomeUnknownError when no answer came.
+    Raise OutcomeUnknownError when no answer came.
     """
     if not connection.engine.supports_terminals:
         record_open_failure(terminal, _TOO_OLD)

@@ -1,8 +1,7 @@
-"""Forecasts while a trace is replayed: given at submit, scored when the job starts, against a plain baseline.
+"""Forecasts during a trace replay: made at submit, scored at the start against a baseline.
 
-Only jobs that waited at least a minute are scored, once, on the forecast given at submit, by Winkler's score. The
-baseline always answers p10 to p90 of the last 500 waits of the same size that would have been scored too, which is
-the stricter of its readings.
+Only jobs that waited at least a minute are scored, once, with the Winkler score. The baseline is p10 to p90
+of the last 500 scored waits of the same size.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ BASELINE_WAITS = 500
 
 
 class ForecastHook(SimulationHook):
-    """Forecasts each job that does not start at once, and passes everything on to another watcher."""
+    """Forecasts each job that does not start at once, and forwards all calls to ``inner``."""
 
     def __init__(self, inner: SimulationHook, policy: Policy) -> None:
         self._inner = inner
@@ -44,16 +43,17 @@ class ForecastHook(SimulationHook):
         self._ran_s: dict[JobId, float] = {}
         self._forecasts: dict[JobId, tuple[float, float, WaitInterval, tuple[float, float]]] = {}
         self._waits: dict[int, deque[float]] = {}
-        self._scores: list[tuple[float, float, bool, float]] = []  # ours, baseline's, covered, width
+        # forecast score, baseline score, covered, width
+        self._scores: list[tuple[float, float, bool, float]] = []
 
     def on_submit(self, job: TraceJob, row: PendingRow, now_s: float) -> PendingRow:
-        """It is forecast after the next decision."""
+        """Mark the job for a forecast after the next decision."""
         self._jobs[row.job] = job
         self._new.append(row.job)
         return self._inner.on_submit(job, row, now_s)
 
     def on_decision(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Forecasts the newcomers that wait."""
+        """Forecast new jobs that are pending."""
         self._inner.on_decision(snapshot, plan)
         started = {start.job for start in plan.starts}
         waiting = [job for job in self._new if job not in started]
@@ -69,7 +69,7 @@ class ForecastHook(SimulationHook):
                 self._forecasts[job] = (snapshot.now_s, median_s, interval, self._baseline(gpus))
 
     def on_start(self, job: TraceJob, row: RunningRow, ran_s: float) -> RunningRow:
-        """Scores its forecast when this is its first start."""
+        """Score the forecast at the first start."""
         waited_s = row.started_s - job.submitted_s
         if ran_s == 0.0 and waited_s >= SCORED_FROM_S and (forecast := self._forecasts.pop(row.job, None)):
             made_s, median_s, (low_s, _, high_s), baseline = forecast
@@ -82,17 +82,15 @@ class ForecastHook(SimulationHook):
         return self._inner.on_start(job, row, ran_s)
 
     def on_preempt(self, job: TraceJob, row: RunningRow, ran_s: float) -> None:
-        """It gave way, with so much running behind it."""
         self._ran_s[row.job] = ran_s
         self._inner.on_preempt(job, row, ran_s)
 
     def on_end(self, job: TraceJob, now_s: float) -> None:
-        """Its duration is known from now on."""
+        """Learn the duration."""
         self._durations.learn(kind_of(job), job.duration_s)
         self._inner.on_end(job, now_s)
 
     def before_decision(self, running: dict[JobId, RunningRow], now_s: float) -> None:
-        """Nothing of its own."""
         self._inner.before_decision(running, now_s)
 
     def _baseline(self, gpus: int) -> tuple[float, float]:
@@ -103,7 +101,7 @@ class ForecastHook(SimulationHook):
         return (low, high)
 
     def summary(self) -> dict[str, Any]:
-        """What the forecasts were worth; None where none was scored."""
+        """Return the scores; None when none was scored."""
         scored = len(self._scores)
         if not scored:
             return {"forecasts": 0, "coverage": None, "winkler": None, "baseline_winkler": None}

@@ -1,4 +1,4 @@
-"""Reading recorded work: plain or gzip files, and tables whose errors name file, line and column."""
+"""Reads plain or gzip input files; errors in tables name file, line and column."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 GZIP_MAGIC = b"\x1f\x8b"
 INTEGER = re.compile(r"[+-]?[0-9]+")
 MAX_INTEGER = 10**15
-"""More of anything (milli, MiB, seconds) is taken for a slip: sums of it must stay within 64 bits."""
+"""Larger amounts (milli, MiB, seconds) are rejected, so that sums stay within 64 bits."""
 
 
 class MalformedFileError(Exception):
-    """A file that does not say what it should. ``location`` is a line, column or JSON path; "" is the whole file."""
+    """Invalid file content. ``location``: line, column or JSON path; "" is the whole file."""
 
     def __init__(self, path: str | Path, location: str, message: str) -> None:
         super().__init__(path, location, message)
@@ -33,10 +33,9 @@ class MalformedFileError(Exception):
 
 
 def read_text(path: str | Path) -> str:
-    """The file's whole text, unpacked when it begins like gzip.
+    """Return the text of a file, decompressed if it is gzip.
 
-    Raises:
-        MalformedFileError: it is missing, unreadable, a broken archive, or not UTF-8.
+    Raise MalformedFileError when it is missing, unreadable, corrupt or not UTF-8.
     """
     try:
         content = Path(path).read_bytes()
@@ -58,11 +57,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json(path: str | Path) -> Any:
-    """The file's JSON value.
-
-    Raises:
-        MalformedFileError: also where the text is not JSON, with line and column.
-    """
+    """Return the JSON value of a file. Raise MalformedFileError with line and column when it is invalid."""
     text = read_text(path)
     try:
         return json.loads(text)
@@ -74,7 +69,7 @@ def read_json(path: str | Path) -> Any:
 
 
 class TableRow:
-    """One line of a table; each reader raises MalformedFileError with line and column."""
+    """One row of a table; each accessor raises MalformedFileError with line and column."""
 
     __slots__ = ("_cells", "line", "path")
 
@@ -84,18 +79,18 @@ class TableRow:
         self._cells = cells
 
     def fail(self, column: str, message: str) -> NoReturn:
-        """Says that the cell under ``column`` is wrong."""
+        """Raise MalformedFileError for the cell under ``column``."""
         raise MalformedFileError(self.path, f"line {self.line}, column {column}", message)
 
     def text(self, column: str, *, blank: bool = True) -> str:
-        """The cell as it stands, without outer blanks; "" where the table has no such column."""
+        """Return the stripped cell; "" when the table lacks the column."""
         cell = self._cells.get(column, "").strip()
         if not cell and not blank:
             self.fail(column, "it is empty")
         return cell
 
     def integer(self, column: str, low: int = 0, high: int = MAX_INTEGER) -> int:
-        """A whole number from ``low`` to ``high``, both allowed."""
+        """Return a whole number from ``low`` to ``high``, inclusive."""
         cell = self.text(column)
         if not INTEGER.fullmatch(cell) or len(cell) > 20:
             self.fail(column, f"{_quote(cell)} is not a whole number")
@@ -105,7 +100,7 @@ class TableRow:
         return number
 
     def number(self, column: str, low: float = 0.0, high: float = float(MAX_INTEGER)) -> float:
-        """A finite number from ``low`` to ``high``, both allowed."""
+        """Return a finite number from ``low`` to ``high``, inclusive."""
         cell = self.text(column)
         try:
             number = float(cell)
@@ -119,10 +114,10 @@ class TableRow:
 
 
 def read_rows(path: str | Path, columns: tuple[str, ...]) -> Iterator[TableRow]:
-    """The lines of a comma-separated table whose first line names at least ``columns``; empty lines are skipped.
+    """Yield the rows of a comma-separated table whose header has at least ``columns``; empty lines are
+    skipped.
 
-    Raises:
-        MalformedFileError: a column is missing, or a line has more or fewer cells than the first.
+    Raise MalformedFileError when a column is missing, or a row has another number of cells than the header.
     """
     lines = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:

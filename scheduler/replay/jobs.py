@@ -1,6 +1,6 @@
-"""Jobs of a trace on a simulated clock, under Fairway's own decision or a reference policy.
+"""Replays the jobs of a trace on a simulated clock, with Fairway's decision or a reference policy.
 
-``fairway`` sees no durations. ``fairway-predict`` learns them from jobs that have ended by then.
+``fairway`` gets no durations. ``fairway-predict`` learns them from jobs that have ended by then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ USAGE_ERROR = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this replay."""
     parser.add_argument("--trace", required=True, help="comma-separated table, plain or gzip")
     parser.add_argument("--from", dest="from_s", type=_time, default=-math.inf, metavar="TIME")
     parser.add_argument("--to", dest="to_s", type=_time, default=math.inf, metavar="TIME")
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replays and prints one JSON line; 0, 1 when nothing fits, 2 when words do not go together."""
+    """Replay and print one JSON line; return 0, 1 when no job fits, or 2 for conflicting options."""
     of_ours_only = arguments.forecast or arguments.setting or arguments.quota_file
     if of_ours_only and arguments.policy not in OWN_POLICIES:
         sys.stderr.write("--forecast, --setting and --quota-file go with Fairway's own policies\n")
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def feasible_jobs(jobs: Sequence[TraceJob], size: ClusterSize) -> list[TraceJob]:
-    """The jobs that the cluster could run when empty, numbered anew."""
+    """Return the jobs that fit into the empty cluster, renumbered."""
     fitting = (job for job in jobs if job.gpus <= size.gpus)
     return [job._replace(number=number) for number, job in enumerate(fitting)]
 
@@ -96,7 +95,10 @@ def replay(
     *,
     forecast: bool = False,
 ) -> dict[str, Any]:
-    """The figures of one replay. ``jobs`` all fit; ``quotas``, ``knobs`` and ``forecast`` are of Fairway's own."""
+    """Return the metrics of one replay; all ``jobs`` must fit.
+
+    ``quotas``, ``settings`` and ``forecast`` apply to Fairway's own policies only.
+    """
     began_s = time.monotonic()
     further: dict[str, Any] = {}
     if policy in OWN_POLICIES:
@@ -104,7 +106,7 @@ def replay(
         hook = PredictionHook() if policy == "fairway-predict" else SimulationHook()
         forecasting = ForecastHook(hook, rules) if forecast else None
         memory = DecisionCache()
-        # nobody reads why a job waits
+        # verdicts are not used
         decide_without_verdicts = partial(decide, cache=memory, explain=False)
         simulator = Simulator(
             SimulationConfig(jobs, size, quotas, rules, decide_without_verdicts), forecasting or hook
@@ -118,7 +120,7 @@ def replay(
 
 
 def build_policy(settings: dict[str, Any]) -> Policy:
-    """Fairway's default policy with some knobs turned."""
+    """Return the default policy with ``settings`` applied."""
     return replace(Policy(), **settings)
 
 

@@ -1,8 +1,8 @@
-"""Kueue's performance scenario: workloads of many queues in cohorts that lend each other their unused quota.
+"""Kueue's performance scenario: workloads of many queues in cohorts that borrow unused quota.
 
-The clock is simulated; each cycle advances it by the time it really took. A workload runs its time once
-admitted, and has to begin again if it is asked to leave. Time to admission is counted to the last admission,
-as Kueue's own recorder counts it.
+The clock is simulated; each cycle advances it by its real duration. A workload runs for its time once
+admitted, and restarts from the beginning when preempted. Time to admission counts to the last admission, as
+in Kueue's recorder.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ MAX_QUEUES = 1_000
 MAX_GPUS = 10_000
 MAX_WORKLOADS = 1_000_000
 ACTION_SWITCHES = {"reclaim_within_cohort": ("any", "reclaim"), "within_queue": ("lower_priority", "preempt")}
-"""By field: the word that allows an action, and the action; "never" takes it away."""
+"""By field: the value that enables an action, and the action; "never" disables it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The file."""
     parser.add_argument(
         "scenario", help="JSON: cohorts, queues_per_cohort, nominal_quota, workload_sets, ..."
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replays and prints one JSON line; 0. Raises MalformedFileError naming the place in the file."""
+    """Replay and print one JSON line; return 0. Raise MalformedFileError with the location in the file."""
     scenario = Scenario(arguments.scenario)
     sys.stderr.write(
         f"{scenario.cohorts.cohorts} cohorts of {scenario.cohorts.cohort_gpus} GPUs, "
@@ -54,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _decide_with_explanations(decider: IncrementalDecider) -> Callable[[Snapshot, Policy], Plan]:
-    """Decides as live cycles do that follow each other at once: where many wait, some are told why now and then."""
+    """Return a decision function that writes verdicts as consecutive live cycles do: a batch now and then."""
     explained_s = -math.inf
 
     def decide(snapshot: Snapshot, policy: Policy) -> Plan:
@@ -69,7 +68,7 @@ def _decide_with_explanations(decider: IncrementalDecider) -> Callable[[Snapshot
 
 
 def summarize(scenario: Scenario, simulator: KueueSimulator, never: set[JobId]) -> dict[str, Any]:
-    """The figures of one JSON line; times in seconds, a mean over nothing is None."""
+    """Return the metrics of one JSON line; times in seconds, a mean of nothing is None."""
     waits: dict[str, list[float]] = {each["class"]: [] for each in scenario.sets}
     for workload in scenario.workloads:
         if workload.job not in never:
@@ -99,7 +98,7 @@ def summarize(scenario: Scenario, simulator: KueueSimulator, never: set[JobId]) 
 
 
 class Scenario:
-    """What the file says. ``floor_s`` is how long an instant scheduler takes, where the file tells it."""
+    """Content of a scenario file. ``floor_s``: the duration with an instant scheduler, if the file has it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -126,7 +125,7 @@ class Scenario:
             self.floor_s = self._number(self._object(floor, at), at, "wall_s", 1e-3)
 
     def _policy(self, content: dict[str, Any]) -> Policy:
-        """The defaults, less what the scenario forbids."""
+        """Return the default policy without the actions that the scenario disables."""
         policy = Policy()
         for field, (word, action) in ACTION_SWITCHES.items():
             value = content.get(field, word)
@@ -162,7 +161,7 @@ class Scenario:
         return sets
 
     def _workloads(self) -> list[Workload]:
-        """Each set makes its workloads in every queue, the first after one interval."""
+        """Return the workloads of all sets and queues, the first after one interval."""
         return [
             Workload(
                 JobId(f"{cohort:03}-{queue:03}-{number:03}-{i:06}"),

@@ -1,7 +1,7 @@
-"""Kueue's scenario on a simulated clock that runs on while the engine works, by the time it really takes.
+"""Simulates Kueue's scenario on a clock that advances by the real duration of each cycle.
 
-A cohort is a pool with a project at the top, a queue a project below it. Quota is all there is to Kueue's
-scenario, so the GPUs of a cohort stand in one node: nothing is lost by places that do not fit.
+A cohort is a pool with a root project, a queue a project below it. The scenario is about quota only, so the
+GPUs of a cohort are on one node and placement never fails.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Workload(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cohorts:
-    """Equal cohorts of equal queues; amounts in whole GPUs. ``borrowing_limit`` None is no limit."""
+    """Equal cohorts of equal queues; amounts in whole GPUs. ``borrowing_limit``: None is unlimited."""
 
     cohorts: int
     queues_per_cohort: int
@@ -61,15 +61,14 @@ class Cohorts:
 
     @property
     def cohort_gpus(self) -> int:
-        """All GPUs that the queues of one cohort share."""
         return self.queues_per_cohort * self.nominal_quota
 
 
 class KueueSimulator:
-    """A scenario while it runs: the engine is woken by arrivals and ends, one cycle after the other.
+    """A running scenario: arrivals and ends trigger cycles, one after the other.
 
-    What arrives or ends during a cycle is seen by the next. A workload that has to leave is gone at once and
-    queues again, to run from its beginning, as Kueue's own test has it.
+    Arrivals and ends during a cycle are seen by the next. A preempted workload is gone at once and is queued
+    again to run from the beginning, as in Kueue's own test.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class KueueSimulator:
         seconds: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.admitted_s: dict[JobId, float] = {}
-        """When each was admitted, for the last time if it had to leave in between."""
+        """When each workload was admitted, the last time if it was preempted."""
         self.decisions = self.preemptions = self.truncated_decisions = 0
         self.decide_s = self.commit_s = self.longest_cycle_s = 0.0
         self.busy_gpu_s = self.lost_gpu_s = self.wall_s = 0.0
@@ -91,20 +90,20 @@ class KueueSimulator:
         self._rows = _Rows(cohorts)
         self._pending: dict[JobId, PendingRow] = {}
         self._running: dict[JobId, RunningRow] = {}
-        self._ends: list[tuple[float, JobId, float]] = []  # and when it was admitted
+        self._ends: list[tuple[float, JobId, float]] = []  # end, job, time of admission
         self._nominated: set[JobId] = set()
-        self._base_s = 0.0  # simulated time, without what the engine works at the moment
+        self._base_s = 0.0  # simulated time without the current cycle
         self._cycle_started_s: float | None = None
 
     @property
     def now_s(self) -> float:
-        """Simulated seconds since the beginning."""
+        """Return simulated seconds since the beginning."""
         return self._base_s + (
             0.0 if self._cycle_started_s is None else self._seconds() - self._cycle_started_s
         )
 
     def run(self) -> set[JobId]:
-        """Goes on until nothing more can happen; the workloads that are never admitted."""
+        """Run until nothing more can happen; return the workloads that were never admitted."""
         arrived, woken = 0, False
         while True:
             while self._ends and self._ends[0][0] <= self._base_s:
@@ -126,7 +125,7 @@ class KueueSimulator:
             self._base_s, woken = next_s, False
 
     def _cycle(self) -> bool:
-        """Photograph, decide, commit; true when something happened that wakes the engine again."""
+        """Snapshot, decide, commit; return True when a further cycle is needed."""
         began_s = self._cycle_started_s = self._seconds()
         snapshot = self._rows.snapshot(self._base_s, self._running, self._pending)
         plan = self._decide(snapshot, self._policy)
@@ -154,7 +153,7 @@ class KueueSimulator:
         heapq.heappush(self._ends, (now_s + workload.run_time_s, row.job, now_s))
 
     def _evict(self, eviction: Eviction) -> bool:
-        """A workload leaves and queues again; false when it ended by itself meanwhile."""
+        """Evict and requeue a workload; return False when it ended meanwhile."""
         workload, now_s = self._workload[eviction.job], self.now_s
         ran_s = now_s - self.admitted_s[eviction.job]
         if ran_s >= workload.run_time_s:
@@ -176,7 +175,7 @@ class KueueSimulator:
 
 
 class _Rows:
-    """The rows of the photograph: each made once, and anew only when what it says changed."""
+    """Snapshot rows, rebuilt only when they change."""
 
     def __init__(self, cohorts: Cohorts) -> None:
         most = None
@@ -205,7 +204,7 @@ class _Rows:
             self._nodes.append(NodeRow(NodeId(pool), pool, pool, True, True, 0, 0, 0, 0, tuple(gpus)))
 
     def pending(self, workload: Workload) -> PendingRow:
-        """The row of a workload that waits; the same each time it does."""
+        """Return the row of a pending workload, the same object each time."""
         if workload.job not in self.pending_rows:
             project = _project(workload.cohort, workload.queue)
             self.pending_rows[workload.job] = PendingRow(
@@ -215,7 +214,7 @@ class _Rows:
         return self.pending_rows[workload.job]
 
     def running(self, row: PendingRow, start: JobPlacement, now_s: float) -> RunningRow:
-        """The row of a workload that starts now; it takes its GPUs."""
+        """Return the row of a workload that starts now, and allocate its GPUs."""
         tasks = tuple(RunningTask(task.node, task.gpus, 0, 0) for task in start.tasks)
         for task in start.tasks:
             self._set(task.gpus, held=True)
@@ -224,7 +223,7 @@ class _Rows:
         )
 
     def free(self, row: RunningRow) -> None:
-        """Gives back what a workload held."""
+        """Release the GPUs of a workload."""
         for task in row.tasks:
             self._set(task.gpus, held=False)
 
@@ -238,7 +237,6 @@ class _Rows:
     def snapshot(
         self, now_s: float, running: dict[JobId, RunningRow], pending: dict[JobId, PendingRow]
     ) -> Snapshot:
-        """The photograph of this moment."""
         for cohort in self._changed:
             self._nodes[cohort] = replace(self._nodes[cohort], gpus=tuple(self._gpus[cohort]))
         self._changed.clear()

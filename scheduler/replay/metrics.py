@@ -1,4 +1,4 @@
-"""What a replay comes to: completion and waiting times over all jobs of a trace."""
+"""Metrics of a replay: completion and waiting times of all jobs of a trace."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from scheduler.replay.trace import ClusterSize, TraceJob
 
 LARGE_JOB_GPUS = 16
-"""Jobs of so many GPUs or more are told apart: they are the ones that skipping starves."""
+"""Jobs of at least this size are reported separately: they starve when smaller jobs overtake them."""
 
 SINGLE_GPU_COST_S, NODE_COST_S, GANG_COST_S = 7, 30, 60
 
 
 def restart_cost_s(gpus: int) -> int:
-    """Seconds of work that being preempted adds to a job; its progress is kept."""
+    """Return the seconds of work that a preemption adds to a job; its progress is kept."""
     if gpus == 1:
         return SINGLE_GPU_COST_S
     return NODE_COST_S if gpus <= 8 else GANG_COST_S
@@ -24,7 +24,7 @@ def restart_cost_s(gpus: int) -> int:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """When each job first started and when it ended, by its number; and what preemption cost."""
+    """First start and end of each job by number, and the cost of preemption."""
 
     jobs: Sequence[TraceJob]
     size: ClusterSize
@@ -39,23 +39,23 @@ class ReplayResult:
         self.ended_s = [math.nan] * len(self.jobs)
 
     def add_run(self, job: TraceJob, from_s: float, to_s: float) -> None:
-        """Counts a stretch in which ``job`` held its GPUs."""
+        """Count a period in which ``job`` held its GPUs."""
         low, high = self.jobs[0].submitted_s, self.jobs[-1].submitted_s
         self.busy_gpu_s += job.gpus * max(0.0, min(to_s, high) - max(from_s, low))
 
     def add_preemption(self, job: TraceJob) -> int:
-        """Counts one preemption of ``job``; the seconds it has to work longer."""
+        """Count a preemption of ``job``; return the seconds that it adds."""
         cost_s = restart_cost_s(job.gpus)
         self.preemptions += 1
         self.lost_gpu_s += cost_s * job.gpus
         return cost_s
 
     def wait_s(self, job: TraceJob) -> float:
-        """All its time that was not its own work: queueing, and what preemption added."""
+        """Return completion time minus duration: queueing and the cost of preemptions."""
         return self.ended_s[job.number] - job.submitted_s - job.duration_s
 
     def summary(self) -> dict[str, Any]:
-        """The figures of one JSON line; a mean over no job is None."""
+        """Return the metrics of one JSON line; a mean over no job is None."""
         jobs = self.jobs
         completion = sorted(self.ended_s[job.number] - job.submitted_s for job in jobs)
         waits = [self.wait_s(job) for job in jobs]
@@ -86,7 +86,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _percentile(sorted_values: Sequence[float], fraction: float) -> float:
-    """The value below which ``part`` of all lie, between neighbours by their distance."""
+    """Return the percentile ``fraction`` (0 to 1), linearly interpolated."""
     at = fraction * (len(sorted_values) - 1)
     low = math.floor(at)
     high = min(low + 1, len(sorted_values) - 1)

@@ -1,8 +1,9 @@
-"""Pods of Alibaba's GPU trace (openb, cluster-trace-gpu-v2023) placed one by one until the cluster is full.
+"""Places the pods of Alibaba's GPU trace (openb, cluster-trace-gpu-v2023) one by one until the cluster is
+full.
 
-The method is that of Weng et al., USENIX ATC 2023: all pods of the list and random re-draws of them, until
-they ask for 1.3 times the GPUs there are, shuffled by a seed. Each pod is placed once or fails; nothing
-leaves. The figure is the part of all GPUs that is allocated when the arrived pods ask for 80 to 130 % of them.
+Method of Weng et al., USENIX ATC 2023: all pods of the list, and pods redrawn from it, until they request 1.3
+times the GPUs of the cluster, shuffled by a seed. Each pod is placed once or fails; none ends. The metric is
+the part of all GPUs that is allocated when the arrived pods request 80 to 130 % of them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from scheduler.replay.openb_baselines import BASELINES, BaselinePolicy
 NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 MEASURED_AT_PERCENT = (80, 90, 95, 100, 110, 120, 130)
-"""Percent of the GPUs that the arrived pods ask for."""
+"""Requested GPUs of the arrived pods, percent of all GPUs."""
 MAX_GPUS = 64
 MAX_PODS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class OpenbResult:
-    """What one order of arrivals came to; percents are of all GPU milli."""
+    """Result of one order of arrivals; percentages are of all GPU milli."""
 
     allocated_percent: dict[int, float]
     placed: int
@@ -43,7 +44,6 @@ class OpenbResult:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of ``python -m scheduler.replay openb``."""
     parser.add_argument("--nodes", required=True, metavar="FILE", help=f"CSV: {', '.join(NODE_COLUMNS)}")
     parser.add_argument(
         "--pods", required=True, metavar="FILE", help=f"CSV: {', '.join(POD_COLUMNS)} and, if any, gpu_spec"
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the result as one line of JSON."""
+    """Replay and print the result as one JSON line."""
     nodes = read_nodes(arguments.nodes)
     pods = read_pods(arguments.pods)
     order = arrivals(nodes, pods, arguments.seed, arguments.pods)
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_nodes(path: str) -> list[NodeRow]:
-    """The nodes in the order of the file, which is the order that equal scores fall back to."""
+    """Return the nodes in file order, which breaks ties between equal scores."""
     nodes: list[NodeRow] = []
     for row in read_rows(path, NODE_COLUMNS):
         name, model = f"{len(nodes):06}", row.text("model")
@@ -92,7 +92,7 @@ def read_nodes(path: str) -> list[NodeRow]:
 
 
 def read_pods(path: str) -> list[TaskShape]:
-    """What each pod asks. ``gpu_spec`` "A|B" is either model; a pod without GPUs may name anything."""
+    """Return the request of each pod. ``gpu_spec`` "A|B" allows either model; it is ignored without GPUs."""
     pods = []
     for row in read_rows(path, POD_COLUMNS):
         gpus = row.integer("num_gpu", high=MAX_GPUS)
@@ -106,7 +106,7 @@ def read_pods(path: str) -> list[TaskShape]:
 
 
 def arrivals(nodes: Sequence[NodeRow], pods: Sequence[TaskShape], seed: int, path: str) -> list[TaskShape]:
-    """All pods and re-draws of them, up to the last of ``MEASURED_AT_PERCENT``, in an order that the seed gives."""
+    """Return all pods and redrawn ones up to the last of ``MEASURED_AT_PERCENT``, shuffled by the seed."""
     draw = random.Random(seed)  # noqa: S311 - an order of arrivals, nothing secret
     wanted = _capacity_milli(nodes) * MEASURED_AT_PERCENT[-1] // 100
     asked = sum(pod.gpus * pod.milli for pod in pods)
@@ -124,7 +124,7 @@ def arrivals(nodes: Sequence[NodeRow], pods: Sequence[TaskShape], seed: int, pat
 def replay(
     nodes: Sequence[NodeRow], pods: Sequence[TaskShape], order: Sequence[TaskShape], policy: str, seed: int
 ) -> OpenbResult:
-    """Places each pod of ``order`` or lets it fail; knows of the future only how often ``pods`` ask for what."""
+    """Place each pod of ``order`` or count it as failed; only the request frequencies are known ahead."""
     floor = NodePlacer(
         nodes, "fragmentation", demand=_demand_histogram(pods, policy), group_weight=_together(policy)
     )
@@ -167,7 +167,7 @@ def _together(policy: str) -> int:
 
 
 def _demand_histogram(pods: Sequence[TaskShape], policy: str) -> Counter[TaskRequest]:
-    """How often each request is asked. FGD as published does not look at memory."""
+    """Return the frequency of each request. FGD as published ignores memory."""
     memory = policy == "fairway"
     return Counter(
         TaskRequest(pod.gpus, pod.milli, pod.cpu_milli, pod.memory_mib * memory, pod.gpu_model)

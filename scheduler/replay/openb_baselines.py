@@ -1,7 +1,7 @@
-"""The policies that FGD was measured against (Weng et al., USENIX ATC 2023, section 6), for the same replay.
+"""Baseline policies of the FGD paper (Weng et al., USENIX ATC 2023, section 6).
 
-Each looks at the nodes where a pod fits and names one with the GPUs on it. Scores are whole points of 100, as in
-Kubernetes; ties fall to the first node, and a share goes to the fullest GPU that holds it unless told otherwise.
+Each chooses one of the nodes that fit and the GPUs on it. Scores are whole points of 100, as in Kubernetes;
+ties go to the first node, and a share goes to the fullest GPU that fits unless the policy says otherwise.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ INFEASIBLE = -1
 
 
 class BaselinePolicy(Protocol):
-    """Where a pod should stand: a node's index and GPU slots there, or None where it fits nowhere."""
+    """Return a node index and GPU slots for a pod, or None where it fits nowhere."""
 
     def __call__(self, pod: TaskShape) -> tuple[int, tuple[int, ...]] | None: ...
 
 
 class _NodeChooser(ABC):
-    """One of the nodes that can take the pod, and its fullest GPUs that can."""
+    """Chooses a node that fits, and its fullest GPUs that fit."""
 
     def __init__(self, floor: NodePlacer, seed: int) -> None:
         self.floor = floor
@@ -45,7 +45,7 @@ class _NodeChooser(ABC):
 
     @abstractmethod
     def choose_node(self, pod: TaskShape, fits: Bools) -> int:
-        """The index of one of the nodes that fit."""
+        """Return the index of one of the nodes that fit."""
 
     def choose_slots(self, pod: TaskShape, node: int) -> tuple[int, ...]:
         free = self.floor.free_milli[node]
@@ -59,18 +59,18 @@ class _NodeChooser(ABC):
 
 
 class _Scored(_NodeChooser):
-    """The node with the most points among those that can take the pod."""
+    """Chooses the node with the highest score."""
 
     def choose_node(self, pod: TaskShape, fits: Bools) -> int:
         return int(np.where(fits, self.scores(pod), INFEASIBLE).argmax())
 
     @abstractmethod
     def scores(self, pod: TaskShape) -> Ints:
-        """The points of each node."""
+        """Return the score of each node."""
 
 
 class Random(_NodeChooser):
-    """Any node and any GPU that fits."""
+    """Random node and random GPUs that fit."""
 
     def choose_node(self, pod: TaskShape, fits: Bools) -> int:
         return self.random.choice(fits.nonzero()[0].tolist())
@@ -80,7 +80,7 @@ class Random(_NodeChooser):
 
 
 class BestFit(_Scored):
-    """The least of CPU and GPU left, each as a part of the largest node's, weighted half and half."""
+    """Least CPU and GPU left, as parts of the largest node, weighted equally."""
 
     def scores(self, pod: TaskShape) -> Ints:
         cpu = (self.floor.cpu_free - pod.cpu_milli) / self.most_cpu
@@ -89,7 +89,7 @@ class BestFit(_Scored):
 
 
 class DotProd(_Scored):
-    """The smallest product of what is free and what is asked (Grandl et al., SIGCOMM 2014)."""
+    """Smallest dot product of free and requested resources (Grandl et al., SIGCOMM 2014)."""
 
     def scores(self, pod: TaskShape) -> Ints:
         cpu = self.floor.cpu_free / self.most_cpu * (pod.cpu_milli / self.most_cpu)
@@ -114,7 +114,7 @@ class GpuPacking(_Scored):
 
 
 class GpuClustering(_Scored):
-    """Pods that ask for the same number of GPUs, or a share, stand together (Xiao et al., OSDI 2018)."""
+    """Groups pods with equal numbers of GPUs, or with shares, on the same nodes (Xiao et al., OSDI 2018)."""
 
     def __init__(self, floor: NodePlacer, seed: int) -> None:
         super().__init__(floor, seed)

@@ -1,8 +1,8 @@
-"""Reference policies on the same trace, a small simulator of their own: FIFO, SJF, SRTF and Tiresias.
+"""Reference policies with a simulator of their own: FIFO, SJF, SRTF and Tiresias.
 
-Jobs of one node go to the node they fill best, larger ones to whole nodes. The scheduler runs when jobs
-arrive or end. *Skipping* passes over a job that finds no place; blocking waits with it. SRTF and Tiresias
-(Gu et al., NSDI'19, two queues by attained GPU-time, FIFO inside) preempt, which costs what the trace says.
+Jobs that fit on one node use best fit, larger ones whole nodes. The scheduler runs when jobs arrive or end.
+*Skipping* variants pass over a job that does not fit; blocking ones stop at it. SRTF and Tiresias (Gu et al.,
+NSDI '19: two queues by attained GPU time, FIFO within each) preempt, at ``restart_cost_s``.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from scheduler.replay.trace import ClusterSize, TraceJob
 NON_PREEMPTIVE_POLICIES = ("fifo", "fifo-skip", "sjf", "sjf-skip")
 PREEMPTIVE_POLICIES = ("srtf", "tiresias")
 FIRST_QUEUE_GPU_S = 3_600.0 * 8
-"""Tiresias: a job that has had more GPU-time than this goes to the second queue."""
+"""Tiresias: jobs with more attained GPU time are in the second queue."""
 
 
 def simulate_reference_policy(jobs: Sequence[TraceJob], size: ClusterSize, policy: str) -> ReplayResult:
-    """The outcome of ``jobs`` under one of the reference policies."""
     if policy in NON_PREEMPTIVE_POLICIES:
         return _NonPreemptive(jobs, size, policy).run()
     return _Preemptive(jobs, size, policy).run()
 
 
 class _NonPreemptive:
-    """Policies in which a started job runs to its end."""
+    """Policies without preemption."""
 
     def __init__(self, jobs: Sequence[TraceJob], size: ClusterSize, policy: str) -> None:
         self.jobs = jobs
@@ -44,7 +43,6 @@ class _NonPreemptive:
         self.result = ReplayResult(jobs, size)
 
     def run(self) -> ReplayResult:
-        """Goes through all arrivals and ends."""
         ends: list[tuple[int, int, list[tuple[int, int]]]] = []
         arrived = 0
         while arrived < len(self.jobs) or ends:
@@ -69,7 +67,7 @@ class _NonPreemptive:
         return self.result
 
     def _start(self) -> list[tuple[TraceJob, list[tuple[int, int]]]]:
-        """Starts who finds places, in the policy's order."""
+        """Start the jobs that fit, in the policy's order."""
         started = []
         open_sizes = [gpus for gpus, queue in self.queues.items() if queue]
         while open_sizes:
@@ -87,7 +85,7 @@ class _NonPreemptive:
         return started
 
     def _allocate(self, gpus: int) -> list[tuple[int, int]] | None:
-        """Takes GPUs of the nodes that are filled best: (node, GPUs) of each part, or None."""
+        """Allocate best fit; return (node, GPUs) of each part, or None."""
         places: list[tuple[int, int]] = []
         for part in self.size.split_gpus(gpus):
             taken = {node for node, _ in places}
@@ -103,9 +101,9 @@ class _NonPreemptive:
 
 
 class _Preemptive:
-    """Policies in which a running job gives way to one that stands before it.
+    """Policies with preemption.
 
-    A GPU is a slot that knows the rank of its job; a waiting job may take what is free or of worse rank.
+    Each GPU slot has the rank of its job; a pending job may take slots that are free or of a worse rank.
     """
 
     def __init__(self, jobs: Sequence[TraceJob], size: ClusterSize, policy: str) -> None:
@@ -118,15 +116,14 @@ class _Preemptive:
         self.since_s: dict[int, float] = {}
         self.slots: dict[int, list[tuple[int, int]]] = {}
         self.holder = np.full((size.nodes, size.gpus_per_node), -1, dtype=np.int64)
-        self.rank = np.full((size.nodes, size.gpus_per_node), math.inf)  # the worse the easier to take
+        self.rank = np.full((size.nodes, size.gpus_per_node), math.inf)  # free slots are infinite
         self.waiting: dict[int, list[tuple[float, int, int]]] = {
             g: [] for g in sorted({j.gpus for j in jobs})
         }
         self.epoch = [0] * len(jobs)
-        self.events: list[tuple[float, int, int, bool]] = []  # when, job, epoch, whether it ends
+        self.events: list[tuple[float, int, int, bool]] = []  # time, job, epoch, whether the job ends
 
     def run(self) -> ReplayResult:
-        """Goes through all arrivals, ends and moves to the second queue."""
         arrived = 0
         while arrived < len(self.jobs) or self.events:
             arrives_s = self.jobs[arrived].submitted_s if arrived < len(self.jobs) else math.inf
@@ -149,7 +146,6 @@ class _Preemptive:
         return self.result
 
     def _queue(self, number: int) -> None:
-        """Puts a job among those that wait."""
         job = self.jobs[number]
         rank = self.remaining_s[number] if self.srtf else self._level(number)
         heapq.heappush(self.waiting[job.gpus], (rank, job.submitted_s, number))
@@ -172,7 +168,7 @@ class _Preemptive:
             open_sizes = [each for each in open_sizes if self.waiting[each]]
 
     def _take(self, gpus: int, rank: float, now_s: float) -> list[tuple[int, int]] | None:
-        """Slots for all parts, taken from the free ones first, then from those of the worst rank."""
+        """Return slots for all parts: free ones first, then those of the worst rank."""
         worse = self.rank > rank
         free = (self.holder < 0).sum(axis=1)
         could = worse.sum(axis=1)

@@ -1,8 +1,7 @@
-"""A simulated clock around the one decision: jobs of a trace arrive, start, give way and end.
+"""Simulated clock around the decision: jobs of a trace arrive, start, are preempted and end.
 
-Rows of the photograph are made once per job and change only with it; everything that did not change is the
-very same object in the next photograph. There is at most one decision in each simulated second, and only
-where something arrived, ended or left since the last.
+Unchanged rows are the same objects in every snapshot. There is at most one decision per simulated second, and
+only after an arrival, an end or a release.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from scheduler.replay.trace import ClusterSize, TraceJob
 POOL = PoolId("pool")
 PRIORITY = 50
 USAGE_REFRESH_S = 600
-"""Past use moves slowly against its half-life of days: its rows are made anew this often."""
+"""Interval between updates of usage rows; usage changes slowly compared with its half-life of days."""
 
 Decide = Callable[[Snapshot, Policy], Plan]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """What a replay needs: jobs, the cluster, guaranteed GPUs of projects, and the policy to decide by."""
+    """Jobs, cluster, guaranteed GPUs of projects, and the policy of a replay."""
 
     jobs: Sequence[TraceJob]
     size: ClusterSize
@@ -56,32 +55,30 @@ class SimulationConfig:
 
 
 class SimulationHook:
-    """Looks on while a replay runs; the base looks away."""
+    """Callbacks of a replay; the base class does nothing."""
 
     def on_submit(self, job: TraceJob, row: PendingRow, now_s: float) -> PendingRow:
-        """``job`` was submitted; the row it joins the queue with."""
+        """Called at submit; return the row to queue."""
         return row
 
     def on_start(self, job: TraceJob, row: RunningRow, ran_s: float) -> RunningRow:
-        """``job`` started, with ``had_s`` of running behind it; the row it runs with."""
+        """Called at a start after ``ran_s`` of earlier running time; return the row to run."""
         return row
 
     def on_preempt(self, job: TraceJob, row: RunningRow, ran_s: float) -> None:
-        """``job`` gave way and queues again, with ``had_s`` of running behind it."""
+        """Called when ``job`` is preempted after ``ran_s`` of running time."""
 
     def on_end(self, job: TraceJob, now_s: float) -> None:
-        """``job`` ended after all its work."""
+        """Called when ``job`` has completed."""
 
     def before_decision(self, running: dict[JobId, RunningRow], now_s: float) -> None:
-        """A photograph is about to be taken; rows of ``running`` may be exchanged."""
+        """Called before a snapshot; rows of ``running`` may be replaced."""
 
     def on_decision(self, snapshot: Snapshot, plan: Plan) -> None:
-        """``plan`` was decided upon."""
+        """Called after each decision."""
 
 
 class Simulator:
-    """One replay while it runs."""
-
     def __init__(self, config: SimulationConfig, hook: SimulationHook | None = None) -> None:
         self.config = config
         self.hook = hook or SimulationHook()
@@ -101,7 +98,7 @@ class Simulator:
         self._usage = _Usage(config)
 
     def run(self) -> ReplayResult:
-        """Goes through the whole trace; every job that can ever stand here ends."""
+        """Run the whole trace; every job that can ever start completes."""
         jobs, arrived = self.config.jobs, 0
         while arrived < len(jobs) or self._ends or self._evicted:
             arrives_s = jobs[arrived].submitted_s if arrived < len(jobs) else math.inf
@@ -125,7 +122,7 @@ class Simulator:
         return self.result
 
     def _decide(self, now_s: float) -> None:
-        """One decision, carried out at once."""
+        """Take one decision and apply it at once."""
         self.hook.before_decision(self._running, now_s)
         snapshot = self._rows.snapshot(
             now_s, self._usage.rows(now_s), tuple(self._running.values()), tuple(self._pending.values())
@@ -162,13 +159,12 @@ class Simulator:
         self._finish(job, now_s)
 
     def _finish(self, job: TraceJob, now_s: float) -> None:
-        """All its work is done."""
         del self._submitted[_job_id(job)]
         self.result.ended_s[job.number] = now_s
         self.hook.on_end(job, now_s)
 
     def _stop(self, job: TraceJob, now_s: float) -> float:
-        """Ends the attempt of ``job``; for how long it ran."""
+        """End the attempt of ``job``; return how long it ran."""
         row = self._running.pop(_job_id(job))
         self._rows.hold(row, -1)
         self._usage.hold(job, -1)
@@ -178,11 +174,11 @@ class Simulator:
         return now_s - row.started_s
 
     def _release_evicted(self, now_s: float) -> None:
-        """Who was asked to leave is gone a second later and queues again."""
+        """Release evicted jobs one second later and requeue them."""
         for eviction in self._evicted:
             row = self._running.get(eviction.job)
             if row is None:
-                continue  # it ended by itself in that second
+                continue  # it ended in that second
             job = self.config.jobs[int(eviction.job)]
             self._remaining_s[job.number] -= self._stop(job, now_s)
             if self._remaining_s[job.number] <= 0:
@@ -204,9 +200,9 @@ def apply_nominations(
     running: dict[JobId, RunningRow],
     nominated: set[JobId],
 ) -> set[JobId]:
-    """Notes in the rows which places the plan keeps for whom; ``nominated`` is for whom the plan before did.
+    """Set the nominated placements of the plan in the rows; return the nominated jobs.
 
-    ``submitted`` has the rows of jobs for whom nothing is kept.
+    ``nominated`` are those of the previous plan, ``submitted`` the rows without a nomination.
     """
     kept = {start.job: _nominated_tasks(start) for start in plan.nominations}
     for job in nominated - kept.keys():
@@ -229,7 +225,7 @@ def _job_id(job: TraceJob) -> JobId:
 
 
 class _Rows:
-    """Makes the rows of the photograph; those of nodes anew only when what they say changed."""
+    """Snapshot rows; node rows are rebuilt only when they change."""
 
     def __init__(self, config: SimulationConfig) -> None:
         projects = sorted({job.project for job in config.jobs} | set(config.quotas))
@@ -251,7 +247,7 @@ class _Rows:
             self._nodes[node] = NodeRow(node, str(node), POOL, True, True, 0, 0, 0, 0, tuple(gpus))
 
     def pending(self, job: TraceJob) -> PendingRow:
-        """The row of a waiting job. One that spans nodes and does not fill them comes in equal smaller tasks."""
+        """Return the row of a pending job. One that spans nodes only partly gets equal smaller tasks."""
         each = job.gpus if job.gpus <= self._per_node else math.gcd(job.gpus, self._per_node)
         return PendingRow(
             _job_id(job),
@@ -273,14 +269,13 @@ class _Rows:
         )
 
     def running(self, row: PendingRow, start: JobPlacement, now_s: float) -> RunningRow:
-        """The row of a job that starts now."""
         tasks = tuple(RunningTask(task.node, task.gpus, 0, 0) for task in start.tasks)
         return RunningRow(
             row.job, row.project, row.user, POOL, row.priority, row.preemptible, now_s, None, tasks
         )
 
     def hold(self, row: RunningRow, sign: int) -> None:
-        """Takes (+1) or frees (-1) what a job holds."""
+        """Allocate (+1) or release (-1) the GPUs of a job."""
         rows = self._used if sign > 0 else self._free
         for task in row.tasks:
             node = self._nodes[task.node]
@@ -295,7 +290,6 @@ class _Rows:
         running: tuple[RunningRow, ...],
         pending: tuple[PendingRow, ...],
     ) -> Snapshot:
-        """The photograph of this moment."""
         return Snapshot(
             now_s,
             self._pools,
@@ -309,7 +303,7 @@ class _Rows:
 
 
 class _Usage:
-    """Decayed GPU-seconds of each project, kept by steps: ``u' = u d + held tau (1 - d)``, ``d = e^(-t/tau)``."""
+    """Decayed GPU-seconds of each project: ``u' = u d + held tau (1 - d)``, ``d = e^(-t/tau)``."""
 
     def __init__(self, config: SimulationConfig) -> None:
         self.now_s = float(config.jobs[0].submitted_s)
@@ -320,7 +314,6 @@ class _Usage:
         self._rows: tuple[UsageRow, ...] = ()
 
     def advance(self, now_s: float) -> None:
-        """Lets time pass."""
         if now_s > self.now_s:
             fades = math.exp(-(now_s - self.now_s) / self._tau_s)
             for project, held in self._held.items():
@@ -328,11 +321,11 @@ class _Usage:
             self.now_s = now_s
 
     def hold(self, job: TraceJob, sign: int) -> None:
-        """Counts the GPUs of ``job`` in (+1) or out (-1)."""
+        """Add (+1) or remove (-1) the GPUs of ``job``."""
         self._held[job.project] += sign * job.gpus
 
     def rows(self, now_s: float) -> tuple[UsageRow, ...]:
-        """The rows of the photograph, made anew now and then."""
+        """Return the usage rows, refreshed every ``USAGE_REFRESH_S``."""
         if now_s >= self._made_s + USAGE_REFRESH_S:
             self._made_s = now_s
             self._rows = tuple(

@@ -1,7 +1,7 @@
-"""Job traces: who asked for how many GPUs when, and for how long each job then ran.
+"""Job traces: submit time, requested GPUs and duration of each job.
 
-A trace is a comma-separated table, plain or gzip, with at least the columns ``timestamp`` (ISO, without a
-zone), ``duration`` (s), ``num_gpus`` and ``cluster`` (the project); Microsoft's Philly trace has this shape.
+A trace is a comma-separated table, plain or gzip, with at least the columns ``timestamp`` (ISO, without time
+zone), ``duration`` (s), ``num_gpus`` and ``cluster`` (the project), as in Microsoft's Philly trace.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAX_GPUS = 10**6
 
 
 class TraceJob(NamedTuple):
-    """One job: times in whole seconds since the epoch (the zone of the trace taken for UTC)."""
+    """One job; times in whole seconds since the epoch (timestamps of the trace read as UTC)."""
 
-    number: int  # its place in the trace, by time of submit
+    number: int  # index in the trace, by submit time
     project: str
     submitted_s: int
     duration_s: int
@@ -30,18 +30,15 @@ class TraceJob(NamedTuple):
 
 
 class ClusterSize(NamedTuple):
-    """A cluster of equal nodes."""
-
     nodes: int
     gpus_per_node: int
 
     @property
     def gpus(self) -> int:
-        """All GPUs together."""
         return self.nodes * self.gpus_per_node
 
     def split_gpus(self, gpus: int) -> list[int]:
-        """How a job spreads over nodes: within one node, or on whole nodes and one part of another."""
+        """Return the GPUs per node of a job: one node, or whole nodes and the rest on another."""
         if gpus <= self.gpus_per_node:
             return [gpus]
         whole, rest = divmod(gpus, self.gpus_per_node)
@@ -49,11 +46,7 @@ class ClusterSize(NamedTuple):
 
 
 def parse_time(text: str) -> int:
-    """Seconds of an ISO time without zone.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the seconds of an ISO time without time zone. Raise ValueError otherwise."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is not None:
         raise ValueError("a time with a zone, where the trace has none")
@@ -66,12 +59,11 @@ def read_trace(
     to_s: float = math.inf,
     projects: Collection[str] | None = None,
 ) -> list[TraceJob]:
-    """The jobs submitted from ``from_s`` to ``to_s`` by ``projects`` (None is all), by time of submit.
+    """Return the jobs submitted from ``from_s`` to ``to_s`` by ``projects`` (None is all), by submit time.
 
-    Jobs of one second go by duration, then as in the file: the published figures were made in this order.
+    Jobs of the same second are sorted by duration, then file order: published results used this order.
 
-    Raises:
-        MalformedFileError: a column is missing, a cell is none of its kind, or no job is left.
+    Raise MalformedFileError when a column is missing, a cell is invalid, or no job is left.
     """
     found: list[tuple[int, int, str, int]] = []
     for row in read_rows(path, COLUMNS):
@@ -99,11 +91,7 @@ def _submit_time(row: TableRow) -> int:
 
 
 def read_projects(path: str | Path) -> list[str]:
-    """A JSON list of project names.
-
-    Raises:
-        MalformedFileError: it is none, or a name stands there twice.
-    """
+    """Return a JSON list of project names. Raise MalformedFileError when it is invalid or has duplicates."""
     names = read_json(path)
     if not isinstance(names, list) or not names:
         raise MalformedFileError(path, "$", "a list of project names is expected")
@@ -116,10 +104,9 @@ def read_projects(path: str | Path) -> list[str]:
 
 
 def read_quotas(path: str | Path, projects: Collection[str]) -> Mapping[str, int]:
-    """Guaranteed GPUs of each project: a JSON object from name to whole number.
+    """Return guaranteed GPUs by project, from a JSON object of whole numbers.
 
-    Raises:
-        MalformedFileError: it is none, or it names none of ``projects``.
+    Raise MalformedFileError when it is invalid or names a project that is not replayed.
     """
     quotas = read_json(path)
     if not isinstance(quotas, dict):

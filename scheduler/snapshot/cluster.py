@@ -1,4 +1,4 @@
-"""Reads pools, nodes, projects and what they were promised out of the record, as rows of a photograph."""
+"""Reads pools, nodes, projects, quotas and reservations as snapshot rows."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ from scheduler.snapshot.running import EpochSeconds, LiveAttempt
 
 
 def read_pools(cluster_settings: dict[str, Any], faults: list[Fault]) -> tuple[PoolRow, ...]:
-    """Pools with the knobs that they turn otherwise than the cluster, whose own are ``cluster_settings``.
+    """Return pools with the policy settings that override those of the cluster (``cluster_settings``).
 
-    Notes in ``faults`` the pools whose knobs cannot be read; they come without any.
+    A pool with invalid settings is added to ``faults`` and returned without overrides.
     """
     found = []
     rows = NodePool.objects.order_by("name").values_list("public_id", "name", "policy", "allow_host_network")
@@ -67,9 +67,9 @@ def read_pools(cluster_settings: dict[str, Any], faults: list[Fault]) -> tuple[P
             Policy.from_settings({**cluster_settings, **pool_settings})
             placement = pool_settings.get("placement")
             overrides = sorted(
-                (knob, value) for knob, value in pool_settings.items() if affects_decisions(knob)
+                (setting, value) for setting, value in pool_settings.items() if affects_decisions(setting)
             )
-        except INVALID_DATA as error:  # PolicyError is a ValueError
+        except INVALID_DATA as error:  # includes PolicyError
             faults.append(Fault(RowKind.POOL, id_, f"pools[{id_}].policy", f"{error}"))
             placement, overrides = None, []
         found.append(PoolRow(PoolId(id_), name, placement, tuple(overrides), host_network))
@@ -77,9 +77,9 @@ def read_pools(cluster_settings: dict[str, Any], faults: list[Fault]) -> tuple[P
 
 
 def read_gpus(cache: RowCache[tuple[GpuRow, ...]]) -> dict[int, tuple[GpuRow, ...]]:
-    """GPUs by their node's row number; one that its node no longer names stays while it is held.
+    """Return GPUs by primary key of their node, including absent ones that are still allocated.
 
-    Who holds a GPU alone is known with its row, which moves with each allocation (law 4).
+    A whole-GPU allocation needs no version of its own: every allocation updates the GPU row.
     """
     return cache.refresh(
         row_versions(
@@ -95,7 +95,8 @@ def _fetch_gpus(nodes: Sequence[int] | None) -> Iterator[tuple[int, tuple[GpuRow
     exclusive = Exists(Allocation.objects.filter(gpu=OuterRef("pk"), whole=True, ended_at__isnull=True))
     chosen = rows if nodes is None else rows.filter(node__in=nodes)
     columns = chosen.annotate(exclusive=exclusive).values_list(
-        "node_id", "present", "health", "foreign_process_owner", "uuid", "index", "model", "memory_mib", "used_milli", "exclusive",
+        "node_id", "present", "health", "foreign_process_owner", "uuid", "index", "model", "memory_mib", "used_milli",
+        "exclusive",
         "nvlink_island", "mig_profile", "compute_capability", named=True,
     )  # fmt: skip
     for node, gpus in groupby(columns, key=attrgetter("node_id")):
@@ -127,7 +128,7 @@ def read_nodes(
     columns_cache: RowCache[Any],
     rows_cache: DerivedCache[tuple[Any, tuple[GpuRow, ...], int, int], NodeRow],
 ) -> tuple[tuple[NodeRow, ...], dict[str, NodeCapabilities]]:
-    """Node rows, and by the id of each node what it can run."""
+    """Return node rows, and what each node can run by node id."""
     cpu: dict[int, int] = defaultdict(int)
     memory: dict[int, int] = defaultdict(int)
     for attempt in attempts:
@@ -144,12 +145,12 @@ def read_nodes(
     capabilities = {
         node.public_id: NodeCapabilities(
             node.runtime,
-            node.hello__driver if isinstance(node.hello__driver, str) else None,
-            bool(node.hello__gpu_sharing__enforced),
-            node.hello__max_cuda_version if isinstance(node.hello__max_cuda_version, str) else None,
-            bool(node.lacks),
+            node.agent_info__driver if isinstance(node.agent_info__driver, str) else None,
+            bool(node.agent_info__gpu_sharing__enforced),
+            node.agent_info__max_cuda_version if isinstance(node.agent_info__max_cuda_version, str) else None,
+            bool(node.missing_requirements),
             node.pool__public_id,
-            bool((node.hello__egress or {}).get(node.runtime)),
+            bool((node.agent_info__egress or {}).get(node.runtime)),
         )
         for node, *_ in rows.values()
     }
@@ -162,8 +163,8 @@ def _fetch_nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
     chosen = Node.objects.all() if nodes is None else Node.objects.filter(pk__in=nodes)
     for node in chosen.values_list(
         "id", "public_id", "name", "pool__public_id", "state", "reachable", "cpu_milli", "memory_mib", "runtime",
-        "labels", "breaker_state", "probation_attempt", "agent_info__driver", "agent_info__shares__enforced",
-        "agent_info__cuda_driver", "missing_requirements", "agent_info__egress", named=True,
+        "labels", "breaker_state", "probation_attempt", "agent_info__driver", "agent_info__gpu_sharing__enforced",
+        "agent_info__max_cuda_version", "missing_requirements", "agent_info__egress", named=True,
     ):  # fmt: skip
         yield node.id, node
 
@@ -171,24 +172,24 @@ def _fetch_nodes(nodes: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
 def _build_row_without_json(
     node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int
 ) -> NodeRow:
-    """The row of a node whose JSON cannot be read; it takes nothing."""
-    plain = node._replace(labels={}, hello__driver=None, hello__max_cuda_version=None)
+    """Return the row of a node with invalid JSON; it is not schedulable."""
+    plain = node._replace(labels={}, agent_info__driver=None, agent_info__max_cuda_version=None)
     return replace(build_node_row(plain, gpus, cpu_used_milli, memory_used_mib), schedulable=False)
 
 
 def build_node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, memory_used_mib: int) -> NodeRow:
-    """One node as the decision sees it. Raise ValueError for JSON that it cannot be made of."""
+    """Return the snapshot row of a node. Raise ValueError for invalid JSON values."""
     if not isinstance(node.labels, dict):
         raise ValueError("labels are no object")
     for name in ("driver", "max_cuda_version"):
-        if not isinstance(getattr(node, f"hello__{name}"), str | None):
-            raise ValueError(f"hello.{name} is no text")
+        if not isinstance(getattr(node, f"agent_info__{name}"), str | None):
+            raise ValueError(f"agent_info.{name} is no text")
     return NodeRow(
         id=NodeId(node.public_id),
         name=node.name,
         pool=PoolId(node.pool__public_id),
         schedulable=node.state == NodeState.READY.value
-        and accepts_another_job(node.trust, node.probation_attempt),
+        and accepts_another_job(node.breaker_state, node.probation_attempt),
         reachable=node.reachable,
         cpu_milli=node.cpu_milli,
         cpu_used_milli=cpu_used_milli,
@@ -196,8 +197,8 @@ def build_node_row(node: Any, gpus: tuple[GpuRow, ...], cpu_used_milli: int, mem
         memory_used_mib=memory_used_mib,
         gpus=gpus,
         labels=tuple(sorted(node.labels.items())),
-        missing_requirements=node.lacks,
-        driver_cuda=node.hello__max_cuda_version,
+        missing_requirements=node.missing_requirements,
+        driver_cuda=node.agent_info__max_cuda_version,
     )
 
 
@@ -212,7 +213,7 @@ def read_topologies(faults: list[Fault]) -> tuple[TopologyRow, ...]:
 
 
 def read_now_s() -> float:
-    """The database's clock: float seconds since the epoch."""
+    """Return the database's clock in seconds since the epoch."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
         (now_s,) = cursor.fetchone()
@@ -220,10 +221,10 @@ def read_now_s() -> float:
 
 
 def read_reservations(now_s: float, nodes: Collection[NodeId]) -> tuple[ReservationRow, ...]:
-    """What is reserved of ``nodes`` now or later."""
+    """Return current and future reservations of ``nodes``."""
     rows = (
         Reservation.objects.annotate(
-            from_s=EpochSeconds("during__startswith"), to_s=EpochSeconds("during__endswith")
+            from_s=EpochSeconds("period__startswith"), to_s=EpochSeconds("period__endswith")
         )
         .filter(cancelled_at__isnull=True, to_s__gt=now_s)
         .annotate(
@@ -269,7 +270,7 @@ def read_quotas() -> tuple[QuotaRow, ...]:
 
 
 def read_usage(now_s: float, usage_half_life_s: float) -> tuple[UsageRow, ...]:
-    """GPU-seconds by project, pool and person, each second halved once for every half-life since it passed."""
+    """Return GPU-seconds by project, pool and user, decayed with the half-life."""
     return tuple(
         UsageRow(ProjectId(row.project), PoolId(row.pool), UserId(row.user), row.gpu_seconds)
         for row in decayed_usage(now_s, usage_half_life_s)

@@ -1,4 +1,4 @@
-"""Photographs the record for a decision: one consistent moment, in a fixed number of queries."""
+"""Reads the input of a decision: one consistent snapshot in a fixed number of queries."""
 
 from __future__ import annotations
 
@@ -54,34 +54,33 @@ from scheduler.snapshot.running import (
 )
 
 PREVIEW_JOB = JobId("preview")
-"""The id of a job that nobody has submitted; it is shorter than a public id."""
+"""The id of a job in a preview; shorter than any public id."""
 
 
 @dataclass(frozen=True)
 class DecisionInput:
-    """A snapshot, the policy that held then, and what commit compares with."""
+    """A snapshot, its policy, and what the commit compares with."""
 
     snapshot: Snapshot
     policy: Policy
     recovery_mode: bool
     pending_row_ids: dict[str, int]
-    """Row numbers of the jobs that wait, by job id; not of those that run and wait for more tasks."""
+    """Primary keys of pending jobs by job id; without running jobs that are pending for more tasks."""
     ineligible: IneligibleNodes
-    """The nodes that cannot run an environment."""
     isolated_workloads: IsolatedOccupants
-    """Who stands on the others of those that share no node with everybody."""
+    """Occupants of nodes that network isolation restricts."""
     home_nodes: dict[str, NodeId]
-    """By person, the node where their home is."""
+    """The node of each user's home, by user id."""
     nominations: dict[str, NominatedPlacement]
-    """The places that are kept for waiting and leaving jobs, by job id."""
+    """Nominated placements by job id, of pending and stopping jobs."""
     faults: tuple[Fault, ...] = ()
-    """Rows of the database that cannot be what they say; ``scheduler.snapshot.invalid_rows`` takes them out."""
+    """Invalid rows of the snapshot; ``scheduler.snapshot.invalid_rows`` removes them."""
     excluded: tuple[Verdict, ...] = ()
-    """The verdicts of waiting jobs that are not in the snapshot."""
+    """Verdicts of pending jobs that are not in the snapshot."""
 
 
 class SnapshotCache:
-    """What the next photograph of a process need not read or make again: rows that say the same."""
+    """Caches that let the next snapshot reuse unchanged rows."""
 
     def __init__(self) -> None:
         self.gpus = RowCache[tuple[GpuRow, ...]]()
@@ -98,9 +97,9 @@ class SnapshotCache:
 
 
 def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None) -> DecisionInput:
-    """The record as it is now; with ``cache`` rows that say the same are the objects of before.
+    """Return the current snapshot and policy; with ``cache``, unchanged rows are the earlier objects.
 
-    Raises PolicyError when a knob of the cluster is out of range.
+    Raise PolicyError when a policy setting of the cluster is out of range.
     """
     policy = Policy.from_settings(settings.policy)
     cache = cache or SnapshotCache()
@@ -178,7 +177,7 @@ def take_snapshot(settings: ClusterSettings, cache: SnapshotCache | None = None)
 def _invalid_row_faults(
     kind: RowKind, field: str, built: DerivedCache[Any, Any], rows: Sequence[Any], name: str
 ) -> Iterator[Fault]:
-    """The faults of rows that could not be read; ``rows`` stand in the order in which they were built."""
+    """Yield the faults of rows that could not be built; ``rows`` are in build order."""
     if built.invalid:
         for id_, row in zip(built.row_ids, rows, strict=True):
             if id_ in built.invalid:
@@ -188,7 +187,7 @@ def _invalid_row_faults(
 
 @contextmanager
 def _consistent_read() -> Iterator[float]:
-    """A transaction that sees one moment of the record, and writes nothing; gives the database's clock."""
+    """Open a read-only transaction on one consistent snapshot and yield the database's clock."""
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")

@@ -1,4 +1,4 @@
-"""For whom waiting jobs wait: reads the jobs after which others are to start, in one query."""
+"""Reads job dependencies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ENDED = frozenset(state.value for state in TERMINAL_JOB_STATES)
 
 @dataclass
 class JobDependencies:
-    """For whom one job waits, and when the last of the others ended (seconds since the epoch)."""
+    """Unfinished dependencies of one job, and when the last finished one ended (seconds since the epoch)."""
 
     ignore_dependency_failure: bool
     unfinished: list[JobDependency] = field(default_factory=list)
     released_s: float = 0.0
 
     def apply(self, row: PendingRow) -> PendingRow:
-        """The job with them. Its age counts from when nobody held it back: until then it asked for nothing."""
+        """Return the row with its dependencies. Its age counts from when the last dependency ended."""
         submitted_s = max(row.submitted_s, self.released_s)
         return replace(
             row,
@@ -35,9 +35,9 @@ class JobDependencies:
 
 
 def read_dependencies(jobs: QuerySet[Job]) -> dict[int, JobDependencies]:
-    """By row number, those of ``jobs`` that were to start after others; one query.
+    """Return the dependencies of ``jobs`` by primary key, in one query.
 
-    Of a job that ended otherwise than it must, the other one waits on: the record is about to cancel it.
+    A dependency that ended without the required result still blocks: the job is about to be cancelled.
     """
     rows = Dependency.objects.filter(job__in=jobs).order_by("depends_on_id")
     found: dict[int, JobDependencies] = {}
@@ -48,7 +48,7 @@ def read_dependencies(jobs: QuerySet[Job]) -> dict[int, JobDependencies]:
         "depends_on__name",
         "depends_on__project__public_id",
         "depends_on__state",
-        EpochSeconds("after__ended_at"),
+        EpochSeconds("depends_on__ended_at"),
     ):
         dependencies = found.setdefault(job, JobDependencies(ignore_dependency_failure))
         if state == JobState.COMPLETED.value or (ignore_dependency_failure and state in _ENDED):
@@ -59,7 +59,7 @@ def read_dependencies(jobs: QuerySet[Job]) -> dict[int, JobDependencies]:
 
 
 def unfinished_jobs(public_ids: Iterable[str]) -> tuple[JobDependency, ...]:
-    """Those of these jobs that have not ended, as the core knows them."""
+    """Return those of the jobs that have not ended."""
     rows = Job.objects.filter(public_id__in=list(public_ids)).exclude(state__in=_ENDED).order_by("pk")
     return tuple(
         JobDependency(JobId(job), name, ProjectId(project))
@@ -68,7 +68,7 @@ def unfinished_jobs(public_ids: Iterable[str]) -> tuple[JobDependency, ...]:
 
 
 def blocked_by_dependencies(jobs: Iterable[int]) -> frozenset[int]:
-    """Of jobs (row numbers) those that must not start yet: one before them has not ended as it must."""
+    """Return those of the jobs (primary keys) that a dependency keeps from starting."""
     satisfied = Q(depends_on__state=JobState.COMPLETED.value) | Q(
         job__ignore_dependency_failure=True, depends_on__state__in=_ENDED
     )

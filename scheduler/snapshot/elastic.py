@@ -1,4 +1,4 @@
-"""Reads the tasks that elastic jobs wait for while they run, as rows of a photograph."""
+"""Reads the missing tasks of running elastic jobs as snapshot rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduler.snapshot.row_cache import INVALID_DATA, DerivedCache
 from scheduler.snapshot.running import LiveAttempt
 
 ScaleUpSource = tuple[dict[str, Any], LiveAttempt, tuple[NodeId, ...], list[str]]
-"""A job's columns, what it holds, the nodes that cannot run it, and those it avoids for a while."""
+"""Columns of the job, its attempt, ineligible nodes, and nodes it avoids for a while."""
 
 
 def read_scale_ups(
@@ -23,9 +23,9 @@ def read_scale_ups(
     ineligible: IneligibleNodes,
     cache: DerivedCache[ScaleUpSource, PendingRow],
 ) -> tuple[PendingRow, ...]:
-    """A row for each running job that may grow, with the numbers of the tasks it waits for.
+    """Return a pending row with the missing ranks of each running job that may grow.
 
-    Two queries, and none where nobody may grow.
+    Two queries, or none when no job may grow.
     """
     growing = {attempt.row["job_id"]: attempt for attempt in attempts.values() if attempt.missing_ranks}
     if not growing:
@@ -53,7 +53,7 @@ def read_scale_ups(
         try:
             sources[id_] = (row, growing[id_], find_ineligible(row), sorted(excluded[id_]))
         except INVALID_DATA:
-            continue  # ``read_running`` says of the same job that it cannot be read
+            continue  # ``read_running`` reports the same job
     return cache.map(
         sources, None, _build_row, lambda id_, source: _build_row(id_, (without_json(source[0]), *source[1:]))
     )
@@ -66,6 +66,6 @@ def _build_row(_: int, source: ScaleUpSource) -> PendingRow:
         pools=(PoolId(attempt.row["pool__public_id"]),),
         tasks=len(attempt.missing_ranks),
         ranks=attempt.missing_ranks,
-        nominated_tasks=(),  # with the row of what runs
+        nominated_tasks=(),  # they are in the running row
         not_before_s=attempt.row["grow_after_s"],
     )

@@ -1,4 +1,4 @@
-"""Leaves invalid rows out of a snapshot before it is decided on, and reports them to administrators."""
+"""Removes invalid rows from a snapshot before the decision, and reports them to administrators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UseResult = TypeVar("UseResult")
 
 
 def without_invalid_rows(inputs: DecisionInput) -> DecisionInput:
-    """Return the photograph without its invalid rows. Raise ``SnapshotError`` where that is not enough."""
+    """Return the input without invalid rows. Raise SnapshotError when the snapshot stays invalid."""
     found = isolate_faults(inputs.snapshot, inputs.faults)
     return replace(
         inputs,
@@ -34,10 +34,10 @@ def without_invalid_rows(inputs: DecisionInput) -> DecisionInput:
 def use_valid_rows(
     inputs: DecisionInput, use: Callable[[Snapshot], UseResult], *, had_faults: bool = False
 ) -> tuple[UseResult, DecisionInput]:
-    """Return what ``use`` makes of the snapshot, and the photograph that it used.
+    """Return the result of ``use(snapshot)``, and the input it used.
 
-    A snapshot is checked where it is decided on, so one without faults costs nothing here. ``had_faults``: the last
-    photograph had some, and it is cheaper to look for them first.
+    ``use`` validates the snapshot itself, so a valid one costs nothing extra. With ``had_faults`` (the last
+    snapshot was invalid) rows are checked before the first attempt.
     """
     if inputs.faults or had_faults:
         inputs = without_invalid_rows(inputs)
@@ -50,7 +50,10 @@ def use_valid_rows(
 
 
 def report_faults(leader: HeldLease, before: Snapshot, faults: tuple[Fault, ...]) -> None:
-    """Write the alarms about ``faults`` of ``before``, and end those of rows that are valid again. Raise LeaseLostError."""
+    """Raise alerts for ``faults`` found in ``before``, and clear those of rows that are valid again.
+
+    Raise LeaseLostError when the lease is lost.
+    """
     names = names_of(before)
     with transaction.atomic():
         leases.check(leader)

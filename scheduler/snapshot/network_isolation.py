@@ -1,4 +1,4 @@
-"""Who stands where of those that do not mix (``core/company.py``), as it stands in the record."""
+"""Network isolation of database rows: which workloads must not share a node."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Row = TypeVar("Row", PendingRow, RunningRow)
 
 
 def isolation_side(kind: str, tasks: int, min_tasks: int | None) -> IsolationClass | None:
-    """The side of a job by its columns."""
+    """Return the isolation class of a job from its columns; None when it has none."""
     gang = tasks > 1 and elastic_min_tasks(tasks, min_tasks) is None
     return isolation_class_of(workspace=kind == JobKind.WORKSPACE.value, gang=gang)
 
 
 def read_isolated_workloads(pools: Iterable[PoolRow], attempts: Iterable[LiveAttempt]) -> IsolatedOccupants:
-    """Who of either side stands on nodes of pools that lend gangs their network; empty where none does."""
+    """Return the isolated workloads by node, in pools that allow host networking to gangs."""
     host_network_pools = {pool.id for pool in pools if pool.allow_host_network}
     found: dict[NodeId, set[tuple[IsolationClass, ProjectId]]] = defaultdict(set)
     if host_network_pools:
@@ -52,9 +52,9 @@ def exclude_isolated_nodes(
     workloads: IsolatedOccupants,
     cache: DerivedCache[Row, Row],
 ) -> tuple[Row, ...]:
-    """The rows, where those that have a side avoid the nodes that are closed to them.
+    """Return the rows, where those with an isolation class avoid the nodes closed to them.
 
-    ``ids`` are their numbers in the record, ``sides`` the sides by number.
+    ``row_ids`` are their primary keys, ``sides`` the isolation classes by primary key.
     """
     if not workloads or not sides:
         return tuple(rows)
@@ -72,17 +72,17 @@ def exclude_isolated_nodes(
 
 
 def exclude_nodes(row: Row, nodes: tuple[NodeId, ...]) -> Row:
-    """A row that avoids nodes where strangers stand."""
+    """Return the row with ``nodes`` added to those it avoids."""
     return (
         replace(row, avoid_nodes=(*row.avoid_nodes, *nodes), isolation_excluded_nodes=nodes) if nodes else row
     )
 
 
 class NetworkIsolationCheck:
-    """The same in a transaction that starts jobs: who stands on nodes now, and who was seated since."""
+    """Commit-time isolation check against running workloads and those added in this transaction."""
 
     def __init__(self, jobs: Iterable[Job], pools: Mapping[str, NodePool], nodes: Iterable[str]) -> None:
-        """No query where no job has a side, or no pool lends gangs the network of its nodes."""
+        """Runs no query when no job has an isolation class or no pool allows host networking."""
         self._workloads: dict[int, set[tuple[IsolationClass, ProjectId]]] = defaultdict(set)
         allows_host_network = any(pool.allow_host_network for pool in pools.values())
         if not allows_host_network or not any(_side(job) for job in jobs):
@@ -99,21 +99,21 @@ class NetworkIsolationCheck:
                 self._workloads[node].add((side, ProjectId(project)))
 
     def check(self, job: Job, pool: NodePool, placements: Sequence[RankPlacement]) -> None:
-        """Raises Conflict when strangers stand on a node of a start."""
+        """Raise Conflict when a node of the start runs a workload that the job must not share a node with."""
         side, project = _side(job), ProjectId(job.project.public_id)
         if side is None or not pool.allow_host_network:
             return
-        for seat in placements:
-            if must_be_separated(side, project, self._workloads[seat.node.pk]):
+        for placement in placements:
+            if must_be_separated(side, project, self._workloads[placement.node.pk]):
                 raise Conflict(
-                    f"On {seat.node.name} stands whom it shares no node with.", code="network_isolation"
+                    f"On {placement.node.name} stands whom it shares no node with.", code="network_isolation"
                 )
 
     def add(self, job: Job, placements: Sequence[RankPlacement]) -> None:
-        """These were seated in this transaction."""
+        """Add the workload of a start of this transaction."""
         if side := _side(job):
-            for seat in placements:
-                self._workloads[seat.node.pk].add((side, ProjectId(job.project.public_id)))
+            for placement in placements:
+                self._workloads[placement.node.pk].add((side, ProjectId(job.project.public_id)))
 
 
 def _side(job: Job) -> IsolationClass | None:
@@ -121,7 +121,7 @@ def _side(job: Job) -> IsolationClass | None:
 
 
 def isolation_sides(rows: Mapping[int, dict[str, Any]], prefix: str = "") -> dict[int, IsolationClass]:
-    """The sides of jobs by number, from columns that were read of them."""
+    """Return the isolation classes of jobs by primary key, from their columns."""
     found = {}
     for id_, row in rows.items():
         side = isolation_side(row[f"{prefix}kind"], row[f"{prefix}tasks"], row[f"{prefix}min_tasks"])

@@ -1,4 +1,4 @@
-"""Which nodes can never run a job: of another runtime, with too old a driver, without its network, volumes or MPS."""
+"""Nodes that can never run a job: wrong runtime, driver too old, or network, volumes or MPS missing."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ NodeIds = tuple[NodeId, ...]
 
 
 class NodeCapabilities(NamedTuple):
-    """What of a node decides which environments it can run."""
+    """What a node can run."""
 
     runtime: str
     driver: str | None
     enforces_gpu_shares: bool = False
-    """It holds tasks to their shares of a GPU."""
+    """It limits tasks to their GPU shares."""
     cuda: str | None = None
-    """The newest that its driver knows; None: not told."""
+    """The highest CUDA version of its driver; None when unknown."""
     lacks_gang_network: bool = False
-    """It has not what its pool names for gangs on several nodes."""
+    """It lacks the network that its pool names for multi-node gangs."""
     pool: str = ""
     enforces_egress: bool = False
-    """It holds tasks to the network policy of their project."""
+    """It enforces the network policies of projects."""
 
 
 class EnvironmentRequirements(NamedTuple):
-    """What an environment needs of a node: one of its runtimes, and of its driver a version and a CUDA version."""
+    """What an environment requires of a node: a runtime, and minimum driver and CUDA versions."""
 
     runtime: str
     driver: str = ""
@@ -52,29 +52,29 @@ class EnvironmentRequirements(NamedTuple):
 
 @dataclass(frozen=True)
 class IneligibleNodes:
-    """By row number of each environment, the nodes that can never run it, in order; and those that lend nothing."""
+    """Ineligible nodes by requirement; environments by primary key, nodes sorted by id."""
 
     without_gpus: Mapping[int, NodeIds]
     with_gpus: Mapping[int, NodeIds]
     without_host_network: NodeIds
-    """Nodes of pools that lend gangs no network."""
+    """Nodes of pools that do not allow host networking."""
     without_volume: Mapping[str, NodeIds] = field(default_factory=dict)
-    """By name of each volume that only some nodes have, the others."""
+    """By name of each volume that only some nodes have, the nodes without it."""
     without_gpu_shares: NodeIds = ()
-    """Where nothing holds tasks to their shares of a GPU, in pools that ask for it."""
+    """Nodes that cannot enforce GPU shares, in pools that require it."""
     without_gang_network: NodeIds = ()
-    """Nodes that lack what their pool names for gangs on several nodes."""
+    """Nodes that lack the network that their pool names for multi-node gangs."""
     invalid: Mapping[int, Fault] = field(default_factory=dict)
-    """By row number, the environments whose needs cannot be read."""
+    """Environments with invalid requirements, by primary key."""
     without_egress_policy: Mapping[str, NodeIds] = field(default_factory=dict)
-    """By public id of each project with a network policy, nodes that do not hold its tasks to that."""
+    """By public id of each project with a network policy, nodes that cannot enforce it."""
     without_gang_egress_policy: Mapping[str, NodeIds] = field(default_factory=dict)
-    """The same for its gangs, with the nodes of pools that lend their own network, where no policy holds."""
+    """The same for gangs: includes nodes with host networking, where the policy cannot be enforced."""
     cuda: Mapping[int, str] = field(default_factory=dict)
-    """By row number of each environment, the CUDA that it asks of drivers; blank: any."""
+    """Required CUDA version by primary key of the environment; blank means any."""
 
     def required_cuda(self, environment: int, gpus: int) -> str:
-        """What a task with so many GPUs asks of drivers."""
+        """Return the CUDA version that a task requires; blank when any or when it has no GPU."""
         return self.cuda.get(environment, "") if gpus else ""
 
     def for_task(
@@ -88,11 +88,11 @@ class IneligibleNodes:
         volumes: Sequence[Mapping[str, Any]] = (),
         project: str = "",
     ) -> NodeIds:
-        """Those for a task with so many GPUs: one without any needs no driver.
+        """Return the ineligible nodes for a task; a task without GPUs needs no driver.
 
-        ``shares_gpu``: it wants a part of one. ``gang``: its job has others, which stay as many; they may come to stand
-        on several nodes. ``needs_rendezvous``: it must reach these. ``volumes`` are those that its job names, ``project`` is
-        the public id of its own.
+        ``shares_gpu``: it requests a share of a GPU. ``gang``: its job has several tasks and is not elastic,
+        so they may be on several nodes. ``needs_rendezvous``: its tasks must reach each other. ``volumes``:
+        those of the job. ``project``: public id.
         """
         cannot = (self.with_gpus if gpus else self.without_gpus)[environment]
         more = [
@@ -119,10 +119,10 @@ def read_ineligible_nodes(
     gpu_shares_required: Collection[NodeId],
     cluster_settings: Mapping[str, Any],
 ) -> IneligibleNodes:
-    """Every environment and volume against ``capabilities``, by the id of the node; three queries, or six.
+    """Check every environment and volume against ``capabilities`` (by node id), in 3 to 6 queries.
 
-    ``gpu_shares_required`` are the nodes of pools in which shares of a GPU are to be enforced, ``cluster_settings`` those of the cluster.
-    With network policies of projects it takes some more, however many there are.
+    ``gpu_shares_required``: nodes of pools that require enforced GPU shares. ``cluster_settings``: settings
+    of the cluster. Network policies of projects add a fixed number of queries.
     """
     known: dict[EnvironmentRequirements, NodeIds] = {}
     invalid: dict[int, Fault] = {}
@@ -184,7 +184,7 @@ def _nodes_without_egress_policy(
     without_host_network: Collection[NodeId],
     cluster_settings: Mapping[str, Any],
 ) -> tuple[dict[str, NodeIds], dict[str, NodeIds]]:
-    """By project with a network policy, the nodes that cannot hold its tasks to it: of its jobs, and of its gangs."""
+    """Return the nodes that cannot enforce network policies, by project: for its jobs and for its gangs."""
     pools: dict[str, set[str]] = {}
     for pool, project in restricted_pools(cluster_settings):
         pools.setdefault(project, set()).add(pool)
@@ -208,7 +208,7 @@ def _nodes_without_egress_policy(
 
 
 def _node_specific_requirements() -> Iterator[tuple[int, str, EnvironmentRequirements]]:
-    """By environment, the nodes that told another CUDA of its image than all agree on: that counts for each alone."""
+    """Yield requirements of nodes whose copy of an image has another CUDA version than the environment's."""
     rows = ImagePresence.objects.filter(environment__min_cuda="").exclude(cuda="")
     rows = rows.exclude(cuda=F("environment__image_cuda"))
     columns = ("environment_id", "node__public_id", "environment__runtime", "environment__min_driver", "cuda")
@@ -230,7 +230,6 @@ def _nodes_without_volume(capabilities: Mapping[str, NodeCapabilities]) -> dict[
 def find_ineligible_nodes(
     requirements: EnvironmentRequirements, capabilities: Iterable[tuple[str, NodeCapabilities]]
 ) -> NodeIds:
-    """Nodes that cannot run such environments."""
     fit = compatible_runtimes(requirements.runtime)
     return tuple(
         NodeId(node)

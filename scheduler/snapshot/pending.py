@@ -1,4 +1,4 @@
-"""Reads the jobs that wait out of the record, as rows of a photograph."""
+"""Reads pending jobs as snapshot rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_pending(
     columns_cache: RowCache[dict[str, Any]],
     rows_cache: DerivedCache[dict[str, Any], PendingRow],
 ) -> tuple[tuple[PendingRow, ...], dict[int, dict[str, Any]]]:
-    """Waiting jobs, and their columns by row number in the same order.
+    """Return the rows of pending jobs, and their columns by primary key in the same order.
 
     Nodes that can never run a job are among those it avoids.
     """
@@ -89,12 +89,12 @@ def read_pending(
 
 
 def without_json(row: dict[str, Any]) -> dict[str, Any]:
-    """A job's columns without its JSON, of which some cannot be read."""
-    return row | {"near": None, "volumes": [], "kept": None}
+    """Return the columns with JSON values blanked, for a row with invalid JSON."""
+    return row | {"topology_constraint": None, "volumes": [], "nominated_placement": None}
 
 
 def fetch_columns(jobs: Sequence[int] | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Columns of jobs by row number, as ``pending_row`` wants them; None is all that wait."""
+    """Yield columns by primary key as ``build_pending_row`` needs them; None reads all pending jobs."""
     chosen = _PENDING if jobs is None else Job.objects.filter(pk__in=jobs)
     for row in chosen.annotate(
         submitted_s=EpochSeconds("submitted_at"), queued_s=EpochSeconds("pending_since")
@@ -145,7 +145,7 @@ def build_pending_row(
     node_affinity: NodeId | None,
     cuda: str = "",
 ) -> PendingRow:
-    """One waiting job as the decision sees it; ``ineligible_nodes`` are the nodes that cannot run its environment."""
+    """Return the snapshot row of a pending job; ``ineligible_nodes`` cannot run its environment."""
     return PendingRow(
         job=JobId(row["public_id"]),
         name=row["name"],
@@ -180,12 +180,12 @@ def build_pending_row(
 
 
 def gang_launcher(tasks: int, launcher: str) -> str | None:
-    """The launcher of a job whose tasks must reach each other; None where they need not."""
+    """Return the launcher of a job whose tasks must reach each other; None otherwise."""
     return launcher if tasks > 1 and launcher in REQUIRES_RENDEZVOUS else None
 
 
 def _not_before_s(row: dict[str, Any]) -> float | None:
-    """When a job whose last start failed may be tried again."""
+    """Return the end of the backoff after a failed start; None without one."""
     if row["reason"] not in _BACKOFF_REASONS:
         return None
     return float(row["queued_s"] + backoff_s(row["attempt_count"]))

@@ -1,4 +1,4 @@
-"""Reads which waiting jobs have an owner who may not run them any more: these are left out of a photograph."""
+"""Finds pending jobs whose owner may no longer run them; they are left out of the snapshot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scheduler.snapshot.row_cache import DerivedCache
 
 
 class RightsCache:
-    """The rights of what was asked about last, kept until a row that decides on rights is written."""
+    """Denials of the last query, valid until a row that grants rights changes."""
 
     def __init__(self) -> None:
         self.runs = DerivedCache[dict[str, Any], JobUsage]()
@@ -43,9 +43,9 @@ class RightsCache:
 def read_denials(
     rows: Mapping[int, dict[str, Any]], scale_ups: Collection[JobId], cache: RightsCache
 ) -> dict[JobId, Denial]:
-    """Return the denials of waiting jobs, and of running ones that wait for more tasks.
+    """Return the denials of pending jobs, and of running ones that are pending for more tasks.
 
-    ``rows`` are the columns of waiting jobs. The number of queries does not depend on how many they are.
+    ``rows`` are the columns of pending jobs. The number of queries is constant.
     """
     runs = cache.runs.map(rows, None, lambda _, row: usage_from_columns(row))
     more = (

@@ -1,8 +1,8 @@
-"""What a process keeps of its last photograph, so that the next one reads only the rows that were written since.
+"""Row cache: rereads only the rows written since the last snapshot.
 
-PostgreSQL marks each version of a row with the transaction that wrote it (``xmin``): a row that still bears the
-version of before says what it said before. The marks of all rows are read in the moment of each photograph, so that
-nothing is missed and nothing has to be told; what is kept may be lost or dropped at any time.
+PostgreSQL stamps each row version with the transaction that wrote it (``xmin``); a row with the same version
+is unchanged. The versions of all rows are read in each snapshot, so no invalidation is needed, and the cache
+may be dropped at any time.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from django.db import connection
 Source = TypeVar("Source")
 Value = TypeVar("Value")
 BLOCK_SIZE = 256
-"""Row numbers to a block of marks."""
+"""Primary keys per block of versions."""
 
 Fetch = Callable[[Sequence[int] | None], Iterable[tuple[int, Value]]]
 
 INVALID_DATA = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What code raises that meets a value which cannot be, such as a list where a JSON column should hold an object."""
+"""Errors of code that reads an invalid value, such as a list in a column for objects."""
 
 
 class RowCache(Generic[Value]):
-    """Rows as they were last read, by their number, each with its version; they come in no order."""
+    """Rows by primary key as last read, each with its version; unordered."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[object, Value]] = {}
         self._blocks: dict[int, str] = {}
-        self._written: set[int] = set()  # since blocks were read, which do not know of them
+        self._written: set[int] = set()  # after the blocks were read
 
     def refresh(self, versions: Iterable[tuple[int, object]], fetch: Fetch[Value]) -> dict[int, Value]:
-        """The rows of ``versions``; ``fetch`` reads those with these numbers, all for None."""
+        """Return the rows of ``versions``; ``fetch`` reads those with the given keys, or all for None."""
         now = dict(versions)
         return self._update(now, self._rows.keys() - now.keys(), fetch)
 
     def refresh_blocks(self, blocks: Iterable[tuple[int, str]], fetch: Fetch[Value]) -> dict[int, Value]:
-        """The same where marks come in blocks, as of ``blocks_of``: one that says the same is not looked into."""
+        """Like ``refresh``, with versions in blocks (``row_version_blocks``); skip unchanged blocks."""
         before, now = self._blocks, dict(blocks)
         came = _parse_versions(text for block, text in now.items() if before.get(block) != text)
         left = _parse_versions(text for block, text in before.items() if now.get(block) != text)
@@ -48,7 +48,7 @@ class RowCache(Generic[Value]):
     def _update(
         self, versions: Mapping[int, object], gone: Iterable[int], fetch: Fetch[Value]
     ) -> dict[int, Value]:
-        """All rows, those of ``versions`` read anew where they bear another one, without those that are ``gone``."""
+        """Return all rows without ``gone``; fetch those whose version in ``versions`` changed."""
         rows = dict(self._rows)
         for id_ in gone:
             rows.pop(id_, None)
@@ -66,24 +66,24 @@ class RowCache(Generic[Value]):
 
     @property
     def rows(self) -> dict[int, Value]:
-        """As they were last read, and noted since."""
+        """Return the rows as last read or put."""
         return {id_: value for id_, (_, value) in self._rows.items()}
 
     def put(self, versions: Iterable[tuple[int, object]], values: Mapping[int, Value]) -> None:
-        """Rows that this process wrote itself, with the marks they got; call once they are committed."""
+        """Store rows that this process wrote, with their new versions. Call after commit."""
         written = {id_: (version, values[id_]) for id_, version in versions}
         self._rows.update(written)
         self._written.update(written)
 
 
 class DerivedCache(Generic[Source, Value]):
-    """What was made of rows: made anew only where they say something else."""
+    """Values built from rows, rebuilt only when the row changes."""
 
     def __init__(self) -> None:
         self._built: dict[int, tuple[Source, Value]] = {}
         self._context: object = None
         self.invalid: dict[int, str] = {}
-        """What is wrong with the rows that ``make`` could not read, by number."""
+        """Error messages of rows that ``make`` could not read, by primary key."""
 
     def map(
         self,
@@ -92,9 +92,10 @@ class DerivedCache(Generic[Source, Value]):
         make: Callable[[int, Source], Value],
         fallback: Callable[[int, Source], Value] | None = None,
     ) -> tuple[Value, ...]:
-        """``make`` of each row, which follows from the row and ``context`` alone; equal ones are those of before.
+        """Return ``make`` of each row; equal values are the earlier objects.
 
-        ``fallback`` makes the value of a row that ``make`` cannot read, from the columns that are typed.
+        ``make`` must depend on the row and ``context`` only. ``fallback`` builds the value of a row with
+        invalid JSON.
         """
         make = make if fallback is None else self._guarded(make, fallback)
         before, same = self._built, context == self._context
@@ -114,7 +115,7 @@ class DerivedCache(Generic[Source, Value]):
 
     @property
     def row_ids(self) -> Collection[int]:
-        """The numbers of the rows that were made last, in the order of their values."""
+        """Return the keys of the rows of the last ``map``, in the order of its values."""
         return self._built.keys()
 
     def _guarded(
@@ -134,7 +135,7 @@ class DerivedCache(Generic[Source, Value]):
 
 
 def _parse_versions(blocks: Iterable[str]) -> dict[int, object]:
-    """The marks by row number that blocks tell."""
+    """Return the versions of blocks by primary key."""
     pairs = (pair.split(":", 1) for text in blocks for pair in text.split())
     return {int(id_): version for id_, version in pairs}
 
@@ -142,12 +143,13 @@ def _parse_versions(blocks: Iterable[str]) -> dict[int, object]:
 def row_version_blocks(
     table: LiteralString, key: LiteralString, where: LiteralString = "TRUE", parameters: Sequence[Any] = ()
 ) -> list[tuple[int, str]]:
-    """The marks of many rows of a table, some hundred to a text such as ``7:901 8:933``; ``key`` is their key.
+    """Return the row versions of a table in blocks of text such as ``7:901 8:933``; ``key`` is the primary
+    key.
 
-    Ten thousand marks one by one take longer to fetch and compare than all else that is read of them. They stand in
-    no order, which would take longer still: where only that differs, a block is looked into for nothing.
+    Fetching and comparing 10 000 single versions takes longer than the rest of a snapshot. Versions within a
+    block are unsorted, because sorting costs more than parsing a block again when only the order differs.
     """
-    query = (  # every word of it stands in our own code
+    query = (  # only constants are interpolated
         f"SELECT {key} / {BLOCK_SIZE}, string_agg({key}::text || ':' || xmin::text, ' ')"  # noqa: S608
         f" FROM {table} WHERE {where} GROUP BY 1"
     )
@@ -158,7 +160,7 @@ def row_version_blocks(
 
 
 def row_versions(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, object]]:
-    """Row numbers with marks, as a query gives them."""
+    """Return primary keys with versions from a query."""
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
         versions: list[tuple[int, object]] = cursor.fetchall()
@@ -166,7 +168,7 @@ def row_versions(sql: str, parameters: Sequence[Any] = ()) -> list[tuple[int, ob
 
 
 def database_identity() -> tuple[Any, ...]:
-    """Which server and database this is, since when: marks of another one say nothing."""
+    """Return the server start time and database oid; versions of another database are not comparable."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT oid, pg_postmaster_start_time() FROM pg_database WHERE datname = current_database()"

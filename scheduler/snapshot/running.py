@@ -1,4 +1,4 @@
-"""Reads the jobs that hold places out of the record, as rows of a photograph."""
+"""Reads running jobs as snapshot rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _NOMINATABLE_STATES = (JobState.PENDING.value, JobState.RUNNING.value)
 
 
 class EpochSeconds(Func):
-    """A moment as seconds since the epoch, which is faster to read than a date and may be infinite."""
+    """A timestamp as seconds since the epoch, which is faster to read than a datetime and may be infinite."""
 
     template = "EXTRACT(EPOCH FROM %(expressions)s)::float8"
     output_field = FloatField()
@@ -53,27 +53,27 @@ class EpochSeconds(Func):
 
 @dataclass(frozen=True, eq=False)
 class LiveAttempt:
-    """An attempt that may hold places: its columns with its job's, and its tasks whose container may live."""
+    """An attempt that may hold GPUs: its columns, its job's, and its tasks whose container may exist."""
 
     row: dict[str, Any]
     tasks: tuple[RunningTask, ...]
     node_ids: tuple[int, ...]
-    """Row numbers of the nodes of ``tasks``."""
+    """Primary keys of the nodes of ``tasks``."""
     min_tasks: int | None = None
-    """With how few of its tasks it works on; None: with all, or it is about to end."""
+    """The fewest tasks it can run with; None when it is not elastic or is ending."""
     missing_ranks: tuple[int, ...] = ()
-    """The numbers of the tasks that it waits for while it runs."""
+    """Ranks of the tasks that it is pending for while it runs."""
 
 
 def read_live_attempts(cache: RowCache[LiveAttempt]) -> dict[int, LiveAttempt]:
-    """Attempts that may hold places, by row number.
+    """Return the attempts that may hold GPUs, by primary key.
 
-    What a task holds begins with it and ends when it is gone, so it is known with the tasks that are not.
+    Allocations need no version of their own: they start with a task and end with it.
     """
     return cache.refresh(
         row_versions(
             "SELECT attempt.id, concat_ws(' ', attempt.xmin, job.xmin,"
-            "       (SELECT xmin FROM portal_job winner WHERE winner.id = attempt.stop_for_id), tasks.here)"
+            "       (SELECT xmin FROM portal_job winner WHERE winner.id = attempt.preempted_for_id), tasks.here)"
             "  FROM portal_attempt attempt JOIN portal_job job ON job.id = attempt.job_id"
             "  LEFT JOIN (SELECT attempt_id, string_agg(id::text || ':' || node_id::text, ' ') AS here"
             "               FROM portal_task WHERE NOT container_removed GROUP BY attempt_id) tasks"
@@ -96,7 +96,7 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
     ):
         shares[task].append(GpuShare(GpuUuid(uuid), milli))
     tasks: dict[int, list[_TaskColumns]] = defaultdict(list)
-    # of an elastic job also those that are gone: what comes in their place gets a number of its own
+    # of elastic jobs also removed tasks, because a replacement gets a new rank
     included = Q(container_removed=False) | Q(attempt__job__min_tasks__isnull=False)
     for fields in (
         Task.objects.filter(included, attempt__in=chosen)
@@ -175,8 +175,6 @@ def _fetch_attempts(attempts: Sequence[int] | None) -> Iterator[tuple[int, LiveA
 
 
 class _TaskColumns(NamedTuple):
-    """A task as it is read."""
-
     id: int
     rank: int
     node: int
@@ -187,7 +185,7 @@ class _TaskColumns(NamedTuple):
 
 
 def _elastic_size(row: dict[str, Any], tasks: Sequence[_TaskColumns]) -> tuple[int | None, tuple[int, ...]]:
-    """With how few tasks an elastic attempt works on, and the numbers of those that it waits for."""
+    """Return the fewest tasks an elastic attempt can run with, and its missing ranks."""
     ends = row["stopping"] or row["job__desired_state"] != DesiredState.RUN.value
     if ends or any(task.state == AttemptState.COMPLETED.value for task in tasks):
         return None, ()
@@ -204,7 +202,7 @@ def read_running(
     home_nodes: dict[str, NodeId],
     cache: DerivedCache[LiveAttempt, RunningRow],
 ) -> tuple[RunningRow, ...]:
-    """Jobs that hold places, with what a new place must offer if one is moved."""
+    """Return the rows of running jobs, with what a new placement must satisfy if a task is moved."""
 
     def make(_: int, attempt: LiveAttempt) -> RunningRow:
         row = attempt.row
@@ -224,13 +222,12 @@ def read_running(
 
 
 def _build_row_without_json(attempt: LiveAttempt) -> RunningRow:
-    """The row of a job whose JSON cannot be read: what it holds, and that nobody may move it."""
-    row = attempt.row | {"job__near": None, "job__kept": None}
+    """Return the row of a job with invalid JSON: it holds its GPUs and cannot be evicted."""
+    row = attempt.row | {"job__topology_constraint": None, "job__nominated_placement": None}
     return replace(build_running_row(replace(attempt, row=row), (), None), preemptible=False)
 
 
 def build_running_row(attempt: LiveAttempt, avoid: tuple[NodeId, ...], home: NodeId | None) -> RunningRow:
-    """One job that holds places as the decision sees it."""
     row = attempt.row
     return RunningRow(
         job=JobId(row["job__public_id"]),
@@ -260,9 +257,9 @@ def build_running_row(attempt: LiveAttempt, avoid: tuple[NodeId, ...], home: Nod
 
 
 def _nominated_tasks(attempt: LiveAttempt) -> tuple[RunningTask, ...]:
-    """The places kept for tasks that are to move or to join.
+    """Return the nominated placement of tasks that are to move or to join.
 
-    One that has left meanwhile hands its place on to the one that comes instead of it, which has another number.
+    The nomination of a task that ended passes to its replacement, which has another rank.
     """
     row = attempt.row
     kept = parse_nomination(row["job__nominated_placement"], row["job__cpu_milli"], row["job__memory_mib"])
@@ -287,17 +284,17 @@ def read_home_nodes() -> dict[str, NodeId]:
 
 
 def home_node(kind: str, owner: str, home_nodes: dict[str, NodeId]) -> NodeId | None:
-    """A workspace goes where its owner's home is."""
+    """Return the node of the owner's home for a workspace; None otherwise."""
     return home_nodes.get(owner) if kind == JobKind.WORKSPACE.value else None
 
 
 def elastic_min_tasks(tasks: int, min_tasks: int | None) -> int | None:
-    """With how few tasks a job starts, as the decision reads it; None for one that is not elastic."""
+    """Return the fewest tasks a job starts with; None when it is not elastic."""
     return min_tasks if min_tasks is not None and min_tasks < tasks else None
 
 
 def parse_topology_constraint(requested: dict[str, Any] | None) -> TopologyConstraint | None:
-    """How near to each other tasks stand, as the decision reads it. Raise ValueError for what is no such request."""
+    """Return the topology constraint; None when blank. Raise ValueError for an invalid one."""
     if not requested:
         return None
     near = TopologyConstraint(requested["topology"], requested.get("required"), requested.get("preferred"))

@@ -45,9 +45,9 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     | dict.fromkeys(("env", "secrets"), CONTROLLERS),
     models.JobEvent: dict.fromkeys(("message", "actor", "details"), INSIDE),
     models.Attempt: {"message": INSIDE},
-    models.Task: {"problem": INSIDE},
+    models.Task: {"status_message": INSIDE},
     models.JobVerdict: dict.fromkeys(("message", "details", "suggestion"), INSIDE),
-    models.IdleExemption: {"text": INSIDE},
+    models.IdleExemption: {"reason": INSIDE},
     models.TimeLimitExtension: dict.fromkeys(("reason", "answer"), INSIDE),
     models.Environment: dict.fromkeys(("name", "title", "description", "image", "image_digest"), INSIDE),
     models.Template: dict.fromkeys(("name", "title", "description", "fields"), INSIDE),
@@ -58,7 +58,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
     models.ApiToken: {"name": SELF},
     models.NodeIncident: {"message": ADMIN},
     models.GpuAlert: dict.fromkeys(("subject", "note"), ADMIN),
-    models.ClusterSettings: {"alarm": ADMIN},
+    models.ClusterSettings: {"scheduler_alert": ADMIN},
     models.InvalidRow: dict.fromkeys(("row", "field", "message", "note"), ADMIN),
     models.FailedCycle: dict.fromkeys(("message", "field"), ADMIN),
     models.OrphanContainer: dict.fromkeys(("owner", "project"), ADMIN),
@@ -69,7 +69,7 @@ AUDIENCE: dict[type[columns.Model], dict[str, frozenset[str]]] = {
 """Who may read each column of text, beside the person of the row. A new column is put here, or into OTHERS."""
 
 SHOWN_NOWHERE = {
-    (models.GpuAlert, "who"),
+    (models.GpuAlert, "subject"),
     (models.Invitation, "email"),
     (models.OrphanContainer, "owner"),
     (models.OrphanContainer, "project"),
@@ -79,11 +79,12 @@ SHOWN_NOWHERE = {
 OTHERS: dict[str, str] = {
     # of the cluster, for everybody
     "ClusterSettings": "cluster_id name policy",
-    "EnvironmentOnNode": "state detail cuda image_pin",
+    "ImagePresence": "state detail cuda image_pin",
     "Gpu": "uuid model health health_reason foreign_process_owner mig_profile bus_id",
-    "Link": "kind level",
-    "Node": "addresses name state state_reason link host account host_key runtime settings labels interface lacks "
-    "problem boot_id agent_version hello trust breaker_cause breaker_message",
+    "GpuLink": "kind level",
+    "Node": "addresses name state state_reason transport host ssh_user host_key runtime settings labels "
+    "gang_interface missing_requirements status_message boot_id agent_version "
+    " agent_info breaker_state breaker_cause breaker_message",
     "NodePool": "name engine policy fabric_interface fabric_network fabric_devices fabric_adapters",
     "Reservation": "name reason",
     "Topology": "name levels",
@@ -91,45 +92,45 @@ OTHERS: dict[str, str] = {
     "Allocation": "proof",
     "ApiToken": "secret_sha256 scopes",
     "Attempt": "state reason secret stop_reason stop_requested_by",
-    "AuditEntry": "act object_kind object_id",
+    "AuditEntry": "action object_kind object_id",
     "BrowserSession": "session_data session_key",
-    "Cycle": "trigger receipts",
+    "Cycle": "trigger fair_share_breakdown",
     "Environment": "image_resolved_by runtime archive prefix min_driver image_cuda min_cuda tool tool_command",
-    "Extension": "state delays reservations",
+    "TimeLimitExtension": "state delays reservations",
     "FailedCycle": "kind trigger",
-    "Forecast": "code ahead",
-    "GpuAlarm": "kind",
+    "Forecast": "code jobs_ahead",
+    "GpuAlert": "kind",
     "Invitation": "code_sha256",
-    "Job": "kind state desired reason gpu_model mig_profile launcher kept",
+    "Job": "kind state desired_state reason gpu_model mig_profile launcher nominated_placement",
     "JobEvent": "kind before after reason",
     "Lease": "name holder",
-    "NodeCheck": "kind steps reason program",
-    "NodeTrouble": "trouble",
-    "Outbox": "name arguments queue",
-    "Progress": "work gpu_model",
+    "NodeOperation": "kind steps reason program_sha256",
+    "NodeIncident": "kind",
+    "OutboxMessage": "name arguments queue",
+    "AttemptProgress": "workload_fingerprint gpu_model",
     "Project": "policy egress_allow",
     "QuotaChange": "before after",
-    "RegistryLogin": "sealed",
+    "RegistryLogin": "encrypted_password",
     "Rendezvous": "address network devices adapters interfaces",
-    "Secret": "sealed",
-    "SentSignal": "signal",
-    "SignInLink": "code_sha256",
-    "Standing": "code ahead",
+    "Secret": "encrypted_value",
+    "JobSignal": "signal",
+    "MagicLink": "code_sha256",
+    "JobVerdict": "code jobs_ahead",
     "Task": "state container ports eviction_reason",
     "Template": "kind",
-    "Totals": "counts",
-    "UnknownContainer": "name job gpus ports wanted",
-    "UsageMinute": "gpu_uuids utilisation_percent memory_used_mib power_watts temperature_c energy_joules "
+    "SchedulerCounters": "counts",
+    "OrphanContainer": "name job gpus ports decision",
+    "NodeMetricsMinute": "gpu_uuids utilisation_percent memory_used_mib power_watts temperature_c energy_joules "
     "holders tasks",
     "User": "password timezone",
-    "Volume": "kind reach",
+    "Volume": "kind scope",
     "WorkspaceSession": "cookie_sha256 session_key",
     "WorkspaceTicket": "code_sha256 session_key",
     # given back to the person who asked alone, or to nobody
     "InvalidRow": "kind",
     "IdempotencyKey": "key route body_sha256 body",
-    "Question": "kind body answer",
-    "Terminal": "session_key secret refusal",
+    "EngineQuery": "kind body answer",
+    "Terminal": "session_key secret error",
 }
 
 
@@ -198,7 +199,7 @@ def marked(world: World) -> Marked:
     inner.projects.add(project)
     names["inner"] = inner.public_id
     template = models.Template.objects.create(
-        name="inner", title="i", kind="training", environment=inner, fields={"environ": {}}
+        name="inner", title="i", kind="training", environment=inner, fields={"env": {}}
     )
     names["inner_template"] = template.public_id
     stranger = world.people["stranger"]
@@ -253,19 +254,19 @@ def _owner_of(world: World, row: Any) -> str:
 
 def _text_for(column: str, row: Any, word: str) -> Any:
     texts: dict[str, Any] = {
-        "environ": {word.upper(): word},
+        "env": {word.upper(): word},
         "command": ["true", word],
         "volumes": [{"volume": word, "target": f"/{word}", "read_only": True}],
         "secrets": [{"secret": word, "of": "me", "variable": "WORD"}],
-        "near": {"topology": word, "required": word, "preferred": None},
+        "topology_constraint": {"topology": word, "required": word, "preferred": None},
         "email": f"{word}@example.org",
         "path": f"/{word}",
-        "cheapest": {"kind": "x", "message": word, "fields": {}},
-        "fields": {"environ": {"WORD": word}},
+        "suggestion": {"kind": "x", "message": word, "fields": {}},
+        "fields": {"env": {"WORD": word}},
     }
     if column == "command" and row.kind == "workspace":
         return []
-    if column in ("facts", "numbers", "before", "after"):
+    if column in ("details", "before", "after"):
         return {"word": word}
     return texts.get(column, word)
 
@@ -307,7 +308,7 @@ def answers(marked: Marked, actor: str) -> Iterator[tuple[str, str]]:
         more += [f"{reverse('launch')}?like={names[key]}", reverse("job-run", args=[names[key]])]
         more += [f"/api/v1/jobs/{names[key]}/", f"/api/v1/jobs/{names[key]}/events/"]
     if actor == "admin":  # the cycle found the row of this world valid, which ended its alarm
-        more.append("/api/v1/scheduler/invalid-rows/?over=true")
+        more.append("/api/v1/scheduler/invalid-rows/?resolved=true")
     for path in more:
         yield path, text_of(client.get(path))
     body = {

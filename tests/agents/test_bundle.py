@@ -78,7 +78,7 @@ def test_the_program_sees_the_gpus_of_a_machine_that_has_only_a_driver(tmp_path:
     build_archive(tmp_path / "agent.pyz")
     driver = nvml.FakeDriver(tmp_path, [nvml.h200(0), nvml.h200(1)])
     places = {"state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
-    (tmp_path / "node.json").write_text(json.dumps({"cluster": "t", "gpus": "nvml", **places}))
+    (tmp_path / "node.json").write_text(json.dumps({"cluster": "t", "gpu_provider": "nvml", **places}))
     with open_local(
         tmp_path / "agent.pyz",
         "watch",

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.connection_test import StepOutcome, StepResult, test_connection
+from agents.connection_test import StepOutcome, StepResult, run_connection_test
 from agents.keys import read_public_key
 from tests.rig.cluster import RigCluster
 from tests.rig.node import RigNode
@@ -32,7 +32,7 @@ def node(make_rig: Callable[..., Rig], rig_cluster: RigCluster) -> RigNode:
 
 def check(node: RigNode, cluster: RigCluster, **changes: object) -> dict[str, StepResult]:
     target = replace(cluster.target(node), **changes)  # type: ignore[arg-type]
-    steps = list(test_connection(target, cluster.keys, cluster.id))
+    steps = list(run_connection_test(target, cluster.keys, cluster.id))
     assert [step.name for step in steps] == STEPS
     assert all(step.message for step in steps)
     return {step.name: step for step in steps}
@@ -75,7 +75,9 @@ def test_a_missing_tunnel_key_is_named_and_the_others_pass(node: RigNode, rig_cl
 
 
 def test_a_node_of_another_cluster_and_one_without_agent(node: RigNode, rig_cluster: RigCluster) -> None:
-    steps = {step.name: step for step in test_connection(rig_cluster.target(node), rig_cluster.keys, "other")}
+    steps = {
+        step.name: step for step in run_connection_test(rig_cluster.target(node), rig_cluster.keys, "other")
+    }
     assert failed(steps) == ["agent"]
     assert "belongs to the cluster rig" in steps["agent"].message
     node.execute("rm", "/usr/local/lib/fairway/fairway-node")
@@ -101,7 +103,7 @@ def test_a_clock_that_is_off_is_measured(node: RigNode, rig_cluster: RigCluster)
     target = rig_cluster.target(node)
     for ahead_s, word in ((90.0, "behind"), (-90.0, "ahead of")):
         steps = list(
-            test_connection(
+            run_connection_test(
                 target, rig_cluster.keys, "rig", now=lambda ahead_s=ahead_s: time.time() + ahead_s
             )
         )
@@ -111,13 +113,13 @@ def test_a_clock_that_is_off_is_measured(node: RigNode, rig_cluster: RigCluster)
 
 def test_a_process_without_a_key_skips_its_steps(node: RigNode, rig_cluster: RigCluster) -> None:
     keys = {"watch": rig_cluster.keys["watch"]}
-    steps = {step.name: step for step in test_connection(rig_cluster.target(node), keys, "rig")}  # type: ignore[arg-type]
+    steps = {step.name: step for step in run_connection_test(rig_cluster.target(node), keys, "rig")}  # type: ignore[arg-type]
     assert steps["control"].outcome is steps["tunnel"].outcome is StepOutcome.SKIPPED
     assert steps["agent"].outcome in (StepOutcome.OK, StepOutcome.WARNING)
 
 
 def test_steps_come_one_by_one(node: RigNode, rig_cluster: RigCluster) -> None:
-    steps = test_connection(rig_cluster.target(node), rig_cluster.keys, "rig")
+    steps = run_connection_test(rig_cluster.target(node), rig_cluster.keys, "rig")
     assert next(steps).name == "resolve"
     node.stop_sshd()
     assert next(steps).outcome is StepOutcome.FAILED

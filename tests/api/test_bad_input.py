@@ -55,8 +55,8 @@ def client(world):
         ({"command": "rm -rf /"}, "command"),
         ({"command": [1]}, "command.0"),
         ({"env": {"A": 1}}, "env.A"),
-        ({"topology_constraint": {"required": "rack"}}, "near.topology"),
-        ({"topology_constraint": "rack"}, "near"),
+        ({"topology_constraint": {"required": "rack"}}, "topology_constraint.topology"),
+        ({"topology_constraint": "rack"}, "topology_constraint"),
         ({"volumes": "team"}, "volumes"),
         ({"min_compute_capability": 0}, "min_compute_capability"),
         ({"min_compute_capability": "8.0"}, "min_compute_capability"),
@@ -77,9 +77,9 @@ def test_fields_of_another_shape_are_400(client, change, field):
         ({"name": "../../etc"}, "name"),
         ({"command": []}, "command"),
         ({"env": {"LD_PRELOAD": "x"}}, "env"),
-        ({"topology_constraint": {"topology": "nowhere", "required": "rack"}}, "near"),
-        ({"topology_constraint": {"topology": "hall", "required": "row"}}, "near"),
-        ({"topology_constraint": {"topology": "hall"}}, "near"),
+        ({"topology_constraint": {"topology": "nowhere", "required": "rack"}}, "topology_constraint"),
+        ({"topology_constraint": {"topology": "hall", "required": "row"}}, "topology_constraint"),
+        ({"topology_constraint": {"topology": "hall"}}, "topology_constraint"),
         ({"secrets": [{"secret": "own"}]}, "secrets"),
         ({"secrets": [{"secret": "nowhere", "variable": "A"}]}, "secrets"),
         ({"secrets": [{"secret": "own", "variable": "LD_PRELOAD"}]}, "secrets"),
@@ -190,7 +190,7 @@ def test_a_job_may_start_after_others_that_one_may_see(world):
         ["y"] * 21,
         ["nobody"],
     ):
-        refused = post(client, json.dumps(JOB | {"after": nonsense}))
+        refused = post(client, json.dumps(JOB | {"dependencies": nonsense}))
         assert refused.status_code == (422 if nonsense == ["nobody"] else 400), nonsense
         assert refused["Content-Type"] == "application/problem+json"
     for nonsense in ("true", 1, None):

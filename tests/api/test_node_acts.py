@@ -44,9 +44,9 @@ def test_in_and_out_of_service(world, post) -> None:
     )
     back = post("nodes/{node}/uncordon/").json()
     assert back["state"] == "cordoned"
-    assert node(world).operations.get(public_id=back["check"]).returns
+    assert node(world).operations.get(public_id=back["operation"]).uncordon_on_success
     back = post("nodes/{node}/uncordon/", {"force": True}).json()
-    assert (back["state"], back["check"]) == ("ready", None)
+    assert (back["state"], back["operation"]) == ("ready", None)
     drained = post("nodes/{node}/drain/", {"reason": "new disk"}).json()
     assert drained["state"] == "drained" and all(gpu["used_milli"] == 0 for gpu in drained["gpus"])
     assert Job.objects.get(pk=world.rows["running"].pk).state == "PENDING"
@@ -103,7 +103,7 @@ def test_a_gpu_is_given_back(world, post) -> None:
 def test_a_connection_test_can_be_followed(world, post) -> None:
     made = post("nodes/{node}/test/").json()
     assert (made["kind"], made["ok"], made["steps"]) == ("test", None, [])
-    path = ROOT + f"nodes/{world.names['node']}/checks/{made['id']}/"
+    path = ROOT + f"nodes/{world.names['node']}/operations/{made['id']}/"
     assert world.client("admin").get(path).json() == made
 
 

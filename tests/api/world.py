@@ -198,7 +198,7 @@ def work_of(
 ) -> dict[str, Any]:
     """Work of every kind and state, and what was asked for it."""
     work: dict[str, Any] = {
-        "job": factories.job(owner, project, batch, name="train", environ={"WORD": "hidden"}),
+        "job": factories.job(owner, project, batch, name="train", env={"WORD": "hidden"}),
         "ended": do_cancel_job(owner, factories.job(owner, project, batch, name="done")),
         "workspace": factories.job(owner, project, tool, name="lab", kind="workspace"),
         "ended_workspace": do_cancel_job(

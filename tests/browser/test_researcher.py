@@ -131,7 +131,7 @@ def test_launching_from_the_form(open_as, scene):
     expect(page.locator("#v-yaml")).to_contain_text("gpus_per_task: 4")
     page.get_by_label("GPUs", exact=True).fill("9")
     expect(page.locator("#rail")).to_contain_text("This can never start here")
-    page.get_by_role("button", name="Nearest that could").click()
+    page.get_by_role("button", name="Nearest feasible request").click()
     expect(page.get_by_label("GPUs", exact=True)).to_have_value("8")
     page.get_by_label("GPUs", exact=True).fill("2")
     expect(page.locator("#rail")).to_contain_text("Fits on free GPUs")

@@ -40,7 +40,8 @@ MAIN = PoolId("main")
 FABRIC = TopologyRow("fabric", ("block", "rack"))
 LABELS = [(), (("block", "a"),), (("block", "a"), ("rack", "1")), (("block", "a"), ("rack", "2")),
           (("block", "b"), ("rack", "1"))]  # fmt: skip
-NEARS = [*[None] * 6, TopologyConstraint("fabric", "rack"), TopologyConstraint("fabric", "block", "rack"), TopologyConstraint("fabric", None, "rack"),
+NEARS = [*[None] * 6, TopologyConstraint("fabric", "rack"), TopologyConstraint("fabric", "block", "rack"),
+         TopologyConstraint("fabric", None, "rack"),
          TopologyConstraint("nowhere", "rack")]  # fmt: skip
 SPEEDS = (LayoutSpeed(Layout("H100", 1, 1, 0), 100), LayoutSpeed(Layout("A100", 1, 1, 0), 60),
           LayoutSpeed(Layout("A100", 2, 2, 0), 80), LayoutSpeed(Layout("A100 + H100", 1, 1, 0), 35))  # fmt: skip
@@ -270,7 +271,7 @@ def _drawn_pending(
             for n in range(draw(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2])))
         ),
         ignore_dependency_failure=draw(st.booleans()),
-        layout_layout_speeds=draw(st.sampled_from([(), SPEEDS, SPEEDS[:1], SPEEDS[1:]])),
+        layout_speeds=draw(st.sampled_from([(), SPEEDS, SPEEDS[:1], SPEEDS[1:]])),
     )  # fmt: skip
 
 
@@ -302,7 +303,8 @@ def crowded(draw: st.DrawFn) -> Snapshot:
         waits(f"j{i}", draw(st.sampled_from(projects)).id, draw(st.integers(1, 4)),
               tasks=draw(st.sampled_from([1, 1, 2])), age_s=float(draw(st.integers(0, 3))),
               priority=draw(st.sampled_from([25, 50, 100])), preemptible=draw(st.integers(0, 3)) > 0,
-              milli_per_gpu=draw(st.sampled_from([1000, 1000, 500])), topology_constraint=draw(st.sampled_from(NEARS)),
+              milli_per_gpu=draw(st.sampled_from([1000, 1000, 500])),
+              topology_constraint=draw(st.sampled_from(NEARS)),
               time_limit_s=draw(st.sampled_from([None, None, 60.0])),
               user=draw(st.sampled_from([UserId("ada"), UserId("bob")])))
         for i in range(draw(st.integers(1, 5)))

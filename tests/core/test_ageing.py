@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.core.model.policy import Policy
-from scheduler.core.session.ageing import ends_soon, ordered_s
+from scheduler.core.session.ageing import effective_submit_s, ends_soon
 from tests.core.cluster_builder import NOW_S, runs, waits
 
 PLAIN = Policy(size_penalty_s_per_gpu=0.0, predicted_duration_weight=0.0)
@@ -28,12 +28,12 @@ def test_a_job_is_moved_later_by_what_it_asks_for(
     policy: Policy, gpus: int, tasks: int, predicted_s: float | None, shift_s: float
 ) -> None:
     row = waits("j", "p", gpus, tasks=tasks, age_s=50.0, predicted_duration_s=predicted_s)
-    assert ordered_s(row, policy) == NOW_S - 50.0 + shift_s
+    assert effective_submit_s(row, policy) == NOW_S - 50.0 + shift_s
 
 
 def test_half_a_gpu_counts_half() -> None:
     row = waits("j", "p", 1, milli_per_gpu=500)
-    assert ordered_s(row, replace(PLAIN, size_penalty_s_per_gpu=100.0)) == NOW_S + 50.0
+    assert effective_submit_s(row, replace(PLAIN, size_penalty_s_per_gpu=100.0)) == NOW_S + 50.0
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_what_runs_and_what_waits_is_asked() -> None:
     waiting = [
         waits("w", "vision", 4, tasks=3),
         waits("other", "vision", pools=(ELSEWHERE,)),
-        waits("each", "vision", asks=(TaskRequest(1, 500, 1, 1), TaskRequest(1, 500, 1, 1))),
+        waits("each", "vision", task_requests=(TaskRequest(1, 500, 1, 1), TaskRequest(1, 500, 1, 1))),
     ]
     asked = in_main([running], waiting)
     assert asked - Counter(DEFAULT_DEMAND) == {

@@ -230,7 +230,7 @@ def test_a_cluster_out_of_service_is_said_to_be_so() -> None:
 
 def test_only_nodes_that_could_run_it_count() -> None:
     nodes = [node("n1", 2), node("n2", 8)]
-    unfit = {"avoid_nodes": (NodeId("n2"),), "unfit_nodes": (NodeId("n2"),)}
+    unfit = {"avoid_nodes": (NodeId("n2"),), "ineligible_nodes": (NodeId("n2"),)}
     jobs = [waits("small", "vision", 2, **unfit), waits("large", "vision", 4, **unfit)]
     plan = decide(cluster(nodes, [VISION], pending=jobs), POLICY)
     assert places(plan, "small") == [("n1", 2)]
@@ -252,7 +252,7 @@ def test_a_driver_that_is_too_old_for_the_image_is_told_with_both_versions() -> 
         node("n4", 0),
     ]
     unfit = (NodeId("n1"), NodeId("n3"))
-    needs = {"cuda": "12.4", "avoid_nodes": unfit, "unfit_nodes": unfit}
+    needs = {"required_cuda": "12.4", "avoid_nodes": unfit, "ineligible_nodes": unfit}
     jobs = [waits("first", "vision", 2, **needs), waits("second", "vision", 1, **needs)]
     plan = decide(cluster(nodes, [VISION], pending=jobs), POLICY)
     assert places(plan, "first") == [("n2", 2)]
@@ -261,9 +261,9 @@ def test_a_driver_that_is_too_old_for_the_image_is_told_with_both_versions() -> 
         " Its image needs CUDA 12.4: 2 nodes are passed over, whose drivers know at most CUDA 12.2."
     )
     newer = needs | {
-        "cuda": "13.0",
+        "required_cuda": "13.0",
         "avoid_nodes": (*unfit, NodeId("n2")),
-        "unfit_nodes": (*unfit, NodeId("n2")),
+        "ineligible_nodes": (*unfit, NodeId("n2")),
     }
     plan = decide(cluster(nodes, [VISION], pending=[waits("j", "vision", 1, **newer)]), POLICY)
     assert verdict(plan, "j").code is VerdictCode.UNSATISFIABLE

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.core.forecast import delay_impact
 from scheduler.core.forecast.delay_impact import MIN_DELAY_S, estimate_delay_impact
 from scheduler.core.forecast.durations import DurationHistory
-from scheduler.core.forecast.start_times import delay_impact
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import JobId, NodeId, ProjectId, ReservationRow, Snapshot
 from tests.core.cluster_builder import NOW_S, cluster, node, project, runs, snapshots, waits

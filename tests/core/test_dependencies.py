@@ -91,10 +91,11 @@ def test_nobodys_forecast_counts_it() -> None:
     assert outlook.median_starts_s([JobId("c")]) == without.median_starts_s([JobId("c")])
 
 
-@pytest.mark.parametrize("after", [(PREP, PREP), (JobDependency(JobId("j"), "j", VISION.id),)])
-def test_what_cannot_be_is_refused_by_field(after) -> None:
-    with pytest.raises(SnapshotError, match="after"):
-        check_snapshot(cluster([node("n0")], [VISION], pending=[waits("j", "vision", dependencies=after)]))
+@pytest.mark.parametrize("dependencies", [(PREP, PREP), (JobDependency(JobId("j"), "j", VISION.id),)])
+def test_what_cannot_be_is_refused_by_field(dependencies) -> None:
+    row = waits("j", "vision", dependencies=dependencies)
+    with pytest.raises(SnapshotError, match="dependencies"):
+        check_snapshot(cluster([node("n0")], [VISION], pending=[row]))
 
 
 def test_a_plan_that_starts_it_is_refused() -> None:

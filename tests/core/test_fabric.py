@@ -29,7 +29,7 @@ OLD = {"name": "ib0", "address": "10.9.0.7", "chosen": False}  # as agents of be
 SUBNET = {"subnet": "10.9.0.0/24", "range": ["10.9.0.32", "10.9.0.63"], "gateway": "10.9.0.1"}
 HELLO = {
     "interfaces": [ETH, IB],
-    "fabric": ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"],
+    "fabric_devices": ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"],
     "networks": {"podman": [{"name": "fabric0", "driver": "macvlan", "subnets": [SUBNET]}], "docker": None},
 }
 

@@ -190,7 +190,7 @@ BUSY = [ends_in("soon", "p", 100.0, ("a", range(2))), ends_in("late", "p", 700.0
         ({"gpu_model": "A100|H100"}, 100.0),
         ({"node_affinity": NodeId("h")}, 700.0),
         ({"avoid_nodes": (NodeId("a"),)}, 700.0),
-        ({"avoid_nodes": (NodeId("a"),), "unfit_nodes": (NodeId("a"),)}, 700.0),
+        ({"avoid_nodes": (NodeId("a"),), "ineligible_nodes": (NodeId("a"),)}, 700.0),
         ({"cpu_milli": 48_000}, 700.0),
     ],
 )

@@ -73,10 +73,10 @@ def test_what_is_taken_comes_back_and_nothing_is_given_twice(ground, needs, dice
     taken = []
     for need in needs:
         fits = room(need) >= 1
-        place = cells.allocate(need, need.sorts)
+        place = cells.allocate(need, need.bucket_types)
         assert (place is not None) is fits
         if place is not None:
-            assert ground.sort_of[place[0]] in need.sorts
+            assert ground.type_of[place[0]] in need.bucket_types
             taken.append(place)
         for (_, (whole, shared), _), _ in milli_free(cells).items():
             assert whole >= 0 and all(0 <= milli < WHOLE_MILLI for milli in shared)

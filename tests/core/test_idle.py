@@ -66,7 +66,7 @@ def test_it_does_not_matter_in_how_many_looks_minutes_are_read(use, cuts) -> Non
 def test_both_must_be_known_to_be_quiet() -> None:
     assert inactive_since_s(IDLE, NOW_S) == NOW_S - 7200.0
     assert inactive_since_s(replace(IDLE, ready_s=NOW_S - 60.0), NOW_S) == NOW_S - 60.0
-    used = replace(TOOL, used_s=NOW_S - 100.0)
+    used = replace(TOOL, last_active_s=NOW_S - 100.0)
     assert inactive_since_s(replace(IDLE, tool=used), NOW_S) == NOW_S - 100.0  # a busy kernel without GPU use
     lost = (
         replace(IDLE, gpu=GpuActivity()),
@@ -74,7 +74,9 @@ def test_both_must_be_known_to_be_quiet() -> None:
         replace(
             IDLE, gpu=GpuActivity(InactivePeriod(0.0, NOW_S - STALE_AFTER_S - 1.0))
         ),  # the stream is lost: no more minutes come
-        replace(IDLE, tool=replace(TOOL, seen_s=NOW_S - STALE_AFTER_S - 1.0)),  # nobody reaches the server
+        replace(
+            IDLE, tool=replace(TOOL, last_polled_s=NOW_S - STALE_AFTER_S - 1.0)
+        ),  # nobody reaches the server
     )
     for each in lost:
         assert inactive_since_s(each, NOW_S) is None

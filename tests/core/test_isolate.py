@@ -245,7 +245,7 @@ def _corrupt(draw: st.DrawFn, table: str, row: Any, snapshot: Snapshot) -> Any:
         case "nodes":
             if row.gpus and draw(st.booleans()):
                 gpu = row.gpus[0]
-                changes = draw(st.sampled_from([{"used_milli": 1700}, {"used_milli": 0, "whole": True},
+                changes = draw(st.sampled_from([{"used_milli": 1700}, {"used_milli": 0, "exclusive": True},
                                                 {"memory_mib": number}, {"uuid": GpuUuid("n0-gpu0")}]))  # fmt: skip
                 return replace(row, gpus=(replace(gpu, **changes), *row.gpus[1:]))
             return replace(
@@ -273,7 +273,7 @@ def _corrupt(draw: st.DrawFn, table: str, row: Any, snapshot: Snapshot) -> Any:
                 {"not_before_s": math.inf}, {"milli_per_gpu": 4_000}])))  # fmt: skip
         case "reservations":
             return replace(row, **draw(st.sampled_from([
-                {"to_s": row.from_s}, {"nodes": (*row.nodes, "gone")}, {"from_s": number}])))  # fmt: skip
+                {"end_s": row.start_s}, {"nodes": (*row.nodes, "gone")}, {"start_s": number}])))  # fmt: skip
     return replace(row, levels=("rack", "rack"))
 
 

@@ -36,9 +36,9 @@ def nothing_that_fits_is_said_not_to_fit(snapshot: Snapshot) -> None:
     for verdict in plan.verdicts:
         row = rows[verdict.job]
         if verdict.code in (VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE):
-            assert not any(decision.scenes[pool].fits_now(row) for pool in row.pools), verdict
+            assert not any(decision.pool_states[pool].fits_now(row) for pool in row.pools), verdict
         if verdict.code is VerdictCode.UNSATISFIABLE:
-            assert not any(decision.scenes[pool].could_ever_fit(row) for pool in row.pools), verdict
+            assert not any(decision.pool_states[pool].could_ever_fit(row) for pool in row.pools), verdict
         assert verdict.message.endswith(".")
 
 
@@ -135,7 +135,7 @@ def shares_meet_the_max_min_certificate(snapshot: Snapshot) -> None:
     """Nobody gets more than it could use, and the rest is left over only when nobody with weight wants it."""
     decision = _Decision(snapshot, POLICY)
     decision.plan()
-    for scene in decision.scenes.values():
+    for scene in decision.pool_states.values():
         for parent, children in scene.tree.children.items():
             total = scene.capacity_milli if parent is None else scene.fair_share_milli[parent]
             given = sum(scene.fair_share_milli[child] for child in children)

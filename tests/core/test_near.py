@@ -75,8 +75,11 @@ def test_a_gang_that_no_rack_holds_now_waits_and_is_told_so() -> None:
         ),
     ],
 )
-def test_what_no_rack_could_ever_hold_is_never(near: TopologyConstraint, tasks: int, message: str) -> None:
-    plan = decide(hall(pending=[waits("j", "p", 4, tasks=tasks, topology_constraint=near)]), POLICY)
+def test_what_no_rack_could_ever_hold_is_never(
+    topology_constraint: TopologyConstraint, tasks: int, message: str
+) -> None:
+    gang = waits("j", "p", 4, tasks=tasks, topology_constraint=topology_constraint)
+    plan = decide(hall(pending=[gang]), POLICY)
     (verdict,) = plan.verdicts
     assert (verdict.code, verdict.message) == (VerdictCode.UNSATISFIABLE, message)
 

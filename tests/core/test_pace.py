@@ -121,7 +121,7 @@ def test_the_levels_that_a_gang_crosses_belong_to_its_layout() -> None:
 
 def test_a_job_that_takes_its_faster_place_leaves_the_other_to_the_next() -> None:
     nodes = [node("a"), node("b", "H200")]
-    plan = decided(nodes, waits("j", "p", 4, age_s=9, speeds=faster(ONE_H, ONE_A)), waits("k", "p", 4))
+    plan = decided(nodes, waits("j", "p", 4, age_s=9, layout_speeds=faster(ONE_H, ONE_A)), waits("k", "p", 4))
     assert (where(plan), where(plan, "k")) == (["b"], ["a"])
 
 

@@ -121,8 +121,8 @@ def test_who_holds_least_of_its_share_goes_first() -> None:
 
 def test_a_play_is_bounded_and_tells_nothing_of_what_lies_beyond() -> None:
     running = [runs_on(P, 10.0 * n, (0, 1, ())) for n in range(1, 100)]
-    assert start_s(ground(0), running, [in_line(P, 1.0, (task(9), 1))], most_steps=20) == 90.0
-    assert start_s(ground(0), running, [in_line(P, 1.0, (task(90), 1))], most_steps=20) is None
+    assert start_s(ground(0), running, [in_line(P, 1.0, (task(9), 1))], max_steps=20) == 90.0
+    assert start_s(ground(0), running, [in_line(P, 1.0, (task(90), 1))], max_steps=20) is None
     too_large = in_line(P, 1.0, (task(200), 1))  # for the empty pool
     assert start_s(ground(0), running, [too_large]) == math.inf
 
@@ -164,9 +164,9 @@ def test_what_nobody_may_take_back_waits_for_its_guarantee() -> None:
 def test_a_job_that_a_limit_never_lets_start_is_promised_nothing_however_long_the_play() -> None:
     running = [runs_on(Q, 10.0 * n, (0, 1, ())) for n in range(1, 100)]
     me = in_line(P, 10.0, (task(3), 1))
-    assert start_s(ground(9), running, [me], quota("p", limit=2), most_steps=7) == math.inf
+    assert start_s(ground(9), running, [me], quota("p", limit=2), max_steps=7) == math.inf
     firm = in_line(P, 10.0, (task(3), 1), preemptible=False)
-    assert start_s(ground(9), running, [firm], quota("p", guaranteed=2), most_steps=7) == math.inf
+    assert start_s(ground(9), running, [firm], quota("p", guaranteed=2), max_steps=7) == math.inf
 
 
 # -- where tasks can stand ----------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_task_waits_for_cells_of_its_sorts() -> None:
     assert start_s(free, running, [in_line(P, 10.0, (task(1, 1), 1))]) == 80.0
     assert start_s(free, running, [in_line(P, 10.0, (task(1, 0, 1), 1))]) == 50.0
     nowhere = in_line(P, 10.0, (BucketRequest(1, WHOLE_MILLI, ()), 1))
-    assert start_s(free, running, [nowhere], most_steps=1) == math.inf
+    assert start_s(free, running, [nowhere], max_steps=1) == math.inf
 
 
 def test_shares_join_a_gpu_and_a_whole_one_waits_for_all_of_them() -> None:
@@ -213,22 +213,22 @@ def test_a_gang_of_unequal_tasks_stands_whole_or_not_at_all() -> None:
 
 
 def test_nobody_starts_before_it_is_to() -> None:
-    later = in_line(P, 10.0, (task(1), 1), from_s=30.0)
+    later = in_line(P, 10.0, (task(1), 1), not_before_s=30.0)
     assert start_s(ground(1), [], [later]) == 30.0
     assert start_s(ground(1), [], [later, in_line(P, 500.0, (task(1), 1))]) == 0.0  # nothing is kept for it
 
 
 def test_reserved_cells_open_when_they_are_free_again() -> None:
     closed = (Closure(frozenset({0}), -math.inf, 70.0),)
-    assert start_s(ground(1), [], [in_line(P, 10.0, (task(1), 1), closed=closed)]) == 70.0
-    elsewhere = in_line(P, 10.0, (task(1, 0, 1), 1), closed=closed)
+    assert start_s(ground(1), [], [in_line(P, 10.0, (task(1), 1), closures=closed)]) == 70.0
+    elsewhere = in_line(P, 10.0, (task(1, 0, 1), 1), closures=closed)
     running = [runs_on(P, 40.0, (1, 1, ()))]
     assert start_s(ground(1, 0, sorts=(0, 1)), running, [elsewhere]) == 40.0
 
 
 def test_cells_close_when_a_reservation_comes_too_near() -> None:
     closed = (Closure(frozenset({0}), 60.0, 500.0),)
-    me = in_line(P, 10.0, (task(1), 1), closed=closed)
+    me = in_line(P, 10.0, (task(1), 1), closures=closed)
     assert start_s(ground(0), [runs_on(P, 60.0, (0, 1, ()))], [me]) == 60.0
     assert start_s(ground(0), [runs_on(P, 61.0, (0, 1, ()))], [me]) == 500.0
     other = in_line(Q, 10.0, (task(1), 1))  # one for whom it is
@@ -275,7 +275,7 @@ def stages(draw: st.DrawFn) -> SimulationInput:
     for turn in range(turns):
         line, _ = in_line(
             draw(projects), 0.0, *draw(needs), user=draw(people), preemptible=draw(st.booleans()),
-            from_s=draw(st.sampled_from([0.0, 0.0, 25.0, 70.5])), closed=draw(st.sampled_from(SPANS)),
+            not_before_s=draw(st.sampled_from([0.0, 0.0, 25.0, 70.5])), closures=draw(st.sampled_from(SPANS)),
         )  # fmt: skip
         lines.setdefault(line, []).append(turn)
     numbers = st.sampled_from([None, 2, 5])
@@ -314,9 +314,9 @@ def test_who_is_last_of_its_project_starts_alone_as_with_everybody(stage: Simula
 
 
 @given(stages(), st.integers(1, 40))
-def test_a_bound_takes_answers_away_and_changes_none(stage: SimulationInput, most_steps: int) -> None:
+def test_a_bound_takes_answers_away_and_changes_none(stage: SimulationInput, max_steps: int) -> None:
     free = simulate_queue(stage, stage.class_of)
-    for turn, plays in simulate_queue(stage, stage.class_of, max_steps=most_steps).items():
+    for turn, plays in simulate_queue(stage, stage.class_of, max_steps=max_steps).items():
         assert all(each is None or each == start_s for each, start_s in zip(plays, free[turn], strict=True))
 
 

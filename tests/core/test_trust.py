@@ -36,18 +36,20 @@ CASES = [
     ("two jobs are not several", jobs(REFUSED, "a/ada", "b/ben"), {}, None),
     ("one job again and again", jobs(REFUSED, "a/ada", "a/ada", "a/ada", "a/ben"), {}, None),
     ("one person's broken program", jobs(SOON, *(f"{n}/ada" for n in "abcdefgh")), {}, None),
-    ("whose jobs do well elsewhere", jobs(SOON, "a/ada", "b/ada", "c/ada"), {"well_elsewhere": {"ada"}}, SOON),
+    ("whose jobs do well elsewhere", jobs(SOON, "a/ada", "b/ada", "c/ada"),
+     {"owners_healthy_elsewhere": {"ada"}}, SOON),
     ("cut off from two, three times", cut_off("b", "c", "b"), {}, IncidentKind.PEER_UNREACHABLE),
     ("cut off from one alone", cut_off("b", "b", "b", "b"), {}, None),
     ("cut off twice", cut_off("b", "c"), {}, None),
-    ("somebody did well since", SEVERAL, {"served_s": NOW_S - 5}, None),
-    ("somebody did well before", SEVERAL, {"served_s": NOW_S - 50}, REFUSED),
+    ("somebody did well since", SEVERAL, {"last_success_s": NOW_S - 5}, None),
+    ("somebody did well before", SEVERAL, {"last_success_s": NOW_S - 50}, REFUSED),
     ("long ago", jobs(REFUSED, "a/ada", "b/ada", "c/ben", ago_s=node_breaker.INCIDENT_WINDOW_S + 1), {}, None),
-    ("too many others are aside", SEVERAL, {"room": False}, None),
+    ("too many others are aside", SEVERAL, {"may_quarantine": False}, None),
     ("it flaps", links(IncidentKind.LINK_LOST, 4), {}, IncidentKind.LINK_LOST),
     ("a link may break", links(IncidentKind.LINK_LOST, 3), {}, None),
     ("it does not answer", links(IncidentKind.COMMAND_TIMEOUTS, 3), {}, IncidentKind.COMMAND_TIMEOUTS),
-    ("a good job says nothing of its link", links(IncidentKind.LINK_LOST, 4), {"served_s": NOW_S}, IncidentKind.LINK_LOST),
+    ("a good job says nothing of its link", links(IncidentKind.LINK_LOST, 4), {"last_success_s": NOW_S},
+     IncidentKind.LINK_LOST),
 ]  # fmt: skip
 
 
@@ -105,23 +107,34 @@ EVENTS = st.lists(
 )
 TRUSTS = st.builds(
     NodeBreaker,
-    phase=st.sampled_from(BreakerState),
+    state=st.sampled_from(BreakerState),
     cause=st.sampled_from(IncidentKind),
     since_s=MOMENTS,
-    try_at_s=st.none() | MOMENTS,
-    trips=st.integers(0, 40),
+    probe_at_s=st.none() | MOMENTS,
+    trip_count=st.integers(0, 40),
     tripped_s=st.none() | MOMENTS,
 )
 
 
-@given(node=TRUSTS, befell=EVENTS, served_s=st.none() | MOMENTS, room=st.booleans(), seed=st.integers())
-def test_laws_of_judging(node, befell, served_s, room, seed) -> None:
-    facts = {"now_s": NOW_S, "served_s": served_s, "probation_attempt": "a", "room": room}
+@given(
+    node=TRUSTS,
+    befell=EVENTS,
+    last_success_s=st.none() | MOMENTS,
+    may_quarantine=st.booleans(),
+    seed=st.integers(),
+)
+def test_laws_of_judging(node, befell, last_success_s, may_quarantine, seed) -> None:
+    facts = {
+        "now_s": NOW_S,
+        "last_success_s": last_success_s,
+        "probation_job": "a",
+        "may_quarantine": may_quarantine,
+    }
     after = evaluate(node, befell, **facts)
-    assert after.state in {node.phase, BreakerState.QUARANTINED}, (
+    assert after.state in {node.state, BreakerState.QUARANTINED}, (
         "only time, a trial or an administrator bring a node back"
     )
-    if node.phase is BreakerState.QUARANTINED or (node.phase is BreakerState.HEALTHY and not room):
+    if node.state is BreakerState.QUARANTINED or (node.state is BreakerState.HEALTHY and not may_quarantine):
         assert after == node
     if after != node:
         assert after.probe_at_s is not None and after.probe_at_s - NOW_S == node_breaker.quarantine_s(
@@ -138,9 +151,9 @@ def test_laws_of_judging(node, befell, served_s, room, seed) -> None:
 @given(befell=EVENTS)
 def test_nobody_alone_puts_a_node_aside_with_broken_programs(befell) -> None:
     alone = [
-        Incident(each.at_s, each.trouble, each.job, "x")
+        Incident(each.at_s, each.kind, each.job, "x")
         for each in befell
-        if each.trouble in node_breaker.JOB_INCIDENTS
+        if each.kind in node_breaker.JOB_INCIDENTS
     ]
     assert evaluate(NodeBreaker(), alone, now_s=NOW_S) == NodeBreaker()
 

@@ -36,7 +36,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ConnectionPool]:
     monkeypatch.setattr(timeouts.DATABASE_BREAKER, "open_for_s", 0.3)
     connection.close()
     made = ConnectionPool(2, wait_s=0.3)
-    monkeypatch.setattr(DatabaseWrapper, "pool", made)
+    monkeypatch.setattr(DatabaseWrapper, "connection_pool", made)
     yield made
     connection.close()
     made.close_idle()
@@ -73,7 +73,7 @@ def test_threads_take_turns_with_one(pool):
             release_connection()
 
     assert len({elsewhere(work) for _ in range(5)}) == 1
-    assert (pool.in_use(), pool.standing()) == (0, 1)
+    assert (pool.checked_out_count(), pool.idle_count()) == (0, 1)
 
 
 def test_who_finds_no_turn_is_told_and_the_next_is_served(pool):
@@ -105,21 +105,21 @@ def test_a_transaction_keeps_its_connection(pool):
         release_connection()
         assert User.objects.filter(username="ada").exists()
     release_connection()
-    assert pool.in_use() == 0
+    assert pool.checked_out_count() == 0
 
 
 def test_what_was_forgotten_costs_no_turn(pool):
     for _ in range(3):
         assert isinstance(elsewhere(backend), int)
         gc.collect()
-    assert pool.in_use() == 0
+    assert pool.checked_out_count() == 0
 
 
 def test_half_a_transaction_reaches_nobody(pool):
     first = backend()
     connection.connection.execute("BEGIN")
     release_connection()
-    assert pool.standing() == 0
+    assert pool.idle_count() == 0
     assert backend() != first
 
 
@@ -131,12 +131,12 @@ def test_the_dead_are_replaced_unnoticed(pool):
 
     dead = both()
     release_connection()
-    assert pool.standing() == 2
+    assert pool.idle_count() == 2
     with psycopg.connect(**plain_parameters()) as killer:
         for pid in dead:
             killer.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
     assert backend() not in dead
-    assert pool.standing() == 0
+    assert pool.idle_count() == 0
 
 
 def test_the_silent_are_given_up_and_all_is_well_when_they_speak(pool):
@@ -155,7 +155,7 @@ def test_the_silent_are_given_up_and_all_is_well_when_they_speak(pool):
     time.sleep(0.4)
     assert backend() != silent
     release_connection()
-    assert (pool.in_use(), pool.standing()) == (0, 1)
+    assert (pool.checked_out_count(), pool.idle_count()) == (0, 1)
 
 
 def test_a_child_leaves_its_parents_connections_alone(pool):
@@ -165,7 +165,7 @@ def test_a_child_leaves_its_parents_connections_alone(pool):
         child = os.fork()
         if child == 0:
             try:
-                fine = pool.standing() == 0 and pool.in_use() == 0
+                fine = pool.idle_count() == 0 and pool.checked_out_count() == 0
                 connection.in_atomic_block = False
                 connection.close()
                 fine = fine and backend() != parents
@@ -175,17 +175,19 @@ def test_a_child_leaves_its_parents_connections_alone(pool):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert backend() == parents
     release_connection()
-    assert pool.standing() == 2
+    assert pool.idle_count() == 2
     assert elsewhere(backend) == parents
 
 
 def test_another_database_gets_no_connection_of_this_one(pool):
     assert backend()
     release_connection()
-    other = pool.take("other", lambda: timeouts.TimeoutConnection.connect(**plain_parameters("postgres")))
+    other = pool.check_out(
+        "other", lambda: timeouts.TimeoutConnection.connect(**plain_parameters("postgres"))
+    )
     assert other.info.dbname == "postgres"
-    assert pool.standing() == 0
-    pool.give_back(other)
+    assert pool.idle_count() == 0
+    pool.check_in(other)
 
 
 def plain_parameters(name: str = "") -> dict[str, object]:

@@ -133,5 +133,5 @@ def test_killed_while_a_task_leaves(harness: EngineHarness, scene, point: str) -
     leases_run_out()
     reach(harness, job, less)
     task = attempt.task_rows.get(rank=2)
-    assert (task.state, task.gone, job.attempts.count()) == ("PREEMPTED", True, 1)
+    assert (task.state, task.container_removed, job.attempts.count()) == ("PREEMPTED", True, 1)
     check_the_end(harness, job)

@@ -35,15 +35,15 @@ SCENE = """
 import json, django
 django.setup()
 from portal.services.accounts.tokens import Scope, do_create_token
-from tests import record
+from tests import factories
 from tests.gateway.gateway_harness import sign_in
 from portal.services.jobs.logs import write_log_bytes
 from tests.api.world import running
-owner = record.person("ada")
-project = record.project(member=owner)
-environment = record.environment(tool=False)
-node = record.node(record.pool())
-talker = running(record.job(owner, project, environment), node)
+owner = factories.user("ada")
+project = factories.project(member=owner)
+environment = factories.environment(tool=False)
+node = factories.node(factories.pool())
+talker = running(factories.job(owner, project, environment), node)
 write_log_bytes(talker.public_id, 1, 0, "k8s", 0, b"2026-11-21T07:00:00.000001Z stdout F 0123456789\\n" * 100_000)
 _, token = do_create_token(owner, name="t", scopes=list(Scope))
 print(json.dumps({"token": token, "session": sign_in(owner), "talker": talker.public_id, "job": {
@@ -212,10 +212,10 @@ def test_a_frozen_database_is_a_clear_503_and_then_all_is_well(portal: Portal) -
             "list": hands.submit(portal.listed),
             "submit": hands.submit(portal.submit, "in-the-cold"),
             "workspace": hands.submit(portal.workspace),
-            "readyz": hands.submit(portal.engine_client, "GET", "/readyz"),
+            "readyz": hands.submit(portal.ask, "GET", "/readyz"),
         }
         for _ in range(10):  # meanwhile the processes themselves are well
-            alive, took_s = portal.engine_client("GET", "/healthz")
+            alive, took_s = portal.ask("GET", "/healthz")
             assert alive.status_code == 200
             assert took_s < budget_s(2)
             time.sleep(0.3)
@@ -286,8 +286,8 @@ def test_a_frozen_message_store_slows_nobody_for_long(portal: Portal) -> None:
     with portal.frozen("valkey"), ThreadPoolExecutor(4) as hands:
         asked = [hands.submit(look) for look in (portal.page, portal.listed)]
         submitted = hands.submit(portal.submit, "without-news")
-        ready = hands.submit(portal.engine_client, "GET", "/readyz")
-        assert portal.engine_client("GET", "/healthz")[0].status_code == 200
+        ready = hands.submit(portal.ask, "GET", "/readyz")
+        assert portal.ask("GET", "/healthz")[0].status_code == 200
         for future in asked:
             answer, took_s = future.result()
             assert answer.status_code in (200, 503)
@@ -335,7 +335,7 @@ def test_when_all_connections_are_in_use_the_others_are_told(portal: Portal) -> 
         time.sleep(1)
         waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         assert blocker.execute(waiting).fetchone() == (CONNECTIONS,)
-        assert portal.engine_client("GET", "/healthz")[0].status_code == 200
+        assert portal.ask("GET", "/healthz")[0].status_code == 200
         for future in asked:
             answer, took_s = future.result()
             assert answer.status_code == 503

@@ -43,7 +43,7 @@ def running_workspace(owner: User, *, port: int, ready: bool = True, node: Any =
     """A workspace job whose server listens on ``port`` of a local node."""
     project = factories.project(member=owner)
     environment = factories.environment(runtime="process")
-    node = node or factories.node(factories.pool(), runtime="process", link="local")
+    node = node or factories.node(factories.pool(), runtime="process", transport="local")
     job = factories.job(owner, project, environment, kind="workspace")
     seat = job_control.RankPlacement(node, [(Gpu.objects.filter(node=node, used_milli=0).first().pk, 1000)])
     with transaction.atomic():

@@ -38,11 +38,11 @@ def far(transactional_db, tmp_path, settings, owner, session):
     with loopback_sshd(tmp_path, echo_agent(), public) as sshd, Stand(tmp_path) as stand:
         node = factories.node(
             factories.pool(),
-            link="ssh",
+            transport="ssh",
             runtime="process",
             host=sshd.host,
             port=sshd.port,
-            account=sshd.account,
+            ssh_user=sshd.account,
             host_key=sshd.host_key,
         )
         job = running_workspace(owner, port=stand.tool.port, node=node)

@@ -223,7 +223,7 @@ def test_bounds_and_what_a_dead_gateway_left_open(stand: Stand, session: str, ru
 
 def test_only_typing_is_typing() -> None:
     typed: list[bool] = []
-    hears = InputDetector(lambda *, keeps: typed.append(keeps))
+    hears = InputDetector(lambda *, extends_session: typed.append(extends_session))
     text, binary = b"\x81\x85abcdhello", b"\x82\x83abcdxyz"
     for byte in text + b"\x8a\x80abcd" + binary + text + binary:  # however it is cut
         hears.feed(bytes([byte]))

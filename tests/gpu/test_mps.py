@@ -50,7 +50,7 @@ def link() -> Iterator[Link]:
     folder.chmod(0o755)
     build_archive(folder / "agent.pyz")
     own = {"cluster": "g", "state_dir": str(folder / "state"), "home_root": str(folder / "homes")}
-    (folder / "node.json").write_text(json.dumps({**own, "gpus": "nvml"}))
+    (folder / "node.json").write_text(json.dumps({**own, "gpu_provider": "nvml"}))
     with open_local(
         folder / "agent.pyz", "control", folder / "node.json", cluster="g", python=sys._base_executable
     ) as opened:

@@ -110,7 +110,7 @@ def test_events_can_be_waited_for(gpus: GpuProvider) -> None:
 def test_the_shipped_agent_sees_them_and_a_foreign_process(gpus: GpuProvider, tmp_path: Path) -> None:
     build_archive(tmp_path / "agent.pyz")
     own = {"cluster": "t", "state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
-    (tmp_path / "node.json").write_text(json.dumps({**own, "gpus": "nvml"}))
+    (tmp_path / "node.json").write_text(json.dumps({**own, "gpu_provider": "nvml"}))
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDS_MEMORY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

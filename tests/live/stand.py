@@ -33,7 +33,7 @@ def local_node(folder: Path, *, gpus: int = 2, name: str = "") -> Node:
     program = folder / "data" / "agent" / "agent.pyz"
     if not program.exists():
         bundle.build_archive(program)
-    row = factories.node(factories.pool(), gpus=gpus, runtime="process", link="local", name=name)
+    row = factories.node(factories.pool(), gpus=gpus, runtime="process", transport="local", name=name)
     uuids = [gpu.uuid for gpu in row.gpus.all()]
     # Tasks run under accounts of their own, which may not enter pytest's folders.
     place = Path(tempfile.mkdtemp(prefix="fairway-node-", dir="/var/tmp"))
@@ -48,7 +48,7 @@ def local_node(folder: Path, *, gpus: int = 2, name: str = "") -> Node:
         "cluster": cluster,
         "state_dir": str(place / "state"),
         "home_root": str(place / "homes"),
-        "gpus": f"file:{pretend}",
+        "gpu_provider": f"file:{pretend}",
         "runtimes": [{"kind": "process"}],
         "firewall": False,
     }

@@ -255,7 +255,7 @@ def test_old_logs_are_removed_and_that_is_said(db, settings):
     assert (delete_expired_logs(), delete_expired_logs()) == (1, 0)
     kept = [log_path(job.public_id, 1, 0, "raw").exists() for job in jobs]
     assert kept == [False, True, True], "one still runs, one ended today"
-    gone = replace(lines.log_file(jobs[0].public_id, 1, 0, complete=True), told_bytes=5)
+    gone = replace(lines.log_file(jobs[0].public_id, 1, 0, complete=True), reported_bytes=5)
     assert gone.is_expired
     assert not lines.log_file(jobs[1].public_id, 1, 0, complete=True).is_expired
     with pytest.raises(NotFound, match="older than logs are kept"):
@@ -264,7 +264,7 @@ def test_old_logs_are_removed_and_that_is_said(db, settings):
 
 def test_what_is_beyond_the_most_that_is_kept_is_counted(monkeypatch):
     monkeypatch.setattr("portal.selectors.logs.lines.MAX_LOG_BYTES", 10)
-    log = replace(_write(b"0123456789", "raw"), told_bytes=25)
+    log = replace(_write(b"0123456789", "raw"), reported_bytes=25)
     assert log.truncated_bytes == 15
 
 

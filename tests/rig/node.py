@@ -270,7 +270,7 @@ class RigNode(NodeFaults):
             json.dumps(
                 {
                     "boot_id_path": BOOT_ID_PATH,
-                    "gpus": f"file:{GPUS_PATH}",
+                    "gpu_provider": f"file:{GPUS_PATH}",
                     "min_free_disk_mib": DISK_FLOOR_MIB,
                     "runtimes": [{"kind": "podman", "create_flags": list(CREATE_FLAGS)}],
                 }

@@ -112,7 +112,12 @@ class World:
     def edit(self) -> None:
         jobs = Job.objects.filter(pk=self.random.choice(list(Job.objects.values_list("pk", flat=True))))
         kept = [[0, "n", [["u", 1000]]]]
-        changes: list[dict[str, Any]] = [{"priority": 5}, {"name": "other"}, {"kept": kept}, {"kept": None}]
+        changes: list[dict[str, Any]] = [
+            {"priority": 5},
+            {"name": "other"},
+            {"nominated_placement": kept},
+            {"nominated_placement": None},
+        ]
         jobs.update(**self.random.choice(changes))
 
     def node(self) -> None:
@@ -139,7 +144,7 @@ class World:
         Environment.objects.filter(pk=row.pk).update(runtime=self.random.choice(["process", "podman"]))
 
     def home(self) -> None:
-        where = {"name": "home", "reach": "node", "node": self.random.choice(self.nodes)}
+        where = {"name": "home", "scope": "node", "node": self.random.choice(self.nodes)}
         Volume.objects.update_or_create(owner=self.owner, kind="home", defaults=where)
 
     def another_pool(self) -> None:

@@ -237,11 +237,11 @@ def test_a_quota_edit_that_races_a_start_is_obeyed_or_came_later(scene, leader) 
 
 def test_a_job_that_waits_for_another_is_not_started_whatever_a_plan_says(scene, leader) -> None:
     prep = submit(scene)
-    job = submit(scene, after=[prep])
+    job = submit(scene, dependencies=[prep])
     refusal = commit_start(leader, plan(scene, job, 0))
     assert refusal is not None and refusal.code == "dependency"
     job_control.cancel_job(prep.pk, EndReason.CANCELLED_BY_USER, actor="x")
-    late = submit(scene, after=[prep], ignore_dependency_failure=True)
+    late = submit(scene, dependencies=[prep], ignore_dependency_failure=True)
     assert commit_start(leader, plan(scene, late, 0)) is None
 
 
@@ -310,8 +310,14 @@ def written_for(job: Job) -> dict[str, object]:
             job.started_at is not None,
         ),
         "message": job.message,
-        "attempt": (attempt.number, attempt.state, attempt.leader_epoch, attempt.pool_id, attempt.sent_at),
-        "tasks": [(task.rank, task.state, task.node_id, task.gone) for task in tasks],
+        "attempt": (
+            attempt.number,
+            attempt.state,
+            attempt.leader_epoch,
+            attempt.pool_id,
+            attempt.start_sent_at,
+        ),
+        "tasks": [(task.rank, task.state, task.node_id, task.container_removed) for task in tasks],
         "held": [(each.gpu.index % 2, each.milli, each.whole, each.ended_at, each.proof) for each in held],
         "ledger": sorted(
             (row.milli, row.project_id, row.user_id, row.pool_id, row.ended_at)

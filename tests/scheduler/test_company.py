@@ -97,7 +97,7 @@ def test_a_launcher_that_needs_the_others_waits_for_a_pool_that_lends_them_a_way
     gang = submit(scene, tasks=2, launcher="torchrun", gpus_per_task=2)
     NodePool.objects.update(allow_host_network=False)
     cycle()
-    assert standing(gang).startswith("never: ") and "One task with 4 GPUs" in standing(gang)
+    assert standing(gang).startswith("unsatisfiable: ") and "One task with 4 GPUs" in standing(gang)
     lending = NodePool.objects.create(name="lending", allow_host_network=True)
     factories.node(lending)
     cycle()

@@ -53,7 +53,7 @@ def state(job: Job) -> str:
 
 def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(scene) -> None:
     first, second = submit(scene, "first"), submit(scene, "second")
-    job = submit(scene, "last", gpus_per_task=2, after=[first, second])
+    job = submit(scene, "last", gpus_per_task=2, dependencies=[first, second])
     cycle()
     assert job.verdict.code == "dependency"
     assert job.verdict.message == "It starts after first, second have completed."
@@ -69,8 +69,8 @@ def test_it_starts_in_the_cycle_after_the_last_of_the_others_completed(scene) ->
 def test_the_sweep_finds_those_whose_hint_was_lost(scene) -> None:
     first = submit(scene, "first")
     strict, loose = (
-        submit(scene, "strict", after=[first]),
-        submit(scene, "loose", after=[first], ignore_dependency_failure=True),
+        submit(scene, "strict", dependencies=[first]),
+        submit(scene, "loose", dependencies=[first], ignore_dependency_failure=True),
     )
     cycle()
     assert loose.verdict.message == "It starts after first has ended."
@@ -93,7 +93,7 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
         def join(first=first, gate=gate, refused=refused, number=number) -> None:
             gate.wait()
             try:
-                submit(scene, f"late-{number}", after=[first])
+                submit(scene, f"late-{number}", dependencies=[first])
             except InvalidRequest as wrong:
                 refused.append(wrong)
             finally:
@@ -114,7 +114,7 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
         cancel_dependents()
         late = Job.objects.filter(name=f"late-{number}").first()
         if late is None:
-            assert "after" in refused[0].fields
+            assert "dependencies" in refused[0].fields
         else:
             assert late.state == JobState.CANCELLED
 
@@ -122,7 +122,7 @@ def test_a_submit_that_races_an_end_is_refused_or_cancelled(scene) -> None:
 def test_nobody_foresees_when_a_job_starts_that_waits_for_others(scene) -> None:
     busy = submit(scene, "busy", gpus_per_task=4)
     cycle()
-    waits, chained = submit(scene, "waits"), submit(scene, "chained", after=[busy])
+    waits, chained = submit(scene, "waits"), submit(scene, "chained", dependencies=[busy])
     cycle()
     run_forecast_pass()
     assert waits.forecasts.exists() and not chained.forecasts.exists()

@@ -94,7 +94,7 @@ def test_a_node_that_is_drained_loses_only_the_tasks_there(stand) -> None:
 
 
 def test_an_agent_that_cannot_end_one_task_alone_gives_the_whole_attempt_back(stand, monkeypatch) -> None:
-    monkeypatch.setattr(AgentEngine, "stops_tasks", property(lambda engine: False))
+    monkeypatch.setattr(AgentEngine, "supports_stopping_tasks", property(lambda engine: False))
     job = stand.submit(tasks=2, min_tasks=1)
     stand.reach(job, lambda: set(stand.run(job)) == {0, 1})
     urgent = stand.submit("manager", command="sleep 600", priority=50)

@@ -70,8 +70,8 @@ def test_nodes_that_do_not_reach_each_other_are_named_and_nothing_begins(scene, 
     port = Rendezvous.objects.get(attempt=attempt).port
     said = f"{second.name} cannot reach {first.name} ({first.address}:{port}): {why}."
     assert attempt.message.startswith(said) and attempt.stop_reason == "rendezvous_unreachable"
-    assert attempt.prepared_at is None and not attempt.task_rows.filter(running_at__isnull=False).exists()
-    assert attempt.task_rows.get(rank=1).problem == said
+    assert attempt.all_prepared_at is None and not attempt.task_rows.filter(running_at__isnull=False).exists()
+    assert attempt.task_rows.get(rank=1).status_message == said
     assert NodeIncident.objects.filter(job=job, kind="peer_unreachable").count() >= 2
     job.refresh_from_db()
     assert job.state == "PENDING"

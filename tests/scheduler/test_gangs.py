@@ -51,7 +51,7 @@ BEGINS = 'touch "{folder}/begun-$FAIRWAY_ATTEMPT-$RANK"; exec sleep 600'
 
 @pytest.fixture
 def stand(harness, request, monkeypatch):
-    monkeypatch.setattr("scheduler.snapshot.pending.pause_s", lambda failures: 0.0)
+    monkeypatch.setattr("scheduler.snapshot.pending.backoff_s", lambda failures: 0.0)
     stand = TwoLocalNodes(harness, f"g{abs(hash(request.node.name)) % 10**8}", MEETS)
     NodePool.objects.filter(pk=stand.pool.pk).update(allow_host_network=True)
     meet_at(stand)
@@ -120,7 +120,7 @@ def test_where_one_node_refuses_none_begins_and_all_is_undone(stand) -> None:
         job = stand.submit(tasks=2, max_attempts=1)
         stand.reach(job, stand.ended(job, JobState.FAILED))
     attempt = job.attempts.get()
-    assert (attempt.stop_reason, attempt.prepared_at) == ("start_refused", None)
+    assert (attempt.stop_reason, attempt.all_prepared_at) == ("start_refused", None)
     assert f"port {port}" in attempt.message
     assert begun(stand) == [] and stand.alive() == [] and held_milli() == 0
     proofs = set(Allocation.objects.filter(task__attempt=attempt).values_list("proof", flat=True))
@@ -144,9 +144,9 @@ def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_u
     stand.reach(job, lambda: job.attempts.filter(state="NODE_FAIL").exists())
     attempt = job.attempts.order_by("number").first()
     where = f"255.255.255.255:{Rendezvous.objects.get(attempt=attempt).port}"
-    assert (attempt.stop_reason, attempt.prepared_at) == ("rendezvous_unreachable", None)
+    assert (attempt.stop_reason, attempt.all_prepared_at) == ("rendezvous_unreachable", None)
     assert attempt.message.startswith(f"{second.name} cannot reach {first.name} ({where}): ")
-    told_of = attempt.task_rows.get(rank=1).problem
+    told_of = attempt.task_rows.get(rank=1).status_message
     assert told_of and told_of in attempt.message
     pairs = NodeIncident.objects.filter(job=job).values_list("node", "peer", "kind")
     assert {(first.pk, second.pk, "peer_unreachable"), (second.pk, first.pk, "peer_unreachable")} == set(
@@ -162,7 +162,7 @@ def test_while_nodes_do_not_reach_each_other_no_rank_begins_and_no_try_is_used_u
 
 
 def test_an_agent_of_before_takes_both_steps_as_one(stand, monkeypatch) -> None:
-    monkeypatch.setattr(AgentEngine, "prepares", property(lambda engine: False))
+    monkeypatch.setattr(AgentEngine, "supports_prepare", property(lambda engine: False))
     monkeypatch.setattr(
         "portal.services.lifecycle.rendezvous.CAN_CHECK_RENDEZVOUS", "a word that such an agent does not say"
     )

@@ -94,7 +94,7 @@ def test_two_ranks_on_one_node_meet_on_the_bridge_of_their_job(scene) -> None:
     NodePool.objects.update(allow_host_network=False)
     script = TRAIN.replace("4000 if attempt == 1 else 40", "30")
     job = submit(
-        scene, "python3", "-c", script, tasks=2, gpus_per_task=1, memory_mib=700, environ={"OMP_NUM_THREADS": "1"}
+        scene, "python3", "-c", script, tasks=2, gpus_per_task=1, memory_mib=700, env={"OMP_NUM_THREADS": "1"}
     )  # fmt: skip
     wait_until(scene, in_state(job, "COMPLETED"), job, within_s=180)
     attempt = job.attempts.get()
@@ -115,10 +115,10 @@ def test_a_node_that_falls_silent_before_a_gang_begins_undoes_it_on_the_other(sc
     wait_until(scene, lambda: not held.filter(task=here).exists(), job, within_s=150)
     first.refresh_from_db()
     there.refresh_from_db()
-    assert (first.stop_reason, first.prepared_at, first.running_at) == ("start_refused", None, None)
+    assert (first.stop_reason, first.all_prepared_at, first.running_at) == ("start_refused", None, None)
     assert scene["machines"][0].podman("ps", "--all", "--quiet") == ""
     # what a command went out for is held until its node speaks; where none did the record is proof enough
-    assert held.filter(task=there).exists() == (there.sent_at is not None)
+    assert held.filter(task=there).exists() == (there.start_sent_at is not None)
     scene["machines"][1].heal()
     wait_until(scene, lambda: job.attempts.filter(number=2, state="RUNNING").exists(), job, within_s=150)
     assert set(Allocation.objects.filter(task__attempt=first).values_list("proof", flat=True)) <= {

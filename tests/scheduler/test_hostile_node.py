@@ -105,17 +105,17 @@ def test_an_epoch_that_was_never_given_is_an_incident_of_its_node_alone(harness,
 
     def told() -> bool:
         odd.refresh_from_db()
-        return bool(odd.problem)
+        return bool(odd.status_message)
 
     first = submit("true")
     assert engine.run_until(lambda: is_done(first) and told(), 30)
     assert max(Lease.objects.values_list("epoch", flat=True)) < 100
-    assert str(epoch) in odd.problem if epoch < 2**53 else "highest_epoch" in odd.problem
+    assert str(epoch) in odd.status_message if epoch < 2**53 else "highest_epoch" in odd.status_message
     assert not odd.reachable and not Node.objects.get(pk=well.pk).status_message
     if epoch > 2**53:
         return  # such a hello is not even read
-    assert (odd.trust, odd.breaker_cause) == ("quarantined", "epoch_ahead")
-    assert "manage.py begin-recovery" in odd.problem
+    assert (odd.breaker_state, odd.breaker_cause) == ("quarantined", "epoch_ahead")
+    assert "manage.py begin-recovery" in odd.status_message
     second = submit("true")  # new holders of every lease, as after a restart of the workers
     assert InProcessEngine().run_until(lambda: is_done(second), 30)
     assert set(Task.objects.values_list("node__name", flat=True)) == {"well"}
@@ -136,7 +136,7 @@ def test_after_the_database_was_set_back_nodes_are_back_once_that_was_said(
 
     def refused() -> bool:
         node.refresh_from_db()
-        return "500" in node.problem
+        return "500" in node.status_message
 
     assert engine.run_until(refused, 30)
     call_command("begin_recovery")

@@ -89,7 +89,7 @@ def seen(job: Job) -> WorkspaceActivity:
 
 
 def told(job: Job) -> list[str]:
-    kinds = ["idle", "idle_ended", "snoozed", "already_exempt", "exemption_revoked"]
+    kinds = ["idle", "idle_ended", "snoozed", "exempted", "exemption_revoked"]
     return list(
         JobEvent.objects.filter(job=job, kind__in=kinds).order_by("id").values_list("kind", flat=True)
     )
@@ -226,7 +226,7 @@ def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(scene, lab) -> None:
     excuse = do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
     assert (excuse.expires_at - excuse.created_at).total_seconds() == 86_400
     run_idle_pass()
-    assert told(lab) == ["idle", "already_exempt"]
+    assert told(lab) == ["idle", "exempted"]
     with pytest.raises(Conflict):
         do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
     with pytest.raises(Forbidden):
@@ -235,7 +235,7 @@ def test_a_reason_keeps_it_until_somebody_who_may_cuts_it(scene, lab) -> None:
     with pytest.raises(Conflict):
         do_revoke_exemption(scene["admin"], excuse)
     run_idle_pass()
-    assert told(lab) == ["idle", "already_exempt", "exemption_revoked", "idle"]
+    assert told(lab) == ["idle", "exempted", "exemption_revoked", "idle"]
     with pytest.raises(Forbidden, match="only administrators"):
         do_exempt_from_idle(scene["owner"], lab, "A demo is shown from it at noon")
     acts = AuditEntry.objects.filter(action__startswith="job.").values_list("action", "actor_name", "reason")

@@ -39,7 +39,7 @@ from tests import factories
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TABLES = (
-    "NodePool", "Node", "Gpu", "Project", "Quota", "Job", "Attempt", "Task", "Allocation", "UsageLedger",
+    "NodePool", "Node", "Gpu", "Project", "Quota", "Job", "Attempt", "Task", "Allocation", "UsageInterval",
     "Reservation", "Environment", "Topology", "Membership",
 )  # fmt: skip
 
@@ -81,7 +81,8 @@ class World:
         self.quota = Quota.objects.create(project=self.project, pool=self.pool, guaranteed_milli=2000)
         self.topology = Topology.objects.create(name="fabric", levels=["rack"])
         self.running = self.submit(
-            gpu_model="Test 80", near={"topology": "fabric", "required": None, "preferred": "rack"}
+            gpu_model="Test 80",
+            topology_constraint={"topology": "fabric", "required": None, "preferred": "rack"},
         )
         with transaction.atomic():
             row = Job.objects.select_for_update().get(pk=self.running.pk)
@@ -94,7 +95,9 @@ class World:
         self.ledger = UsageInterval.objects.get()
         self.pending = self.submit(name="related", gpus_per_task=4)
         self.near = self.submit(
-            name="near", gpus_per_task=4, near={"topology": "fabric", "required": "rack", "preferred": None}
+            name="near",
+            gpus_per_task=4,
+            topology_constraint={"topology": "fabric", "required": "rack", "preferred": None},
         )
         admin, later = factories.user(admin=True), timezone.now() + dt.timedelta(days=90)
         self.reservation = do_save_reservation(
@@ -157,7 +160,7 @@ CASES = [
     ("node", "node", {"cpu_milli": "-1"}),
     ("node", "node", {"labels": "[1]"}),
     ("node", "node", {"labels": '{"rack": {"a": 1}}'}),
-    ("node", "node", {"hello": '{"driver": 5}'}),
+    ("node", "node", {"agent_info": '{"driver": 5}'}),
     ("gpu", "node", {"used_milli": "1700"}),
     ("gpu", "node", {"used_milli": "-5"}),
     ("gpu", "node", {"used_milli": "0"}),
@@ -172,7 +175,7 @@ CASES = [
     ("quota", "quota", {"guaranteed_milli": "-1"}),
     ("quota", "quota", {"limit_milli": "-1"}),
     ("quota", "quota", {"weight": "NaN"}),
-    ("running", "running", {"near": "[1]"}),
+    ("running", "running", {"topology_constraint": "[1]"}),
     ("running", "running", {"volumes": "[7]"}),
     ("running", "running", {"memory_mib": "-1"}),
     ("attempt", "running", {"created_at": "infinity"}),
@@ -181,14 +184,14 @@ CASES = [
     ("allocation", "running", {"gpu": "{other_gpu}"}),
     ("task", "running", {"node": "{other_node}"}),
     ("ledger", "usage", {"milli": "-5000"}),
-    ("reservation", "reservation", {"during": "[2020-01-01, infinity)"}),
+    ("reservation", "reservation", {"period": "[2020-01-01, infinity)"}),
     ("pending", "pending", {"tasks": "0"}),
     ("pending", "pending", {"tasks": "2147483647"}),
     ("pending", "pending", {"gpus_per_task": "2147483647"}),
     ("pending", "pending", {"milli_per_gpu": "4000"}),
     ("pending", "pending", {"tasks": "3", "min_tasks": "0"}),
-    ("pending", "pending", {"near": '"rack"'}),
-    ("pending", "pending", {"near": '{"topology": []}'}),
+    ("pending", "pending", {"topology_constraint": '"rack"'}),
+    ("pending", "pending", {"topology_constraint": '{"topology": []}'}),
     ("pending", "pending", {"volumes": '{"a": 1}'}),
     ("pending", "pending", {"volumes": "[[]]"}),
     ("pending", "pending", {"submitted_at": "infinity"}),

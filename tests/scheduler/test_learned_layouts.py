@@ -61,7 +61,8 @@ def ran(scene: dict[str, Any], per_s: float, lies: Layout, count: int = 3, **fie
             ended_at=now,
         )
         AttemptProgress.objects.create(
-            attempt=attempt, rank=0, start_units=0, start_at=began, completed_units=100 * per_s, reported_at=now, workload_fingerprint=work, gpus=gpus,
+            attempt=attempt, rank=0, start_units=0, start_at=began, completed_units=100 * per_s, reported_at=now,
+            workload_fingerprint=work, gpus=gpus,
             **lies._asdict(),
         )  # fmt: skip
 

@@ -99,7 +99,7 @@ def test_a_node_is_checked_tidied_and_given_another_program(harness, scene) -> N
     reach(scene, lambda: job.attempts.filter(state="RUNNING").exists())
     node, agent = scene["node"], harness.folder / "agent" / "agent.pyz"
     node.refresh_from_db()
-    first = node.hello["agent_digest"]
+    first = node.agent_info["agent_digest"]
     tasks = harness.folder / node.name / "state" / "tasks"
     for name, age_s in (("fw-test-old-1-0", 8 * 86_400), ("fw-test-young-1-0", 60)):
         (tasks / name).mkdir()
@@ -127,7 +127,7 @@ def test_a_node_is_checked_tidied_and_given_another_program(harness, scene) -> N
     assert {step["name"] for step in looked.steps} >= {"Process", "Disk", "Gpus"}
     assert upgraded.ok and [step["name"] for step in upgraded.steps] == ["Sent", "New agent"]
     node.refresh_from_db()
-    assert node.hello["agent_digest"] not in (None, first)
+    assert node.agent_info["agent_digest"] not in (None, first)
     assert NodeOperation.objects.filter(kind="preflight").count() >= 2, "it is checked once more"
     for check in NodeOperation.objects.filter(kind="preflight", finished_at__isnull=False):
         found = [step["ok"] for step in check.steps if step["name"] != "Version"]  # that only warns

@@ -117,7 +117,7 @@ def test_a_gpu_that_falls_ill_ends_what_runs_on_it_and_takes_no_more(harness, sc
     assert second.task_rows.get().allocations.get().gpu.uuid != uuid
     gpu = Gpu.objects.get(uuid=uuid)
     assert gpu.health == GpuHealth(health)
-    told = [(row.kind, row.code, row.times) for row in gpu.alerts.order_by("code")]
+    told = [(row.kind, row.code, row.repeat_count) for row in gpu.alerts.order_by("code")]
     assert told == ([] if xid is None else [("xid", 13, 1), ("xid", 48, 2)])
 
 
@@ -169,7 +169,7 @@ def test_a_disk_that_filled_since_the_last_look_is_said_and_the_job_waits(
     reach(scene, refused, job)
     assert job.message == f"The disk of {node.name} is full. It waits again."
     assert held_milli() == 0
-    reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "standing"), job)
+    reach(scene, lambda: hasattr(Job.objects.get(pk=job.pk), "verdict"), job)
     assert AuditEntry.objects.filter(
         action="node.disk", after__state="cordoned", object_name=node.name
     ).exists()
@@ -204,15 +204,15 @@ def test_an_agent_of_another_version_is_said_and_nothing_is_lost(harness, scene,
 
     def said() -> bool:
         node.refresh_from_db()
-        return "Upgrade the older of the two." in node.problem
+        return "Upgrade the older of the two." in node.status_message
 
     reach(scene, said, job)
     assert (node.reachable, node.state) == (False, NodeState.READY)
-    assert node.problem.startswith("The portal speaks protocol 9; this agent (0.1.0) speaks 1")
+    assert node.status_message.startswith("The portal speaks protocol 9; this agent (0.1.0) speaks 1")
     monkeypatch.undo()
     reach(scene, is_now(job, JobState.COMPLETED), job)
     node.refresh_from_db()
-    assert (node.reachable, node.problem) == (True, "")
+    assert (node.reachable, node.status_message) == (True, "")
 
 
 def test_a_container_the_record_never_heard_of_is_stopped(harness, scene) -> None:

@@ -149,7 +149,7 @@ def test_a_node_that_is_cut_off_keeps_its_job_and_its_gpus(scene) -> None:
     machine, node = scene["machines"][place], scene["nodes"][place]
     machine.cut()
     wait_until(scene, lambda: node.refresh_from_db() or not node.reachable, job, within_s=45)
-    assert node.problem and held_milli() == 4000
+    assert node.status_message and held_milli() == 4000
     other = submit(scene, "true", gpus_per_task=4)
     wait_until(scene, in_state(other, JobState.COMPLETED), other)
     job_control.cancel_job(job.pk, EndReason.CANCELLED_BY_USER, actor="ada")
@@ -157,7 +157,7 @@ def test_a_node_that_is_cut_off_keeps_its_job_and_its_gpus(scene) -> None:
     wait_until(scene, in_state(job, JobState.CANCELLED), job)
     assert held_milli() == 0 and containers(machine) == []
     node.refresh_from_db()
-    assert node.reachable and node.problem == ""
+    assert node.reachable and node.status_message == ""
 
 
 def test_a_node_that_restarts_gives_its_job_to_the_next_try(scene) -> None:
@@ -176,7 +176,7 @@ def test_another_host_key_is_never_spoken_to(scene) -> None:
     machine, node = scene["machines"][0], scene["nodes"][0]
     machine.change_host_key()
     wait_until(scene, lambda: node.refresh_from_db() or not node.reachable)
-    assert "key" in node.problem
+    assert "key" in node.status_message
     wait_for("the other node works on", lambda: Node.objects.filter(reachable=True).count() == 1)
 
 

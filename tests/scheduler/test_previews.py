@@ -115,7 +115,7 @@ def test_who_has_saved_is_named_first_with_when_that_was(scene, engine) -> None:
     told = client.post(
         "/api/v1/jobs/preview/", json.dumps(BODY | {"gpus_per_task": 4}), "application/json"
     ).json()
-    whens = {one["job"]["name"]: one["saved_at"] for one in told["victims"]}
+    whens = {one["job"]["name"]: one["checkpoint_at"] for one in told["victims"]}
     assert whens == {"long-run": saved_at.isoformat().replace("+00:00", "Z"), "short-run": None}
     page = " ".join(client.post("/launch/check/", FORM | ids(scene)).content.decode().split())
     assert re.search(r", saved <time [^>]*>6 min( \d+ s)? ago</time>", page)
@@ -165,7 +165,7 @@ def test_the_launch_rail_says_who_would_leave(scene, engine) -> None:
     client.force_login(scene["owner"])
     Membership.objects.create(user=scene["owner"], project=scene["lent"], role="viewer")
     check = preview.preview_launch(scene["owner"], request(scene, gpus_per_task=4), [], query_engine=True)
-    assert (check.title, check.hidden_victims, len(check.victims)) == ("Others would make harness", 0, 2)
+    assert (check.title, check.hidden_victims, len(check.victims)) == ("Would preempt other jobs", 0, 2)
     assert check.lost_gpu_seconds == pytest.approx(7 * 3600, abs=200)
     page = " ".join(client.post("/launch/check/", FORM | ids(scene)).content.decode().split())
-    assert "2 jobs would be asked to leave" in page and "long-run" in page and "GPU-h of work" in page
+    assert "2 jobs would be preempted" in page and "long-run" in page and "GPU-h of work" in page

@@ -54,7 +54,7 @@ def test_only_who_is_surely_gone_and_who_it_is_for_start(scene) -> None:
         standing = JobVerdict.objects.get(job=job)
         assert standing.code == "reserved_for_other_job"
         assert "(spring course)" in standing.message
-        assert standing.details["reserved_until_s"] == scene["reservation"].end.timestamp()
+        assert standing.details["reserved_until_s"] == scene["reservation"].ends_at.timestamp()
     assert not JobVerdict.objects.filter(job__in=[short, theirs]).exists()
 
 
@@ -73,11 +73,11 @@ def test_a_job_near_together_is_told_what_it_waits_for(scene) -> None:
     do_set_labels(scene["admin"], scene["node"], {"rack": "r1"})
     do_set_labels(scene["admin"], apart, {"rack": "r2"})
     near = {"topology": "fabric", "required": "rack", "preferred": None}
-    gang = submit(scene, "project", tasks=2, gpus_per_task=4, near=near)
+    gang = submit(scene, "project", tasks=2, gpus_per_task=4, topology_constraint=near)
     cycle()
     standing = JobVerdict.objects.get(job=gang)
     assert (standing.code, standing.message) == (
-        "never",
+        "unsatisfiable",
         "Needs 2 × 4 GPUs in one rack; the largest rack of this cluster can hold 1 of its 2 tasks.",
     )
     do_set_labels(scene["admin"], apart, {"rack": "r1"})

@@ -53,7 +53,7 @@ def evicted(scene) -> tuple[Attempt, Job]:
     winner = submit(scene, "ben", "nlp", name="entitled")
     cycle()
     attempt = victim.attempts.get()
-    assert (attempt.stop_reason, attempt.stop_for_id) == ("reclaimed", winner.pk)
+    assert (attempt.stop_reason, attempt.preempted_for_id) == ("reclaimed", winner.pk)
     return attempt, winner
 
 

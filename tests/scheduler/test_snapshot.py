@@ -93,8 +93,8 @@ def test_it_tells_where_nodes_stand_and_who_must_stand_near(scene) -> None:
     Node.objects.filter(pk=scene["node"].pk).update(labels={"rack": "r7", "block": "a"})
     scene["node"].gpus.filter(index__gte=2).update(nvlink_island=1)
     near = {"topology": "fabric", "required": "rack", "preferred": None}
-    place(scene, submit(scene, near=near))
-    submit(scene, near={"topology": "fabric", "required": None, "preferred": "block"})
+    place(scene, submit(scene, topology_constraint=near))
+    submit(scene, topology_constraint={"topology": "fabric", "required": None, "preferred": "block"})
     snapshot = take_snapshot(factories.cluster_settings()).snapshot
     assert snapshot.topologies == (TopologyRow("fabric", ("block", "rack")),)
     assert snapshot.nodes[0].labels == (("block", "a"), ("rack", "r7"))
@@ -174,9 +174,9 @@ def test_it_tells_what_is_held_and_by_whom(scene) -> None:
 
 def test_who_waits_for_others_is_told_with_those_that_have_not_ended(scene) -> None:
     prep, other, done = (submit(scene, name=name) for name in ("prep", "other", "done"))
-    strict = submit(scene, name="strict", after=[prep, other, done])
-    loose = submit(scene, name="loose", after=[prep, other], ignore_dependency_failure=True)
-    free = submit(scene, name="free", after=[done])
+    strict = submit(scene, name="strict", dependencies=[prep, other, done])
+    loose = submit(scene, name="loose", dependencies=[prep, other], ignore_dependency_failure=True)
+    free = submit(scene, name="free", dependencies=[done])
     job_control.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="x")
     Job.objects.filter(pk=done.pk).update(state="RUNNING")  # as its start would
     Job.objects.filter(pk=done.pk).update(state="COMPLETED", ended_at=timezone.now())
@@ -206,7 +206,7 @@ def test_nodes_of_another_runtime_are_avoided(scene) -> None:
 def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
     Environment.objects.filter(pk=scene["environment"].pk).update(min_driver="525.60.13")
     drivers = {"470.82.01": True, "525.60.13": False, "535.104.5": False, "simulated": False, None: True}
-    nodes = {driver: factories.node(scene["pool"], hello={"driver": driver}) for driver in drivers}
+    nodes = {driver: factories.node(scene["pool"], agent_info={"driver": driver}) for driver in drivers}
     scene["node"].delete()
     submit(scene, name="with", gpus_per_task=1)
     submit(scene, name="without", gpus_per_task=0)
@@ -219,7 +219,7 @@ def test_jobs_with_gpus_avoid_nodes_whose_driver_is_too_old(scene) -> None:
 
 def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(scene) -> None:
     known = {"12.2": True, "12.10": False, "13.0": False, None: False}
-    nodes = {cuda: factories.node(scene["pool"], hello={"max_cuda_version": cuda}) for cuda in known}
+    nodes = {cuda: factories.node(scene["pool"], agent_info={"max_cuda_version": cuda}) for cuda in known}
     scene["node"].delete()
     submit(scene, name="with", gpus_per_task=1)
     submit(scene, name="without", gpus_per_task=0)
@@ -243,8 +243,8 @@ def test_jobs_with_gpus_avoid_drivers_that_do_not_know_the_cuda_of_their_image(s
 
 def test_what_one_node_says_of_an_image_keeps_jobs_off_that_node_alone(scene) -> None:
     lying, others = (
-        factories.node(scene["pool"], hello={"max_cuda_version": "13.0"}),
-        [factories.node(scene["pool"], hello={"max_cuda_version": "13.0"}) for _ in range(2)],
+        factories.node(scene["pool"], agent_info={"max_cuda_version": "13.0"}),
+        [factories.node(scene["pool"], agent_info={"max_cuda_version": "13.0"}) for _ in range(2)],
     )
     submit(scene, name="with", gpus_per_task=1)
 
@@ -269,8 +269,8 @@ def image_row(environment: Environment, cuda: str | None) -> dict[str, object]:
 
 def test_shares_avoid_nodes_that_cannot_enforce_them_where_a_knob_says_so(scene) -> None:
     told = {"enforced": False, "message": "Shares of its GPUs are not enforced: they are pretend ones."}
-    cannot = factories.node(scene["pool"], hello={"gpu_sharing": told})
-    factories.node(scene["pool"], hello={"gpu_sharing": {**told, "enforced": True}})
+    cannot = factories.node(scene["pool"], agent_info={"gpu_sharing": told})
+    factories.node(scene["pool"], agent_info={"gpu_sharing": {**told, "enforced": True}})
     submit(scene, name="whole")
     submit(scene, name="share", milli_per_gpu=500)
 

@@ -59,7 +59,7 @@ def test_who_cannot_be_told_why_raises_the_alarm_and_what_was_decided_stands(
     def fails(self: VerdictReport, jobs: Iterable[JobId]) -> list[Verdict]:
         raise RuntimeError("no words")
 
-    monkeypatch.setattr(VerdictReport, "some", fails)
+    monkeypatch.setattr(VerdictReport, "for_jobs", fails)
     submit(scene, 14)
     outcome = run_cycle("test", "holder", CycleState())
     assert outcome is not None and outcome.started and not outcome.explained

@@ -158,14 +158,18 @@ def test_a_worker_says_whom_it_delays_and_only_who_may_decides(scene) -> None:
         asked = wait_for("an answer", lambda: _known(scene, job, delayed=1), 20)
         assert [one["job"] for one in asked.delays] == [mine.public_id]
         assert asked.delays[0]["by_s"] == pytest.approx(HOUR, abs=120)
-        assert (asked.state, asked.beyond, now(job).time_limit_s) == ("waiting", False, 9 * HOUR)
+        assert (asked.state, asked.affects_other_projects, now(job).time_limit_s) == (
+            "waiting",
+            False,
+            9 * HOUR,
+        )
         with pytest.raises(Forbidden, match="Managers"):
             do_decide_extension(scene["owner"], asked, grant=True)
         do_decide_extension(scene["manager"], asked, grant=False, answer="they are next")
         assert now(job).time_limit_s == 9 * HOUR
         factories.job(scene["owner"], elsewhere, scene["environment"], gpus_per_task=4)
         asked = wait_for("an answer", lambda: _known(scene, job, delayed=2), 20)
-        assert asked.beyond
+        assert asked.affects_other_projects
         with pytest.raises(Forbidden, match="Administrators"):
             do_decide_extension(scene["manager"], asked, grant=True)
     told = JobEvent.objects.filter(job=job, kind__in=["extended", "time_asked", "time_refused"])

@@ -114,7 +114,7 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(harness, mo
 
     def trust_of() -> tuple[str, str]:
         node.refresh_from_db()
-        return node.trust, node.breaker_cause
+        return node.breaker_state, node.breaker_cause
 
     jobs = [submit("sleep 600") for _ in range(3)]
     reach(lambda: Attempt.objects.filter(state="RUNNING").count() == 3)
@@ -125,11 +125,11 @@ def test_what_cannot_be_killed_holds_its_gpu_and_hinders_nobody_else(harness, mo
         job_control.cancel_job(other.pk, EndReason.CANCELLED_BY_USER, actor="ada")
         reach(lambda: Job.objects.get(pk=other.pk).state == "CANCELLED")
         late = submit("true")
-        reach(lambda: hasattr(Job.objects.get(pk=late.pk), "standing"))
+        reach(lambda: hasattr(Job.objects.get(pk=late.pk), "verdict"))
         stuck.refresh_from_db()
         assert (stuck.state, stuck.attempts.get().state) == ("RUNNING", "COMPLETING")
         assert held_milli() == 2000, "the stuck one and the third hold theirs"
-        assert "alone cannot end it. It holds its GPUs" in stuck.attempts.get().task_rows.get().problem
+        assert "alone cannot end it. It holds its GPUs" in stuck.attempts.get().task_rows.get().status_message
         assert node.reachable and not node.incidents.exclude(kind="stuck").exists()
     reach(lambda: Job.objects.get(pk=stuck.pk).state == "CANCELLED")
     reach(lambda: Job.objects.get(pk=late.pk).state == "COMPLETED" and trust_of()[0] == "healthy")

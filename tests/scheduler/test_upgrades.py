@@ -53,7 +53,7 @@ def broken() -> bytes:
 def programs(scene) -> set[str]:
     for node in scene["nodes"]:
         node.refresh_from_db()
-    return {node.hello["agent_digest"] for node in scene["nodes"]}
+    return {node.agent_info["agent_digest"] for node in scene["nodes"]}
 
 
 def over(check: NodeOperation):
@@ -70,9 +70,9 @@ def test_agents_are_replaced_under_a_job_that_runs(scene, monkeypatch, tmp_path:
 
     publish(scene, scene["cluster"].agent.program + b"\n")
     rollout = do_upgrade_all(scene["admin"])
-    assert rollout.checks.filter(dispatched_at__isnull=False).count() == 1, "one node first"
+    assert rollout.operations.filter(dispatched_at__isnull=False).count() == 1, "one node first"
     wait_until(scene, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
-    steps = [(check.node.name, check.steps) for check in rollout.checks.all()]
+    steps = [(check.node.name, check.steps) for check in rollout.operations.all()]
     assert rollout.ok and rollout.message == "2 of 2 nodes run the new agent.", steps
     newer = programs(scene)
     assert len(newer) == 1 and not newer & first
@@ -94,7 +94,7 @@ def test_agents_are_replaced_under_a_job_that_runs(scene, monkeypatch, tmp_path:
     rollout = do_upgrade_all(scene["admin"])
     wait_until(scene, lambda: rollout.refresh_from_db() or rollout.finished_at is not None, job)
     assert not rollout.ok and "1 were left as they are" in rollout.message
-    assert "not signed with the key" in rollout.checks.get().steps[-1]["message"]
+    assert "not signed with the key" in rollout.operations.get().steps[-1]["message"]
     assert programs(scene) == newer
 
     job.refresh_from_db()

@@ -50,8 +50,8 @@ def state(job: Job) -> str:
 
 def test_it_waits_and_is_not_cancelled_when_the_other_one_completes(scene):
     prep = submit(scene, "prep")
-    job = submit(scene, after=[prep, prep])
-    assert [row.after for row in job.dependencies.all()] == [prep]
+    job = submit(scene, dependencies=[prep, prep])
+    assert [row.depends_on for row in job.dependencies.all()] == [prep]
     end(scene, prep)
     assert prep.state == JobState.COMPLETED
     assert cancel_dependents() == 0
@@ -60,9 +60,9 @@ def test_it_waits_and_is_not_cancelled_when_the_other_one_completes(scene):
 
 def test_a_failure_cancels_the_whole_chain_with_a_sentence_for_each(scene):
     prep = submit(scene, "prep")
-    train = submit(scene, "train", after=[prep])
-    test = submit(scene, "test", after=[train])
-    tidy = submit(scene, "tidy", after=[prep], ignore_dependency_failure=True)
+    train = submit(scene, "train", dependencies=[prep])
+    test = submit(scene, "test", dependencies=[train])
+    tidy = submit(scene, "tidy", dependencies=[prep], ignore_dependency_failure=True)
     end(scene, prep, exit_code=1)
     assert OutboxMessage.objects.filter(name="scheduler.dependents").count() == 1
     assert cancel_dependents() == 2
@@ -76,7 +76,7 @@ def test_a_failure_cancels_the_whole_chain_with_a_sentence_for_each(scene):
 
 def test_a_cancelled_job_that_never_ran_takes_its_chain_along(scene):
     prep = submit(scene, "prep")
-    train = submit(scene, "train", after=[prep])
+    train = submit(scene, "train", dependencies=[prep])
     do_cancel_job(scene["owner"], prep)
     assert OutboxMessage.objects.filter(name="scheduler.dependents").exists()
     assert cancel_dependents() == 1
@@ -86,7 +86,7 @@ def test_a_cancelled_job_that_never_ran_takes_its_chain_along(scene):
 def test_a_job_of_another_project_is_not_named(scene):
     other = factories.project(member=scene["owner"])
     prep = submit(scene, "secret-name", project=other)
-    job = submit(scene, after=[prep])
+    job = submit(scene, dependencies=[prep])
     do_cancel_job(scene["owner"], prep)
     cancel_dependents()
     assert state(job) == JobState.CANCELLED
@@ -97,12 +97,14 @@ def test_what_may_not_be_named_is_refused_by_field(scene):
     stranger = factories.user()
     hidden = submit(scene, "hidden", owner=stranger, project=factories.project(member=stranger))
     with pytest.raises(InvalidRequest) as refusal:
-        submit(scene, after=[hidden])
-    assert refusal.value.fields == {"after": f"There is no job {hidden.public_id}, or you may not see it."}
+        submit(scene, dependencies=[hidden])
+    assert refusal.value.fields == {
+        "dependencies": f"There is no job {hidden.public_id}, or you may not see it."
+    }
     many = [submit(scene, f"j{i}") for i in range(MAX_DEPENDENCIES + 1)]
     with pytest.raises(InvalidRequest, match="at most 20"):
-        submit(scene, after=many)
-    assert submit(scene, after=many[:MAX_DEPENDENCIES]).dependencies.count() == MAX_DEPENDENCIES
+        submit(scene, dependencies=many)
+    assert submit(scene, dependencies=many[:MAX_DEPENDENCIES]).dependencies.count() == MAX_DEPENDENCIES
 
 
 def test_what_has_failed_already_is_refused_unless_any_end_will_do(scene):
@@ -110,9 +112,9 @@ def test_what_has_failed_already_is_refused_unless_any_end_will_do(scene):
     do_cancel_job(scene["owner"], prep)
     prep.refresh_from_db()
     with pytest.raises(InvalidRequest) as refusal:
-        submit(scene, after=[prep])
-    assert refusal.value.fields["after"].startswith("prep was cancelled, so nothing can start")
-    assert submit(scene, after=[prep], ignore_dependency_failure=True).state == JobState.PENDING
+        submit(scene, dependencies=[prep])
+    assert refusal.value.fields["dependencies"].startswith("prep was cancelled, so nothing can start")
+    assert submit(scene, dependencies=[prep], ignore_dependency_failure=True).state == JobState.PENDING
 
 
 def test_what_fails_between_the_form_and_the_submit_is_refused_too(scene):
@@ -121,7 +123,7 @@ def test_what_fails_between_the_form_and_the_submit_is_refused_too(scene):
     seen = Job.objects.get(pk=prep.pk)
     do_cancel_job(scene["owner"], prep)
     with pytest.raises(InvalidRequest, match="prep was cancelled"):
-        submit(scene, after=[seen])
+        submit(scene, dependencies=[seen])
     assert Job.objects.filter(name="next").count() == 0
 
 
@@ -134,7 +136,7 @@ def test_the_database_lets_nothing_wait_for_itself_or_for_what_came_later(scene)
 
 def test_started_again_it_waits_for_nobody_and_nobody_for_it(scene):
     prep = submit(scene, "prep")
-    train = submit(scene, "train", after=[prep])
+    train = submit(scene, "train", dependencies=[prep])
     end(scene, prep, exit_code=1)
     cancel_dependents()
     again = do_resubmit_job(scene["owner"], prep)

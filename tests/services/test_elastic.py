@@ -140,7 +140,7 @@ class World:
         self.attempt = Attempt.objects.get(pk=self.attempt.pk)
         tasks = list(self.attempt.task_rows.all())
         held = Allocation.objects.filter(ended_at__isnull=True, task__attempt=self.attempt)
-        live = [task for task in tasks if not task.gone]
+        live = [task for task in tasks if not task.container_removed]
         assert sorted(held.values_list("task_id", flat=True)) == sorted(task.pk for task in live)
         assert sum(self.scene["node"].gpus.values_list("used_milli", flat=True)) == 1000 * len(live)
         assert UsageInterval.objects.filter(job=self.job, ended_at__isnull=True).count() == len(live)

@@ -97,7 +97,7 @@ def test_a_port_is_free_again_with_the_end_and_not_the_next_to_be_tried(scene) -
     assert (again.number, again.rendezvous.port) == (2, 32_001)
     assert place(scene, submit(scene)).rendezvous.port == 32_002
     assert place(scene, submit(scene)).rendezvous.port == 32_000
-    third = factories.node(scene["pool"], hello=hello(3))
+    third = factories.node(scene["pool"], agent_info=hello(3))
     with pytest.raises(Conflict, match="in use"):
         place(scene, submit(scene), scene["node"], third)
 
@@ -253,11 +253,11 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
     name(scene, interface="10.0.0.0/24")
     row = place(scene, submit(scene)).rendezvous
     assert (row.address, set(row.interfaces.values())) == ("10.0.0.1", {"ib0"})
-    assert not any(node.lacks for node in scene["nodes"])
+    assert not any(node.missing_requirements for node in scene["nodes"])
     told = hello(2)["interfaces"][1:]
     record_network_info(second.pk, {"interfaces": told})
     second.refresh_from_db()
-    assert second.lacks == "It has no address in 10.0.0.0/24."
+    assert second.missing_requirements == "It has no address in 10.0.0.0/24."
     gang, single = submit(scene, gpus_per_task=second.gpus.count()), submit(scene, tasks=1)
     inputs = take_snapshot(factories.cluster_settings())
     unfit = {row.job: row.ineligible_nodes for row in inputs.snapshot.pending}
@@ -270,7 +270,10 @@ def test_what_a_pool_names_decides_where_ranks_meet_and_a_node_without_it_gets_n
     )
     do_set_interface(factories.user(admin=True), second, "eth0")  # an administrator knows better of this one
     second.refresh_from_db()
-    assert second.lacks == "" and node_gang_address(second, scene["pool"].fabric).address == "192.0.2.2"
+    assert (
+        second.missing_requirements == ""
+        and node_gang_address(second, scene["pool"].fabric).address == "192.0.2.2"
+    )
 
 
 def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(scene) -> None:
@@ -281,7 +284,9 @@ def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(s
     name(scene, network="fabric0", devices=("/dev/infiniband/uverbs*",))
     rows = [place(scene, submit(scene)).rendezvous for _ in range(3)]
     assert [row.address for row in rows] == ["10.9.0.39", "10.9.0.38", "10.9.0.37"]
-    assert {(row.network, row.node_network, row.tried) for row in rows} == {("fabric0", False, False)}
+    assert {(row.network, row.node_network, row.connectivity_check) for row in rows} == {
+        ("fabric0", False, False)
+    }
     job_control.request_stop(rows[0].attempt_id, EndReason.START_REFUSED)
     assert place(scene, submit(scene)).rendezvous.address == "10.9.0.36"  # one that failed is not the next
     attempt = rows[1].attempt
@@ -294,7 +299,7 @@ def test_in_a_network_of_the_engine_rank_zero_has_an_address_that_no_other_has(s
         assert spec["env"]["MASTER_ADDR"] == "10.9.0.38" and spec["env"]["NCCL_SOCKET_IFNAME"] == "eth0"
     record_network_info(scene["nodes"][1].pk, {"networks": {"podman": []}})
     scene["nodes"][1].refresh_from_db()
-    assert scene["nodes"][1].lacks == "Its podman has no network fabric0."
+    assert scene["nodes"][1].missing_requirements == "Its podman has no network fabric0."
 
 
 def test_ranks_begin_once_every_other_node_has_reached_that_of_rank_zero(scene) -> None:
@@ -373,5 +378,5 @@ def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> No
     other = submit(scene)
     assert apart(d, a, other) == [a.name]
     a.refresh_from_db()
-    assert (a.trust, a.breaker_cause) == ("quarantined", "peer_unreachable")
+    assert (a.breaker_state, a.breaker_cause) == ("quarantined", "peer_unreachable")
     assert {node.breaker_state for node in Node.objects.exclude(pk=a.pk)} == {"healthy"}

@@ -143,7 +143,7 @@ def test_one_node_alone_changes_neither_an_environment_nor_what_others_report(sc
 )
 def test_an_environment_is_pinned_by_the_trusted_nodes_that_agree(nodes, pinned) -> None:
     environment, pool = factories.environment(tool=False, image=f"{NAME}:2"), factories.pool()
-    rows = [(factories.node(pool, trust=trust), digest) for digest, trust in nodes]
+    rows = [(factories.node(pool, breaker_state=state), digest) for digest, state in nodes]
     for node, digest in rows:
         record_claim(environment, node, [on_node(ID, f"{NAME}@{digest}")] if digest else [])
     environment.refresh_from_db()
@@ -152,10 +152,10 @@ def test_an_environment_is_pinned_by_the_trusted_nodes_that_agree(nodes, pinned)
 
 def test_two_pairs_of_nodes_that_disagree_leave_the_choice_to_an_administrator(scene) -> None:
     environment = scene["environment"]
-    for name, digest, trust in (
+    for name, digest, state in (
         ("a", ONE, "quarantined"), ("b", ONE, "healthy"), ("c", OTHER, "quarantined"), ("d", OTHER, "healthy")
     ):  # fmt: skip
-        node = factories.node(scene["pool"], name=name, trust=trust)
+        node = factories.node(scene["pool"], name=name, breaker_state=state)
         record_claim(environment, node, [on_node(digest, f"{NAME}@{digest}")])
     Node.objects.update(breaker_state="healthy")
     record_claim(environment, Node.objects.get(name="a"), [on_node(ONE, f"{NAME}@{ONE}")])

@@ -185,14 +185,14 @@ def test_a_cluster_out_of_service_comes_back(scene):
         ({"command": []}, "command"),
         ({"command": ["a\0b"]}, "command"),
         ({"command": ["x" * 70_000]}, "command"),
-        ({"environ": {"LD_PRELOAD": "x"}}, "environ"),
-        ({"environ": {"CUDA_VISIBLE_DEVICES": "0"}}, "environ"),
-        ({"environ": {"1A": "x"}}, "environ"),
-        ({"environ": {"A\n": "x"}}, "environ"),
-        ({"environ": {"A=B": "x"}}, "environ"),
-        ({"environ": {"A": "x" * 40_000}}, "environ"),
-        ({"environ": {f"A{n}": "x" for n in range(501)}}, "environ"),
-        ({"environ": {f"A{n}": "x" * 30_000 for n in range(5)}}, "environ"),
+        ({"env": {"LD_PRELOAD": "x"}}, "env"),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "env"),
+        ({"env": {"1A": "x"}}, "env"),
+        ({"env": {"A\n": "x"}}, "env"),
+        ({"env": {"A=B": "x"}}, "env"),
+        ({"env": {"A": "x" * 40_000}}, "env"),
+        ({"env": {f"A{n}": "x" for n in range(501)}}, "env"),
+        ({"env": {f"A{n}": "x" * 30_000 for n in range(5)}}, "env"),
         ({"command": ["-c", "true"]}, "command"),
         ({"command": ["x"] * 1001}, "command"),
         ({"time_limit_s": 0}, "time_limit_s"),
@@ -230,7 +230,7 @@ def test_cancel_by_others(scene):
 
 
 def test_start_again_makes_the_same_request(scene):
-    job = submit(scene, gpus_per_task=2, environ={"A": "1"})
+    job = submit(scene, gpus_per_task=2, env={"A": "1"})
     with pytest.raises(Conflict):
         do_resubmit_job(scene["owner"], job)
     do_cancel_job(scene["owner"], job)
@@ -243,7 +243,7 @@ def test_start_again_makes_the_same_request(scene):
 def test_one_account_for_all_is_for_one_person_alone(scene):
     """Without root the runtime process cannot keep people apart."""
     admin = factories.user(admin=True)
-    node = factories.node(scene["pool"], runtime="process", hello={"per_user_isolation": False})
+    node = factories.node(scene["pool"], runtime="process", agent_info={"per_user_isolation": False})
     process = factories.environment(runtime="process", prefix="/usr")
     assert factories.job(admin, scene["project"], process).state == "PENDING"
     with pytest.raises(Forbidden, match="one account"):

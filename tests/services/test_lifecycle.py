@@ -223,9 +223,9 @@ def test_the_database_refuses_just_what_the_tables_refuse(scene, table, moves):
             if old == new:
                 continue
             with connection.cursor() as cursor, transaction.atomic():
-                cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER {table}_moves")
+                cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER {table}_transitions")
                 cursor.execute(f"UPDATE {table} SET state = %s WHERE id = %s", [old.value, ids[table]])
-                cursor.execute(f"ALTER TABLE {table} ENABLE TRIGGER {table}_moves")
+                cursor.execute(f"ALTER TABLE {table} ENABLE TRIGGER {table}_transitions")
             allowed = True
             try:
                 with connection.cursor() as cursor, transaction.atomic():

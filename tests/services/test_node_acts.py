@@ -73,7 +73,7 @@ def test_the_first_goes_alone_and_nobody_follows_a_failure(turns: list[RolloutSt
 
 def test_an_upgrade_of_all_begins_with_one_and_ends_with_all(scene) -> None:
     rollout = operations.do_upgrade_all(scene["admin"])
-    assert rollout.checks.count() == 12, "the silent one is left out"
+    assert rollout.operations.count() == 12, "the silent one is left out"
     with pytest.raises(Conflict, match="already"):
         operations.do_upgrade_all(scene["admin"])
     widest = 0
@@ -207,7 +207,7 @@ def test_images_that_fill_a_node_have_it_tidied_and_what_went_is_audited(scene) 
     gone = [{"runtime": "podman", "names": ["reg/a:1", "reg/a:2"], "size_mib": 8100, "unused_s": 900_000}]
     operations.record_images_removed(check, [])
     operations.record_images_removed(check, gone)
-    entry = AuditEntry.objects.get(action="node.image_gc_scope")
+    entry = AuditEntry.objects.get(action="node.images_removed")
     assert entry.object_name == "n04"
     assert entry.after == {"images": [{"names": ["reg/a:1", "reg/a:2"], "mib": 8100, "unused_s": 900_000}]}
     assert images_removed_message(gone) == "1 removed that nobody needed: reg/a:1, reg/a:2 (8100 MiB)."

@@ -276,7 +276,7 @@ def test_a_node_that_goes_on_as_before_costs_one_statement(scene, django_assert_
     nodes.record_unreachable(node.pk, "It does not answer.")
     nodes.record_contact(node.pk, 0.2)
     node.refresh_from_db()
-    assert (node.reachable, node.problem, node.unreachable_since) == (True, "", None)
+    assert (node.reachable, node.status_message, node.unreachable_since) == (True, "", None)
     assert (node.state, node.clock_skew_s) == (NodeState.READY, 0.2)
 
 
@@ -297,9 +297,9 @@ def test_a_busy_node_is_not_retired_and_members_cannot_drain(scene):
         {"port": 0},
         {"host_key": ""},
         {"host_key": "ssh-ed25519 $(id)"},
-        {"account": "x; id"},
-        {"account": "root"},
-        {"account": ""},
+        {"ssh_user": "x; id"},
+        {"ssh_user": "root"},
+        {"ssh_user": ""},
         {"name": "A!"},
     ],
 )

@@ -187,7 +187,7 @@ def test_an_attempt_that_does_not_run_yet_or_any_more_says_nothing(scene) -> Non
 def test_the_record_itself_refuses_what_goes_backwards(scene) -> None:
     attempt, now = begun(scene), timezone.now()
     tell(attempt, 5, now)
-    for wrong in ({"done": 4.0}, {"at": now - 60 * SECOND}, {"start_units": -1.0}):
+    for wrong in ({"completed_units": 4.0}, {"reported_at": now - 60 * SECOND}, {"start_units": -1.0}):
         with pytest.raises(IntegrityError), transaction.atomic():
             AttemptProgress.objects.update(**wrong)
 
@@ -250,7 +250,7 @@ ALIKE = {
     "milli_per_gpu": 1000,
     "mig_profile": "",
     "command": ["torchrun", "train.py", "--lr=1e-4", "--seed", "7", "--model", "gpt-2"],
-    "environ": {"B": "2", "A": "x"},
+    "env": {"B": "2", "A": "x"},
 }
 
 
@@ -258,7 +258,7 @@ ALIKE = {
     "same",
     [
         {"command": ["torchrun", "train.py", "--lr=0.01", "--seed", "8", "--model", "gpt-2"]},
-        {"environ": {"A": "x", "B": "3"}},
+        {"env": {"A": "x", "B": "3"}},
     ],
 )
 def test_numbers_make_no_other_work(same) -> None:
@@ -275,8 +275,8 @@ def test_numbers_make_no_other_work(same) -> None:
         {"mig_profile": "1g.10gb"},
         {"command": ["torchrun", "train.py", "--lr=1e-4", "--seed", "7", "--model", "gpt-3"]},
         {"command": ["torchrun", "train.py", "--wd=1e-4", "--seed", "7", "--model", "gpt-2"]},
-        {"environ": {"B": "2", "A": "y"}},
-        {"environ": {"B": "2"}},
+        {"env": {"B": "2", "A": "y"}},
+        {"env": {"B": "2"}},
     ],
 )
 def test_anything_else_does(other) -> None:

@@ -53,7 +53,7 @@ def words(scene, begin=1, end=5, **changes) -> ReservationInput:
 
 def test_an_admin_reserves_nodes_and_the_next_cycle_hears(scene) -> None:
     row = do_save_reservation(scene["admin"], words(scene))
-    assert {one.node_id for one in row.reserved.all()} == {scene["node"].pk, scene["other"].pk}
+    assert {one.node_id for one in row.reservation_nodes.all()} == {scene["node"].pk, scene["other"].pk}
     told = AuditEntry.objects.get(action="reservation.create")
     assert (told.object_id, told.reason) == (row.public_id, "spring term")
     assert told.after["projects"] == [scene["project"].name]
@@ -70,10 +70,10 @@ def test_an_admin_reserves_nodes_and_the_next_cycle_hears(scene) -> None:
         ({"name": "a\nb"}, "name"),
         ({"nodes": []}, "nodes"),
         ({"reason": "x" * 501}, "reason"),
-        ({"begin": 5, "end": 5}, "end"),
-        ({"begin": -5, "end": -1}, "end"),
-        ({"begin": 1, "end": 24 * 500}, "end"),
-        ({"begin": 24 * 900, "end": 24 * 901}, "begin"),
+        ({"begin": 5, "end": 5}, "ends_at"),
+        ({"begin": -5, "end": -1}, "ends_at"),
+        ({"begin": 1, "end": 24 * 500}, "ends_at"),
+        ({"begin": 24 * 900, "end": 24 * 901}, "starts_at"),
     ],
 )
 def test_what_cannot_be_reserved_is_refused_by_field(scene, changes, field) -> None:
@@ -106,9 +106,11 @@ def test_two_reservations_of_a_node_never_overlap(scene) -> None:
     after = do_save_reservation(
         scene["admin"], words(scene, begin=0, end=8, nodes=[factories.node(scene["pool"])])
     )
-    assert after.reserved.count() == 1
+    assert after.reservation_nodes.count() == 1
     next_one = words(scene)
-    do_save_reservation(scene["admin"], replace(next_one, begin=first.ends_at, end=first.ends_at + HOUR))
+    do_save_reservation(
+        scene["admin"], replace(next_one, starts_at=first.ends_at, ends_at=first.ends_at + HOUR)
+    )
     with pytest.raises(IntegrityError), transaction.atomic():
         ReservationNode.objects.create(reservation=after, node=scene["node"], period=first.period)
 
@@ -139,7 +141,7 @@ def test_of_two_at_the_same_time_one_is_told_of_the_other(scene) -> None:
 def test_it_can_be_changed_until_it_is_over_and_only_as_it_was_seen(scene) -> None:
     row = do_save_reservation(scene["admin"], words(scene))
     changed = do_save_reservation(scene["admin"], words(scene, 2, 3, nodes=[scene["node"]]), row, version=1)
-    assert (changed.version, changed.reserved.count()) == (2, 1)
+    assert (changed.version, changed.reservation_nodes.count()) == (2, 1)
     with pytest.raises(PreconditionFailed):
         do_save_reservation(scene["admin"], words(scene), row, version=1)
     begun = do_save_reservation(scene["admin"], words(scene, 0, 1, nodes=[scene["other"]]))
@@ -182,7 +184,7 @@ def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_
     job = factories.job(scene["owner"], scene["project"], scene["environment"])
     attempt = place(scene, job)
     run(attempt)
-    clears = {"nodes": [scene["node"]], "projects": [], "clears": True, "name": "new fans"}
+    clears = {"nodes": [scene["node"]], "projects": [], "drain_at_start": True, "name": "new fans"}
     row = do_save_reservation(scene["admin"], words(scene, 1, 5, **clears))
     assert drain_started_reservations() == 0, "it has not begun"
     assert [window.named for window in node_reservations(scene["node"])] == [False]
@@ -205,5 +207,5 @@ def test_maintenance_that_clears_asks_who_is_there_to_leave_once_and_keeps_them_
 
 def test_only_maintenance_clears(scene) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        do_save_reservation(scene["admin"], words(scene, clears=True))
-    assert set(caught.value.fields) == {"clears"}
+        do_save_reservation(scene["admin"], words(scene, drain_at_start=True))
+    assert set(caught.value.fields) == {"drain_at_start"}

@@ -37,7 +37,7 @@ def node() -> Node:
 def settings_of(folder: Path, gpus: str) -> Path:
     own = {"cluster": CLUSTER, "state_dir": str(folder / "state"), "home_root": str(folder / "homes")}
     path = folder / "node.json"
-    path.write_text(json.dumps({**own, "gpus": gpus}))
+    path.write_text(json.dumps({**own, "gpu_provider": gpus}))
     return path
 
 

@@ -97,7 +97,7 @@ def test_what_is_no_topology_is_refused(scene, name, levels, field) -> None:
 
 
 def submit(scene, near):
-    return factories.job(scene["owner"], scene["project"], scene["environment"], near=near)
+    return factories.job(scene["owner"], scene["project"], scene["environment"], topology_constraint=near)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def submit(scene, near):
         ),
     ],
 )
-def test_a_job_asks_by_levels_that_are_there(scene, near, message) -> None:
+def test_a_job_asks_by_levels_that_are_there(scene, topology_constraint, message) -> None:
     do_save_topology(scene["admin"], "fabric", ["block", "rack"])
     with pytest.raises(InvalidRequest) as refusal:
-        submit(scene, near)
-    assert refusal.value.fields == {"near": message}
+        submit(scene, topology_constraint)
+    assert refusal.value.fields == {"topology_constraint": message}
     kept = {"topology": "fabric", "required": "rack", "preferred": None}
     assert submit(scene, kept).topology_constraint == kept
 

@@ -51,8 +51,8 @@ def test_jobs_of_several_people_that_fail_soon_put_it_aside(scene) -> None:
         fails(scene, owner)
     assert now(scene["node"]) == ("quarantined", "early_failures")
     assert not scene["node"].accepts_work
-    entry = AuditEntry.objects.get(action="node.clear_quarantine")
-    assert (entry.before["trust"], entry.after["cause"], entry.reason) == (
+    entry = AuditEntry.objects.get(action="node.breaker")
+    assert (entry.before["state"], entry.after["cause"], entry.reason) == (
         "healthy",
         "early_failures",
         "Exit code 3.",
@@ -135,7 +135,7 @@ def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(scene) -> None
         attempt=attempt, rank=7, node=node, state="RUNNING", running_at=timezone.now()
     )
     trial = {
-        "trust": "probation",
+        "breaker_state": "probation",
         "breaker_cause": "link_lost",
         "probation_attempt": attempt,
         "breaker_since": timezone.now(),
@@ -155,8 +155,8 @@ def test_an_administrator_trusts_it_again_and_nobody_else_may(scene) -> None:
     with pytest.raises(Forbidden):
         breaker.do_clear_node_quarantine(scene["owner"], node)
     breaker.do_clear_node_quarantine(scene["admin"], node, reason="restarted the daemon")
-    assert now(node) == ("healthy", "") and node.accepts_work and node.trips == 0
-    assert AuditEntry.objects.filter(action="node.clear_quarantine", actor=scene["admin"]).exists()
+    assert now(node) == ("healthy", "") and node.accepts_work and node.trip_count == 0
+    assert AuditEntry.objects.filter(action="node.breaker", actor=scene["admin"]).exists()
 
 
 def test_old_troubles_are_dropped(scene) -> None:

@@ -21,13 +21,13 @@ from portal.standalone.data_dir import DataDir
 ROOT = Path(__file__).parent.parent.parent
 MAKE_ROWS = """
 from portal.models import AuditEntry, ClusterSettings, NodePool, Project
-from portal.standalone.command_database import borrowed_database
+from portal.standalone.command_database import command_database
 from portal.standalone.account import service_account
-from portal.standalone.data_dir import DataFolder
-from portal.config import places
+from portal.standalone.data_dir import DataDir
+from portal.config import data_paths
 from django.core.management import call_command
-folder = DataFolder(places.data_dir(), service_account())
-with borrowed_database(folder, alone=True):
+folder = DataDir(data_paths.data_dir(), service_account())
+with command_database(folder, exclusive=True):
     call_command("migrate", verbosity=0)
     ClusterSettings.objects.update_or_create(id=1, defaults={"cluster_id": "kept2345ab"})
     NodePool.objects.create(name="a100")
@@ -36,11 +36,11 @@ with borrowed_database(folder, alone=True):
 READ_ROWS = """
 import json
 from portal.models import ClusterSettings, NodePool, Project
-from portal.standalone.command_database import borrowed_database
+from portal.standalone.command_database import command_database
 from portal.standalone.account import service_account
-from portal.standalone.data_dir import DataFolder
-from portal.config import places
-with borrowed_database(DataFolder(places.data_dir(), service_account()), alone=True):
+from portal.standalone.data_dir import DataDir
+from portal.config import data_paths
+with command_database(DataDir(data_paths.data_dir(), service_account()), exclusive=True):
     row = ClusterSettings.objects.get(id=1)
     print(json.dumps([row.cluster_id, row.recovery_mode, *NodePool.objects.values_list("name", flat=True),
         *Project.objects.values_list("name", flat=True)]))
@@ -108,9 +108,9 @@ def test_a_database_that_is_named_needs_no_folder_of_ours(place: Path) -> None:
     os.chown(data, 1, -1)
     data.chmod(0o770)
     program = (
-        "from pathlib import Path; from portal.standalone.command_database import borrowed_database as b; "
-        "from portal.standalone.data_dir import DataFolder as F\n"
-        f"with b(F(Path({str(data)!r}), None), alone=True): print('there')"
+        "from pathlib import Path; from portal.standalone.command_database import command_database as b; "
+        "from portal.standalone.data_dir import DataDir as F\n"
+        f"with b(F(Path({str(data)!r}), None), exclusive=True): print('there')"
     )
     words = ["setpriv", "--bounding-set", "-fowner", sys.executable, "-c", program]
     said = {}

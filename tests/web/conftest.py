@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import Client, override_settings
 
 from tests.web.scene import Scene, fill
@@ -21,6 +21,8 @@ WHO = {"stranger": "stranger", "member": "m-okafor", "admin": "r-castellan"}
 def filled(django_db_setup, django_db_blocker, tmp_path_factory) -> Iterator[Scene]:
     logs = tmp_path_factory.mktemp("logs")
     with django_db_blocker.unblock(), override_settings(LOG_DIR=logs), transaction.atomic():
+        with connection.cursor() as cursor:  # a busy machine may be slow between two tests
+            cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         yield fill(password=None)
         transaction.set_rollback(True)
 

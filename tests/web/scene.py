@@ -281,9 +281,9 @@ def _jobs(scene: Scene) -> None:
         2 * hour + 32 * minute,
         "insufficient_resources",
         "Needs 8 H200 on one node. The most that is free on one is 2.",
-        numbers={"asked_gpus": 8, "free_gpus": 2, "cluster_gpus": 24, "largest_free_on_a_node": 2},
-        ahead=[suite.public_id],
-        cheapest={
+        details={"asked_gpus": 8, "free_gpus": 2, "cluster_gpus": 24, "largest_free_on_a_node": 2},
+        jobs_ahead=[suite.public_id],
+        suggestion={
             "kind": "other_model",
             "message": "4 × A100 would start now",
             "fields": {"gpu_model": "NVIDIA A100-SXM4-80GB", "gpus_per_task": 4},
@@ -295,9 +295,9 @@ def _jobs(scene: Scene) -> None:
     _wait(
         limit,
         38 * minute,
-        "limit",
+        "project_limit",
         "robotics holds 4 of its limit of 8 in a100; this job asks for 8.",
-        numbers={"limit_milli": 8000},
+        details={"limit_milli": 8000},
     )
 
     dino = _submit(

@@ -132,8 +132,8 @@ def test_what_one_person_may_hold_is_edited_like_the_other_numbers(quota_place, 
     client.post(reverse("save-quotas"), edit(project, pool.name, user_limit="1.5"))
     assert Quota.objects.get(project=project, pool=pool).user_limit_milli == 1500
     page = client.get(reverse("quotas"), {"pool": pool.name}).content.decode()
-    assert "per person <s" in page and ">1.5</b>" in page
-    assert "1.5 a person at once" in client.get(reverse("project", args=[project.public_id])).content.decode()
+    assert "per user <s" in page and ">1.5</b>" in page
+    assert "1.5 per user at once" in client.get(reverse("project", args=[project.public_id])).content.decode()
     for nonsense in ("two", "-1", "1e3", "0,5", "0.0001"):
         answer = client.post(reverse("save-quotas"), edit(project, pool.name, user_limit=nonsense))
         assert answer.status_code == 409
@@ -343,7 +343,7 @@ def test_environments_are_an_allow_list(scene, client_of):
     assert client_of("admin").post(reverse("add-environment"), form | {"image": "-x; rm"}).status_code == 400
     client_of("admin").post(reverse("add-environment"), form)
     row = Environment.objects.get(name="torch")
-    old = factories.node(factories.pool("old"), hello={"driver": "470.82.01", "gpus": [{}]})
+    old = factories.node(factories.pool("old"), agent_info={"driver": "470.82.01", "gpus": [{}]})
     for driver, status in (("new", 400), ("525.60.13", 302)):
         answer = client_of("admin").post(
             reverse("save-environment", args=[row.public_id]), form | {"min_driver": driver}

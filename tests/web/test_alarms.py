@@ -84,5 +84,5 @@ def test_a_gpu_that_two_nodes_report_is_an_alarm_with_both_and_a_note_on_the_new
     text = client.get(reverse("node", args=[newcomer.public_id])).content.decode()
     assert "It reports the GPU" in text and gpu.uuid in text and "It is not used here." in text
     (row,) = client.get("/api/v1/alerts/").json()["items"]
-    assert (row["kind"], row["grade"], row["node"]["name"]) == ("claimed", "claimed", owner.name)
-    assert row["claimant"]["name"] == newcomer.name and row["xid"] is None
+    assert (row["kind"], row["severity"], row["node"]["name"]) == ("claimed", "claimed", owner.name)
+    assert row["claiming_node"]["name"] == newcomer.name and row["xid"] is None

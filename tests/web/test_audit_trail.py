@@ -82,7 +82,7 @@ def test_failed_sign_ins_leave_name_and_address_but_never_what_was_typed(user):
         assert browser().post("/sign-in/", {"username": name, "password": password}).status_code == 403
     browser().post("/sign-in/link/", {"code": "not-a-code"})
     browser().post("/invitation/", {"code": "not-a-code"})
-    found = rows("person.sign_in_failed")
+    found = rows("user.sign_in_failed")
     assert [(row.object_name, row.after["by"]) for row in found] == [
         ("ada-love", "password"),
         ("nobody-here", "password"),
@@ -98,8 +98,8 @@ def test_failed_sign_ins_leave_name_and_address_but_never_what_was_typed(user):
 def test_paused_sign_ins_leave_one_row(user):
     for _ in range(rate_limits.SIGN_IN.limit + 4):
         browser().post("/sign-in/", {"username": "ada-love", "password": "guess"})
-    assert len(rows("person.sign_in_failed")) == rate_limits.SIGN_IN.limit
-    (paused,) = rows("person.sign_in_paused")
+    assert len(rows("user.sign_in_failed")) == rate_limits.SIGN_IN.limit
+    (paused,) = rows("user.sign_in_paused")
     assert (paused.object_name, paused.address) == ("ada-love", ADDRESS)
 
 
@@ -108,7 +108,7 @@ def test_flood_of_failures_leaves_a_bounded_number_of_rows(monkeypatch, rate):
     monkeypatch.setattr(audit_denials, rate, RateLimit(f"test_{rate}", 3, 3600))
     for _ in range(9):
         browser().post("/sign-in/link/", {"code": "not-a-code"})
-    found = rows("person.sign_in_failed")
+    found = rows("user.sign_in_failed")
     assert len(found) == 4
     assert "further ones are only in the log" in found[-1].reason
 
@@ -191,11 +191,11 @@ def test_page_shows_and_narrows_the_rows(user):
     client = browser(admin)
 
     def acts(**query: str) -> list[str]:
-        return [row.act for row, _ in client.get(reverse("audit"), query).context["rows"]]
+        return [row.action for row, _ in client.get(reverse("audit"), query).context["rows"]]
 
-    assert acts() == ["user.sign_in", "person.sign_in_failed", "request.refused"]
-    assert acts(kind="sign-ins") == ["user.sign_in", "person.sign_in_failed"]
-    assert acts(kind="refused") == ["person.sign_in_failed", "request.refused"]
+    assert acts() == ["user.sign_in", "user.sign_in_failed", "request.refused"]
+    assert acts(kind="sign-ins") == ["user.sign_in", "user.sign_in_failed"]
+    assert acts(kind="refused") == ["user.sign_in_failed", "request.refused"]
     assert acts(kind="workspaces") == []
     assert acts(q=ADDRESS) == acts(kind="no such kind") == acts()
     assert acts(q="10.9.9.9") == []

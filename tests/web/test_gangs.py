@@ -61,7 +61,8 @@ def test_what_a_pool_names_stands_in_its_form_and_a_node_that_lacks_it_says_so(s
     address, policy = reverse("set-pool-network", args=[pool.public_id]), f"{reverse('policy')}?pool=h200"
     node = pool.nodes.order_by("name").first()
     Node.objects.filter(pk=node.pk).update(
-        agent_info=node.hello | {"interfaces": [{"name": "eth0", "address": "192.0.2.1", "chosen": True}]}
+        agent_info=node.agent_info
+        | {"interfaces": [{"name": "eth0", "address": "192.0.2.1", "chosen": True}]}
     )
     named = {"allow_host_network": "on", "fabric_interface": "ib0", "fabric_adapters": "mlx5_0"}
     assert client_of("admin").post(address, named).status_code == 302

@@ -60,7 +60,7 @@ def test_an_empty_list_says_why_and_how_to_go_on(client_of):
 
 
 def test_pages_are_complete_and_lead_back(scene, client_of, monkeypatch):
-    monkeypatch.setattr(job_list, "PAGE", 4)
+    monkeypatch.setattr(job_list, "PAGE_SIZE", 4)
     client = client_of("member")
     everything = names(client.get(reverse("jobs") + "?state="))
     first = client.get(reverse("jobs"))
@@ -164,7 +164,7 @@ def test_stopping_a_running_job_asks_its_node(scene, client_of):
     job = scene.jobs["vit-h-pretrain"]
     answer = client_of("member").post(reverse("job-cancel", args=[job.public_id]), follow=True)
     job.refresh_from_db()
-    assert (job.state, job.desired) == ("RUNNING", "cancelled")
+    assert (job.state, job.desired_state) == ("RUNNING", "cancelled")
     assert Attempt.objects.get(job=job).state == "COMPLETING"
     page = answer.content.decode()
     assert "is stopping" in page
@@ -337,10 +337,10 @@ def test_who_made_room_for_whom_is_named_only_for_those_who_may_see_it(scene, cl
         return " ".join(answer.content.decode().split())
 
     asked = page("admin", victim)
-    assert f'It is asked to leave for <a href="/jobs/{winner.public_id}/">depth-anything-ft</a>' in asked
+    assert f'It is being preempted by <a href="/jobs/{winner.public_id}/">depth-anything-ft</a>' in asked
     assert "Preempted jobs" in page("admin", winner) and "moe-7b-sft" in page("admin", winner)
     theirs = page("a-lindqvist", victim)  # of nlp, not of vision
-    assert "It is asked to leave for a job of a project that you may not see" in theirs
+    assert "It is being preempted by a job of a project that you may not see" in theirs
     assert "depth-anything" not in theirs and winner.public_id not in theirs and "vision" not in theirs
     ours = page("member", winner)  # of vision, not of nlp
     assert "Preempted jobs" in ours and "a job of a project that you may not see" in ours
@@ -364,7 +364,7 @@ def test_rest_names_who_made_room_only_for_those_who_may_see_it(scene, client_of
     assert told("admin", victim)["attempts"][0]["preempted_for"] == named
     assert told("a-lindqvist", victim)["attempts"][0]["preempted_for"] == {"job": None, "project": None}
     (made,) = told("admin", winner)["preempted_jobs"]
-    assert (made["job"]["id"], made["reason"], made["removed_at"]) == (victim.public_id, "reclaimed", None)
+    assert (made["job"]["id"], made["reason"], made["ended_at"]) == (victim.public_id, "reclaimed", None)
     (hidden,) = told("member", winner)["preempted_jobs"]
     assert (hidden["job"], hidden["project"], hidden["reason"]) == (None, None, "reclaimed")
 
@@ -412,7 +412,7 @@ def test_a_job_shows_how_far_it_has_come_and_how_fast(scene, client_of):
     assert re.search(r"66,000 done, 60 a second, as it told <time [^>]*>\d+ s ago</time>", page())
     assert "60 a second" in page("job-run")
     said = told()
-    assert (said["done"], said["start_units"], said["per_s"], said["gpus"]) == (66_000, 60_000, 60.0, 16)
+    assert (said["done"], said["previous_done"], said["per_s"], said["gpus"]) == (66_000, 60_000, 60.0, 16)
     assert said["layout"] == {"gpu_model": "NVIDIA H200", "nodes": 2, "islands": 2, "levels": 0}
 
 
@@ -439,8 +439,10 @@ def test_a_job_shows_where_jobs_like_it_ran_faster(scene, client_of):
         )
         model, per_s = (("NVIDIA H200", 12.0), ("NVIDIA A100-SXM4-80GB", 0.1))[number % 2]
         AttemptProgress.objects.create(
-            attempt=attempt, rank=0, start_units=0, start_at=now - dt.timedelta(seconds=100), completed_units=100 * per_s, reported_at=now,
-            workload_fingerprint=job_workload_fingerprint(job), gpus=16, gpu_model=model, nodes=2, islands=4, levels=1,
+            attempt=attempt, rank=0, start_units=0, start_at=now - dt.timedelta(seconds=100),
+            completed_units=100 * per_s, reported_at=now,
+            workload_fingerprint=job_workload_fingerprint(job), gpus=16, gpu_model=model, nodes=2,
+            islands=4, levels=1,
         )  # fmt: skip
         assert faster() == (False, [])  # they have not ended
     Attempt.objects.filter(job__name="").update(ended_at=now)
@@ -487,7 +489,7 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, clien
     made = Forecast.objects.create(job=job, made_at=now - dt.timedelta(hours=1), is_first=True, **times)
     page = words(client_of("member").get(address))
     assert "Meant to hold in 8 of 10 cases" in page and "None was scored in the last 30 days" in page
-    assert "How it moved" not in page  # there is only the first
+    assert "Forecast history" not in page  # there is only the first
     Forecast.objects.create(
         job=scene.jobs["moe-7b-sft"],
         made_at=now,
@@ -499,7 +501,7 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, clien
     )
     Forecast.objects.create(job=job, made_at=now, **times | {"p90_at": now + dt.timedelta(hours=2)})
     page = words(client_of("member").get(address))
-    assert '<b class="fw-medium">100&nbsp;%</b> held' in page and "How it moved" in page
+    assert '<b class="fw-medium">100&nbsp;%</b> held' in page and "Forecast history" in page
     assert "The first forecast." in page
     JobVerdict.objects.filter(job=job).update(p90_at=made.made_at)
     assert "It was to have started by now" in words(client_of("member").get(address))
@@ -512,13 +514,15 @@ def test_a_waiting_job_says_when_it_starts_and_how_often_that_holds(scene, clien
         ("volume_unavailable", True, "No forecast", "The node of its home volume takes no work"),
         ("dependency", False, "After the others", "is worked out once they have ended"),
         ("project_limit", True, "No forecast", "Waiting alone does not help it"),
-        ("limit", False, "No estimate yet", "Until enough of them have ended"),
+        ("project_limit", False, "No estimate yet", "Until enough of them have ended"),
     ],
 )
 def test_where_no_start_is_foreseen_it_is_said_why(scene, client_of, code, foreseen, heading, words_of_it):
     job = scene.jobs["depth-anything-ft"]
     now = timezone.now()
-    stale = {} if code == "limit" else {"p10_at": now, "p50_at": now, "p90_at": now}  # of another verdict
+    stale = (
+        {} if code == "project_limit" else {"p10_at": now, "p50_at": now, "p90_at": now}
+    )  # of another verdict
     JobVerdict.objects.filter(job=job).update(code=code, forecast_at=now if foreseen else None, **stale)
     page = words(client_of("member").get(reverse("job", args=[job.public_id])))
     assert heading in page and words_of_it in page and "Meant to hold" not in page

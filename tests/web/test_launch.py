@@ -175,7 +175,10 @@ def test_an_elastic_job_goes_into_the_form_and_comes_out_the_same(client_of, typ
     assert wrong.status_code == 400
     assert "Must be between 1 and the number of tasks." in wrong.content.decode()
     note = asks | {"kind": "workspace", "environment": "", "name": "note"}
-    assert "min_tasks" not in client_of("member").post(reverse("launch-check"), note).context["check"].wrong
+    assert (
+        "min_tasks"
+        not in client_of("member").post(reverse("launch-check"), note).context["check"].field_errors
+    )
 
 
 def test_the_cheapest_change_opens_the_form_changed(scene, client_of):
@@ -221,15 +224,15 @@ def test_it_may_start_after_own_jobs_and_after_others_by_id(scene, client_of, ty
     manager = scene.projects["vision"].memberships.filter(role="manager").first().user
     colleagues = factories.job(manager, scene.projects["vision"], scene.environments["batch"])
     page = client.get(reverse("launch")).content.decode()
-    assert f'name="after" value="{mine.public_id}"' in page
+    assert f'name="dependencies" value="{mine.public_id}"' in page
     wanted = {
-        "after": [mine.public_id],
-        "after_ids": f" {colleagues.public_id}, {mine.public_id}",
+        "dependencies": [mine.public_id],
+        "dependency_ids": f" {colleagues.public_id}, {mine.public_id}",
         "ignore_dependency_failure": "on",
     }
     client.post(reverse("launch"), typed | wanted)
     job = Job.objects.get(name="my run")
-    assert {row.after for row in job.dependencies.all()} == {mine, colleagues}
+    assert {row.depends_on for row in job.dependencies.all()} == {mine, colleagues}
     assert job.ignore_dependency_failure
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
     JobVerdict.objects.create(
@@ -238,19 +241,19 @@ def test_it_may_start_after_own_jobs_and_after_others_by_id(scene, client_of, ty
     )  # fmt: skip
     page = client.get(reverse("job", args=[job.public_id])).content.decode()
     assert "Dependency" in page and "once they have ended" in page and "No estimate yet" not in page
-    assert ">After</h2>" in page and "however these end" in page and mine.name in page
-    assert ">Next</h2>" in client.get(reverse("job", args=[mine.public_id])).content.decode()
+    assert ">Dependencies</h2>" in page and "however these end" in page and mine.name in page
+    assert ">Dependents</h2>" in client.get(reverse("job", args=[mine.public_id])).content.decode()
 
 
 @pytest.mark.parametrize(
     "nonsense",
     [
-        {"after_ids": "no-such-job"},
-        {"after_ids": "<b>x</b>"},
-        {"after_ids": "' OR 1=1"},
-        {"after_ids": "\u202e😀"},
-        {"after": ["nothing"]},
-        {"after": ["0" * 500]},
+        {"dependency_ids": "no-such-job"},
+        {"dependency_ids": "<b>x</b>"},
+        {"dependency_ids": "' OR 1=1"},
+        {"dependency_ids": "\u202e😀"},
+        {"dependencies": ["nothing"]},
+        {"dependencies": ["0" * 500]},
     ],
 )
 def test_what_is_no_job_is_said_at_its_field(scene, client_of, typed, nonsense):
@@ -265,7 +268,7 @@ def test_what_is_no_job_is_said_at_its_field(scene, client_of, typed, nonsense):
 
 def test_a_job_of_others_does_not_exist_for_who_may_not_see_it(scene, client_of, typed):
     hidden = Job.objects.filter(project=scene.projects["nlp"]).first()
-    answer = client_of("member").post(reverse("launch"), typed | {"after_ids": hidden.public_id})
+    answer = client_of("member").post(reverse("launch"), typed | {"dependency_ids": hidden.public_id})
     assert answer.status_code == 400
     assert hidden.name not in answer.content.decode()
 
@@ -273,7 +276,7 @@ def test_a_job_of_others_does_not_exist_for_who_may_not_see_it(scene, client_of,
 def test_a_chosen_job_that_ended_meanwhile_is_taken_for_what_it_is(scene, client_of, typed):
     me = scene.people["m-okafor"]
     ended = Job.objects.filter(owner=me, kind="training", state="FAILED").first()
-    answer = client_of("member").post(reverse("launch"), typed | {"after": [ended.public_id]})
+    answer = client_of("member").post(reverse("launch"), typed | {"dependencies": [ended.public_id]})
     assert answer.status_code == 400
     assert f"{ended.name} failed, so nothing can start" in answer.content.decode()
 

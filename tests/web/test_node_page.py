@@ -22,12 +22,12 @@ def page_of(client, node: Node) -> str:
 
 def test_old_programs_are_told_on_the_page_and_in_the_list(scene, client_of) -> None:
     node, member = scene.nodes["h200-1"], client_of("member")
-    assert "below floor" not in member.get(reverse("cluster")).content.decode()
+    assert "outdated" not in member.get(reverse("cluster")).content.decode()
     versions = {"kernel": "6.1.0-18-amd64", "runc": "1.1.5", "crun": None, "maxstartups": "10:30:100"}
     shares = {"enforced": False, "message": "Shares of its GPUs are not enforced: it lacks MPS."}
     hello = {"versions": versions, "version_warnings": [OLD], "gpu_sharing": shares}
     Node.objects.filter(pk=node.pk).update(agent_info=hello)
-    assert member.get(reverse("cluster")).content.decode().count("1 below floor") == 2  # map and table
+    assert member.get(reverse("cluster")).content.decode().count("1 outdated") == 2  # map and table
     page = page_of(member, node)
     assert OLD in page
     assert "<dt>Kernel</dt><dd>6.1.0-18-amd64</dd>" in page
@@ -40,7 +40,7 @@ def test_an_old_loader_is_told_with_the_line_that_renews_it_and_what_tidying_did
     node, admin = scene.nodes["h200-1"], client_of("admin")
     line = f"node-setup --renew-loader | ssh -p 22 {node.host} sudo sh"
     for told, shown in ((None, False), (1, True), (2, False)):
-        Node.objects.filter(pk=node.pk).update(transport="ssh", agent_info={"loader": told})
+        Node.objects.filter(pk=node.pk).update(transport="ssh", agent_info={"loader_version": told})
         assert (line in page_of(admin, node)) is shown
     steps = [
         {
@@ -112,10 +112,10 @@ def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(
     [
         ({}, "done", "Healthy"),
         ({"state": "cordoned"}, "stopped", "Cordoned"),
-        ({"trust": "quarantined"}, "warning", "Quarantined"),
-        ({"trust": "probation"}, "warning", "On probation"),
-        ({"trust": "quarantined", "state": "drained"}, "stopped", "Drained"),
-        ({"reachable": False, "trust": "quarantined"}, "unreachable", "Unreachable"),
+        ({"breaker_state": "quarantined"}, "warning", "Quarantined"),
+        ({"breaker_state": "probation"}, "warning", "On probation"),
+        ({"breaker_state": "quarantined", "state": "drained"}, "stopped", "Drained"),
+        ({"reachable": False, "breaker_state": "quarantined"}, "unreachable", "Unreachable"),
     ],
 )
 def test_each_state_has_a_symbol_that_is_drawn(scene, client_of, changes, symbol, word) -> None:

@@ -23,7 +23,7 @@ def ordered(scene):
     ahead = {"llama-eval-suite": 0, "depth-anything-ft": 1}
     for name, number in ahead.items():
         JobVerdict.objects.filter(job=scene.jobs[name]).update(details={"jobs_ahead": number})
-    JobVerdict.objects.filter(job=scene.jobs["grasp-rl-eval"]).update(code="releasing")
+    JobVerdict.objects.filter(job=scene.jobs["grasp-rl-eval"]).update(code="waiting_for_eviction")
     receipts = [
         {
             "project": scene.projects[name].public_id,
@@ -134,7 +134,12 @@ def test_rest_tells_the_same_without_names(ordered, client_of):
     member = client_of("member").get("/api/v1/queue/?limit=2").json()
     assert member["total"] == 3 and member["next"] == "/api/v1/queue/?limit=2&offset=2"
     first, second = member["items"]
-    assert (first["position"], first["job"], first["message"], first["code"]) == (0, None, None, "releasing")
+    assert (first["position"], first["job"], first["message"], first["code"]) == (
+        0,
+        None,
+        None,
+        "waiting_for_eviction",
+    )
     assert (second["position"], second["project"], second["total_milli"]) == (1, None, 8000)
     (third,) = client_of("member").get(member["next"]).json()["items"]
     assert third["job"]["name"] == "depth-anything-ft" and third["position"] == 2

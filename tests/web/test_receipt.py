@@ -72,5 +72,5 @@ def test_before_the_first_cycle_there_is_none(waiting) -> None:
 
 def test_a_step_of_another_kind_is_shown_as_it_is(waiting) -> None:
     (receipt, *_) = list_breakdowns(waiting.owner, waiting)
-    receipt.steps.append({"kind": "lent_back", "amount_milli": 250, "numbers": {"from_above": 2.0}})
+    receipt.steps.append({"kind": "lent_back", "amount_milli": 250, "details": {"from_above": 2.0}})
     assert fair_share_texts([receipt])[0].steps[-1].explanation == "from above 2"

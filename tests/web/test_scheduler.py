@@ -54,7 +54,7 @@ def test_the_alarm_stands_on_every_page_of_an_administrator(stopped, client_of):
 def test_a_failed_cycle_says_what_was_wrong_and_how_often(stopped, client_of):
     page = words(client_of("admin").get(reverse("scheduler")))
     assert "Nothing has been started since" in page and "nodes[n1].cpu_milli" in page
-    assert ">7<" in page and "woken by submit" in page
+    assert ">7<" in page and "triggered by submit" in page
 
 
 def test_each_download_leaves_an_audit_row(stopped, client_of):

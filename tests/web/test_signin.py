@@ -254,8 +254,9 @@ def test_a_cookie_that_is_no_session_is_nobody(client, key):
 
 def test_over_https_every_cookie_belongs_to_this_host_alone():
     told = (
-        "import json, django; django.setup(); from django.conf import settings as s; from portal.web import signin\n"
-        "print(json.dumps([s.SESSION_COOKIE_NAME, s.CSRF_COOKIE_NAME, signin.KNOWN_COOKIE, s.SESSION_COOKIE_SECURE,"
+        "import json, django; django.setup(); from django.conf import settings as s; from portal.web import sign_in\n"
+        "print(json.dumps([s.SESSION_COOKIE_NAME, s.CSRF_COOKIE_NAME, sign_in.KNOWN_BROWSER_COOKIE,"
+        " s.SESSION_COOKIE_SECURE,"
         " s.CSRF_COOKIE_SECURE, s.SECURE_HSTS_SECONDS >= 31536000, s.SECURE_HSTS_INCLUDE_SUBDOMAINS]))"
     )
     environment = {**os.environ, "FAIRWAY_PORTAL_URL": "https://portal.example.org"}

@@ -18,7 +18,7 @@ WHOLE = b"0123456789" * 100
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     (tmp_path / NAME).write_bytes(WHOLE)
-    monkeypatch.setattr(static_files, "PIECE_BYTES", 300)
+    monkeypatch.setattr(static_files, "CHUNK_BYTES", 300)
     with override_settings(STATIC_ROOT=tmp_path, WHITENOISE_USE_FINDERS=False):
         yield f"{own.STATIC_URL}{NAME}"
 

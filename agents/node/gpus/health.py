@@ -1,8 +1,8 @@
-"""What the readings of a GPU say of its health: one table of faults, and one function from readings to health. Pure.
+"""Health of a GPU from its readings: a table of faults and a pure function.
 
-Sources: NVIDIA's "Xid Errors" (the catalog of codes and what each asks for), "GPU Memory Error Management" (a row
-that waits to be remapped keeps no work off; one that could not be remapped is a case for the maker), "Dynamic Page
-Retirement" (a page that waits for a reset may be hit again), and NVML's reasons for lower clocks.
+Sources: NVIDIA's "Xid Errors" (codes and required actions), "GPU Memory Error Management" (a pending row
+remap does not prevent work; a failed one requires service), "Dynamic Page Retirement" (a page pending
+retirement may be used again before a reset), and NVML's clocks event reasons.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Dict, NamedTuple, Optional, Tuple
 from agents.node.gpus import LOST, OK, QUARANTINED
 
 MEMORY_FAULT = 0
-"""Stands among XIDs for uncorrected memory errors that were counted."""
+"""Pseudo XID for uncorrected memory errors found by counting."""
 
 THROTTLE_WARNING_S = 30.0
-"""A GPU that lowers its clocks for less time is not worth a warning."""
+"""Throttling for less time raises no warning."""
 
 
 class GpuHealth(NamedTuple):
-    """``ok`` with a message is a warning: it takes work. ``fatal``: what runs on it cannot be trusted any more."""
+    """``ok`` with a message is a warning: the GPU accepts work. ``fatal``: its tasks cannot be trusted."""
 
     health: str
     message: Optional[str] = None
@@ -27,16 +27,16 @@ class GpuHealth(NamedTuple):
 
 
 class HealthReadings(NamedTuple):
-    """What is known of a GPU's condition; None, and nothing else, is not known."""
+    """Readings of a GPU's condition; None is unknown."""
 
     responds: bool = True
-    xids: Tuple[int, ...] = ()  # told of late, in order
+    xids: Tuple[int, ...] = ()  # recent ones, in order
     ecc_uncorrected: Optional[int] = None  # since the driver was loaded
     rows_pending: Optional[bool] = None
     rows_failed: Optional[bool] = None
     pages_pending: Optional[bool] = None
-    throttle: int = 0  # NVML's bits
-    throttled_s: float = 0.0  # for how long one of SLOWED has been among them
+    throttle: int = 0  # NVML's bit mask
+    throttled_s: float = 0.0  # how long one of THROTTLE_REASONS has been set
 
 
 XID_HEALTH: Dict[int, GpuHealth] = {
@@ -62,10 +62,10 @@ XID_HEALTH: Dict[int, GpuHealth] = {
     136: GpuHealth(QUARANTINED, "its NVLink could not be set up"),
     92: GpuHealth(OK, "its memory has many errors that are still corrected"),
 }
-"""By XID, worst first: what the GPU is then, and why. Codes that are in neither table are warnings."""
+"""Health and reason by XID, worst first. Codes in neither table are warnings."""
 
 APPLICATION_XIDS = frozenset({8, 11, 13, 31, 32, 43, 45, 63, 68, 69, 137})
-"""XIDs that programs cause, that end with them, or (63) that the readings tell better."""
+"""XIDs that are caused by programs or end with them, and 63, which other readings cover better."""
 
 THROTTLE_REASONS: Dict[int, str] = {
     0x40: "it is too hot",
@@ -73,16 +73,16 @@ THROTTLE_REASONS: Dict[int, str] = {
     0x80: "its power supply asks for it",
     0x08: "its board asks for it",
 }
-"""NVML's reasons for lower clocks that mean something is wrong; a power cap or an idle GPU does not."""
+"""NVML's clocks event reasons that indicate a problem, unlike a power cap or an idle GPU."""
 
 
 def is_throttled(throttle: int) -> bool:
-    """True when the clocks are low for a reason that is worth a warning once it lasts."""
+    """Return True when the clocks are reduced for one of ``THROTTLE_REASONS``."""
     return any(throttle & bit for bit in THROTTLE_REASONS)
 
 
 def evaluate_health(readings: HealthReadings) -> GpuHealth:
-    """The health of a GPU; the worst that its readings say."""
+    """Return the worst health that the readings indicate."""
     if not readings.responds:
         return GpuHealth(LOST, "The driver no longer answers for this GPU.", fatal=True)
     for xid, fault in XID_HEALTH.items():

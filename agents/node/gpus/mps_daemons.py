@@ -1,8 +1,8 @@
-"""MPS daemons of this node: one begins with the first share of a GPU, and ends with the last; none is left behind.
+"""Lifecycle of MPS daemons: one starts with the first share of a GPU and stops with the last.
 
-The ledger says who holds a share; ``daemon.json`` in the daemon's folder says which process it is, written by that
-process itself before it becomes the daemon, so that there is no moment in which it runs unknown. A daemon outlives
-the agent, and the next agent takes it over. One whose GPU nobody shares is ended, whoever began it.
+The ledger records who holds shares. ``daemon.json`` identifies the process; the process writes it before it
+becomes the daemon, so it is never unknown. A daemon survives the agent, and the next agent takes it over. A
+daemon whose GPU nobody shares is stopped, whoever started it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POLL_INTERVAL_S = 0.05
 
 
 class MpsDaemon(NamedTuple):
-    """The process of a daemon; the tick of its start makes its number unmistakable within a boot."""
+    """The process of a daemon; the start tick makes the process id unique within a boot."""
 
     pid: int
     start_ticks: Optional[int]
@@ -42,7 +42,7 @@ class MpsDaemon(NamedTuple):
 
 
 class MpsDaemons:
-    """Each method can be repeated, and takes up what another agent process left half done."""
+    """Manages the daemons. Methods are idempotent and resume what another agent process left unfinished."""
 
     def __init__(self, settings: Settings, ledger: Ledger, gpus: GpuProvider, agent: List[str]) -> None:
         self._settings = settings
@@ -53,11 +53,11 @@ class MpsDaemons:
         self._program = mps.find_control_program(settings)
 
     def unavailable_reason(self) -> Optional[str]:
-        """Why shares are not enforced here, as a clause; None where they are."""
+        """Return why shares are not enforced, as a clause; None when they are."""
         return mps.unavailable_reason(self._settings, self._gpus.gpus(), self._program)
 
     def mps_share(self, spec: TaskSpec) -> Optional[mps.MpsShare]:
-        """What MPS gives a task, with folders that are there; None for one that it does not concern."""
+        """Return the MPS share of a task, creating its folders; None when it needs none."""
         wanted = mps.find_fractional_share(spec.gpus)
         if wanted is None or self.unavailable_reason() is not None:
             return None
@@ -77,27 +77,27 @@ class MpsDaemons:
         return share
 
     def ensure_running(self, share: mps.MpsShare) -> MpsDaemon:
-        """The daemon of a GPU, begun where none runs, with bounds wide enough for all who share the GPU now."""
+        """Return the daemon of a GPU, started if necessary, with limits that fit all current shares."""
         with file_lock(self._path(share.uuid, "lock")):
             daemon = self._find_daemon(share.uuid)
             if daemon is None or not daemon.is_alive:
                 daemon = self._start_daemon(share)
-            self._set_limits(share)  # one that takes none goes on for those who have it
+            self._set_limits(share)  # if setting them fails, the daemon continues for existing clients
             return daemon
 
     def stop_idle(self, key: str) -> None:
-        """Ends the daemon in this folder unless somebody shares its GPU. Where another is at work there: nothing."""
+        """Stop the daemon of this folder unless its GPU is shared or another process holds the lock."""
         with file_lock(os.path.join(self._root, key, "lock"), wait=False) as free:
             uuid = self._uuid(key)
             if free is not None and uuid is not None and not self._holders(uuid):
                 self._stop_daemon(uuid)
 
     def idle_daemons(self) -> List[str]:
-        """Folders of daemons whose GPUs nobody shares any more."""
+        """Return the folders of daemons whose GPU is no longer shared."""
         return [key for key, uuid in self._all_daemons().items() if not self._holders(uuid)]
 
     def tasks_without_daemon(self) -> List[str]:
-        """Tasks whose daemon is gone while they hold a share: nothing bounds them, and their GPU may hang."""
+        """Return tasks with a share whose daemon has ended: their limits are gone, and the GPU may hang."""
         return [
             name
             for name, record in self._ledger.tasks().items()
@@ -105,12 +105,12 @@ class MpsDaemons:
         ]
 
     def task_fault(self, record: Record) -> Optional[str]:
-        """What befell a task by its daemon; None where nothing did."""
-        told = record.get("mps")  # older records lack it
-        return None if told is None or MpsDaemon(*told).is_alive else mps.MPS_DAEMON_LOST
+        """Return the fault of a task whose daemon has ended; None otherwise."""
+        reported = record.get("mps")  # older records lack it
+        return None if reported is None or MpsDaemon(*reported).is_alive else mps.MPS_DAEMON_LOST
 
     def pids(self) -> List[int]:
-        """The daemons that live; their servers descend from them."""
+        """Return the process ids of running daemons; their servers are descendants."""
         known = (self._find_daemon(uuid) for uuid in self._all_daemons().values())
         return [daemon.pid for daemon in known if daemon is not None and daemon.is_alive]
 
@@ -156,7 +156,7 @@ class MpsDaemons:
         return daemon
 
     def _set_limits(self, share: mps.MpsShare) -> None:
-        """Those of the largest share of the GPU; each task's own variables lower them to its share."""
+        """Set the limits of the largest share; variables of each task reduce them to its own."""
         milli = max(each.milli for each in self._holders(share.uuid) or [GpuShare(share.uuid, 1)])
         widest = mps.share_memory_mib(self._gpu_info(share.uuid), milli) or share.memory_limit_mib
         servers = self._send(share.uuid, mps.LIST_SERVERS_COMMAND)
@@ -169,7 +169,7 @@ class MpsDaemons:
             raise self._error(share.uuid, "it does not take bounds")
 
     def _send(self, uuid: str, *lines: str) -> Optional[str]:
-        """The daemon's answer; None when it gave none."""
+        """Send commands; return the daemon's reply, or None without one."""
         try:
             answer = subprocess.run(
                 [self._control_program(uuid)],
@@ -185,7 +185,7 @@ class MpsDaemons:
         return answer.stdout.decode(errors="replace") if answer.returncode == 0 else None
 
     def _stop_daemon(self, uuid: str) -> None:
-        """Asks a daemon to quit, then kills it and its servers, and drops what it left but for its log."""
+        """Ask a daemon to quit, kill it and its servers, and remove its files except logs."""
         daemon = self._find_daemon(uuid)
         if daemon is not None and daemon.is_alive:
             with contextlib.suppress(AgentError):
@@ -217,18 +217,18 @@ class MpsDaemons:
         return os.path.join(mps.SHM_DIR, f"fairway-{self._settings.cluster}-{mps.gpu_key(uuid)}")
 
     def _make_folders(self, share: mps.MpsShare) -> None:
-        """Tasks of other accounts reach the pipes and the shared memory; logs and orders are ours."""
+        """Create the folders: pipes and shared memory accessible to other accounts, logs private."""
         for folder, mode in ((self._root, 0o711), (self._path(share.uuid), 0o711), (share.pipe_dir, 0o755)):
             os.makedirs(folder, mode=mode, exist_ok=True)
         os.makedirs(self._path(share.uuid, "log"), mode=0o700, exist_ok=True)
         if share.shm_dir != mps.SHM_DIR:
             os.makedirs(share.shm_dir, exist_ok=True)
-            if not _is_our_folder(share.shm_dir):  # anybody may make names there
+            if not _is_our_folder(share.shm_dir):  # any account can create names there
                 raise self._error(share.uuid, f"{share.shm_dir} belongs to somebody else")
             os.chmod(share.shm_dir, 0o1777)  # noqa: S103 - as the machine's own
 
     def _all_daemons(self) -> Dict[str, str]:
-        """The GPUs of all daemons that were ordered and not ended, by folder."""
+        """Return the GPUs of all daemons by folder."""
         with contextlib.suppress(FileNotFoundError):
             found = {key: self._uuid(key) for key in os.listdir(self._root)}
             return {key: uuid for key, uuid in found.items() if uuid is not None}
@@ -239,11 +239,11 @@ class MpsDaemons:
         return None if order is None else str(order["uuid"])
 
     def _find_daemon(self, uuid: str) -> Optional[MpsDaemon]:
-        told = read_json(self._path(uuid, "daemon.json"))
-        return None if told is None else MpsDaemon(told["pid"], told["start_ticks"])
+        reported = read_json(self._path(uuid, "daemon.json"))
+        return None if reported is None else MpsDaemon(reported["pid"], reported["start_ticks"])
 
     def _holders(self, uuid: str) -> List[GpuShare]:
-        """The shares of a GPU that tasks hold now, those among them of which nothing is created yet."""
+        """Return the shares of a GPU that tasks hold, including those without a container yet."""
         shares = (
             mps.find_fractional_share([GpuShare(each["uuid"], each["milli"]) for each in record["gpus"]])
             for record in self._ledger.tasks().values()
@@ -272,7 +272,7 @@ class MpsDaemons:
 
 
 def _daemon_processes(pipes: str) -> List[int]:
-    """A daemon and its servers, these also where they outlived it: by program, and the pipes they were given."""
+    """Return the processes of a daemon, including servers that survived it: by program and pipe folder."""
     mark = f"CUDA_MPS_PIPE_DIRECTORY={pipes}"
     return [
         each.pid
@@ -291,7 +291,7 @@ def _is_our_folder(path: str) -> bool:
 
 
 def _clear_dir(folder: str) -> None:
-    """Removes what is in a folder; the folder stays, for tasks that are created already are shown this very one."""
+    """Remove the content of a folder, but not the folder, which existing tasks have mounted."""
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)
@@ -301,18 +301,18 @@ def _clear_dir(folder: str) -> None:
 
 
 def main(folder: str) -> int:
-    """Makes a process that becomes the daemon ordered in a folder, and returns once it has, or says why not."""
+    """Start the daemon of a folder in a new process; return once it runs, or report why not."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
     if os.fork() == 0:
         try:
             _exec_daemon(folder)
-        except BaseException as error:  # the last line of defence of a process of its own: said, then ended
+        except BaseException as error:  # report any error of the child process before it exits
             with contextlib.suppress(OSError):
                 os.write(writing, str(error).encode())
         os._exit(1)
     os.close(writing)
     with os.fdopen(reading, "rb") as stream:
-        said = stream.read()  # nothing is said once the daemon has taken the process over
+        said = stream.read()  # empty once exec succeeded
     sys.stderr.write(said.decode(errors="replace"))
     return 1 if said else 0
 

@@ -1,4 +1,4 @@
-"""Real GPUs through NVML, the one place that knows the module ``pynvml``."""
+"""Real GPUs through NVML; the only user of ``pynvml``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PCI_DEVICES = "/sys/bus/pci/devices"
 
 
 def open_nvml() -> GpuProvider:
-    """GPUs of this machine, or none where there is no NVML to ask."""
+    """Return the GPUs of this machine, or none without NVML."""
     try:
-        ctypes.CDLL(_LIBRARY)  # the module is large, and only machines with a driver need it
+        ctypes.CDLL(_LIBRARY)  # the module is large and is needed only with a driver
         import pynvml
     except (OSError, ImportError):
         return NoGpus()
@@ -43,9 +43,9 @@ def _open(nvml: Any) -> GpuProvider:
 
 
 class UnresponsiveGpus(GpuProvider):
-    """A driver that is there and does not answer, such as one that was upgraded under running work.
+    """A driver that is installed but does not respond, for example after an upgrade while it was in use.
 
-    What it has is not known, and not lost: it is asked again before each answer, at most every so often.
+    Its GPUs are unknown, not lost. Opening is retried before each answer, at most once per interval.
     """
 
     def __init__(self, nvml: Any, why: str) -> None:
@@ -101,19 +101,19 @@ class _Memory(NamedTuple):
 
 
 class _StaticInfo(NamedTuple):
-    """What does not change while a GPU is there."""
+    """Properties that are constant while a GPU is present."""
 
     model: str
     profile: Optional[str]
     capability: Optional[float]
     bus_id: Optional[str]
     numa_node: Optional[int]
-    instance: Optional[int]  # the number of a slice's GPU instance
-    physical_uuid: str  # UUID of the GPU that it is, or is a slice of
+    instance: Optional[int]  # instance number of a MIG slice
+    physical_uuid: str  # UUID of the whole GPU, also for slices
 
 
 class NvmlGpus(GpuProvider):
-    """GPUs as NVML lists them now, MIG slices in place of their parent; one that fell off the bus is lost."""
+    """GPUs as NVML lists them, MIG slices instead of their parent; one that fell off the bus is lost."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -122,10 +122,10 @@ class NvmlGpus(GpuProvider):
         self._links_cache: Tuple[Tuple[str, ...], List[GpuLink]] = (
             (),
             [],
-        )  # of the GPUs that were there together
+        )  # valid for this set of GPUs
         self._lock = threading.Lock()
         self._faults = FaultLog()
-        self._ecc: Dict[str, int] = {}  # uncorrected errors at the last look, by whole GPU
+        self._ecc: Dict[str, int] = {}  # uncorrected errors at the last reading, by whole GPU
         self._throttled_since_s: Dict[str, float] = {}
 
     def driver_version(self) -> Optional[str]:
@@ -195,7 +195,7 @@ class NvmlGpus(GpuProvider):
         watch_faults(self._nvml, self._physical_gpus(), self._faults)
 
     def take_faults(self) -> List[GpuFault]:
-        """What befell a whole GPU befell each of its slices; one that left the bus is named as a whole."""
+        """Return the faults: those of a whole GPU for each slice, those of a missing GPU by its own UUID."""
         traits = self._static_info
         return [
             GpuFault(uuid, xid, times)
@@ -254,7 +254,7 @@ class NvmlGpus(GpuProvider):
         )
 
     def _health_readings(self, uuid: str, handle: Any) -> HealthReadings:
-        """What a whole GPU says of its condition now; slices share it."""
+        """Return the readings of a whole GPU; its slices share them."""
         now_s = time.monotonic()
         ecc, before = self._uncorrected_errors(handle), self._ecc.get(uuid)
         if ecc is not None:
@@ -264,7 +264,7 @@ class NvmlGpus(GpuProvider):
         rows = self._query(self._nvml.nvmlDeviceGetRemappedRows, handle)
         pages = self._query(self._nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
         throttle = self._query(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-        if throttle is None:  # a driver before 535 has it under its older name
+        if throttle is None:  # drivers before 535 have the older name
             throttle = self._query(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
         if is_throttled(throttle):
             self._throttled_since_s.setdefault(uuid, now_s)
@@ -280,12 +280,12 @@ class NvmlGpus(GpuProvider):
         )
 
     def _uncorrected_errors(self, handle: Any) -> Optional[int]:
-        """Since the driver was loaded, of all its memory."""
+        """Return uncorrected errors of all memory since the driver was loaded."""
         kind, since = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._nvml.NVML_VOLATILE_ECC
         return self._query(self._nvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
 
     def _memory(self, handle: Any) -> Optional[_Memory]:
-        """Bytes in all, in use, and kept by the driver; older drivers count the latter as used."""
+        """Return total, used and reserved bytes; older drivers count reserved memory as used."""
         found = self._query(self._nvml.nvmlDeviceGetMemoryInfo, handle, self._nvml.nvmlMemory_v2)
         if found is not None:
             return _Memory(found.total, found.used, found.reserved)
@@ -293,7 +293,7 @@ class NvmlGpus(GpuProvider):
         return None if found is None else _Memory(found.total, found.used, None)
 
     def _find_links(self, whole: Dict[str, Any]) -> List[GpuLink]:
-        """Worked out anew when other GPUs are there: it takes some hundred questions."""
+        """Return the links, cached until the set of GPUs changes: reading takes some hundred calls."""
         key = tuple(whole)
         if self._links_cache[0] != key:
             ends = {uuid: self._count_nvlinks(handle) for uuid, handle in whole.items()}
@@ -310,7 +310,7 @@ class NvmlGpus(GpuProvider):
         return self._links_cache[1]
 
     def _count_nvlinks(self, handle: Any) -> Dict[str, int]:
-        """Active NVLinks by what is at their far end."""
+        """Return the number of active NVLinks by remote end."""
         found: Dict[str, int] = {}
         for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
             if not self._query(self._nvml.nvmlDeviceGetNvLinkState, handle, link):
@@ -326,7 +326,7 @@ class NvmlGpus(GpuProvider):
         return found
 
     def _has_nvlink_p2p(self, one: Any, other: Any) -> Optional[bool]:
-        """True when the two may use each other's memory over NVLink; links alone do not say that."""
+        """Return True when peer access over NVLink works, which links alone do not imply."""
         status = self._query(
             self._nvml.nvmlDeviceGetP2PStatus, one, other, self._nvml.NVML_P2P_CAPS_INDEX_NVLINK
         )
@@ -337,7 +337,7 @@ class NvmlGpus(GpuProvider):
         return None if pci is None else str(_text(pci.busId)).upper()
 
     def _physical_gpus(self) -> Dict[str, Any]:
-        """Each whole GPU that answers, in the order of the machine."""
+        """Return the handles of all responding whole GPUs in machine order."""
         found: Dict[str, Any] = {}
         for index in range(self._query(self._nvml.nvmlDeviceGetCount) or 0):
             handle = self._query(self._nvml.nvmlDeviceGetHandleByIndex, index)
@@ -368,7 +368,7 @@ class NvmlGpus(GpuProvider):
         return [GpuProcess(pid, memory) for pid, memory in sorted(found.items())]
 
     def _query(self, question: Callable[..., _Answer], *arguments: Any) -> Optional[_Answer]:
-        """An answer of NVML, None for what this GPU or driver does not tell."""
+        """Call NVML; return None when this GPU or driver does not support the query."""
         try:
             return question(*arguments)
         except self._nvml.NVMLError:
@@ -376,7 +376,7 @@ class NvmlGpus(GpuProvider):
 
 
 def _numa_node(bus_id: str) -> Optional[int]:
-    """The NUMA node of a PCIe address as the kernel knows it; None on a machine that has but one."""
+    """Return the NUMA node of a PCIe address; None on a machine with a single one."""
     domain, _, place = bus_id.lower().partition(":")
     text = read_text(os.path.join(_PCI_DEVICES, f"{domain[-4:]}:{place}", "numa_node"))
     node = int(text) if text and text.strip().lstrip("-").isdigit() else -1

@@ -1,4 +1,4 @@
-"""Whose process is on a GPU: that of one of our tasks, or a foreign one with its account and its command."""
+"""Owners of processes on GPUs: a task, or a foreign account and command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_NAME_LENGTH = 64
 
 
 class ProcessOwner(NamedTuple):
-    """Job and attempt of a task of ours, or else account and first word of the command, as far as they are told."""
+    """Job and attempt of a task, otherwise account and program name, as far as known."""
 
     job: Optional[str]
     attempt: Optional[int]
@@ -25,10 +25,10 @@ class ProcessOwner(NamedTuple):
 
 
 class ProcessOwnerResolver:
-    """Finds owners by looking at the processes asked for and their ancestors, never at all of the machine.
+    """Finds owners by examining only the given processes and their ancestors.
 
-    That a process is ours is remembered while it lives: its number and the tick of its start say that it is the
-    same one. A foreign one may yet turn out to be ours, when its task was not written down before it was seen.
+    Processes of tasks are cached, keyed by process id and start tick. Foreign ones are not, because a task
+    may be recorded after its process was seen.
     """
 
     def __init__(self) -> None:
@@ -40,16 +40,16 @@ class ProcessOwnerResolver:
         records: Iterable[Record],
         daemons: Iterable[int] = (),
     ) -> List[List[Dict[str, Any]]]:
-        """For each GPU a row per process, as a sample tells it.
+        """Return rows per GPU and process, as in samples.
 
-        What descends from ``daemons`` is of no job, and not foreign: it shares the GPU among jobs.
+        Descendants of ``daemons`` belong to no job and are not foreign: they serve shared GPUs.
         """
         sharing = dict.fromkeys(daemons, True)
         tasks = [record for record in records if record["pid"]]
         roots = {record["pid"]: record for record in tasks}
         groups: Optional[Dict[str, Record]] = None
         known: Dict[Tuple[int, int], ProcessOwner] = {}
-        told = []
+        reported = []
         for processes in processes_by_gpu:
             rows = []
             for each in processes:
@@ -68,18 +68,18 @@ class ProcessOwnerResolver:
                         **owner._asdict(),
                     }
                 )
-            told.append(rows)
+            reported.append(rows)
         self._known = known
-        return told
+        return reported
 
 
 def has_own_cgroup(pid: int) -> bool:
-    """True when a process stands in a group of its own, not in the one the agent was started in."""
+    """Return True when a process is in another control group than the agent."""
     return procfs.read_text(f"/proc/{pid}/cgroup") != procfs.read_text("/proc/self/cgroup")
 
 
 def _task_cgroups(tasks: List[Record]) -> Dict[str, Record]:
-    """Control groups of tasks that have one of their own, as /proc tells them."""
+    """Return tasks by control group, for those with a group of their own."""
     found = ((procfs.read_text(f"/proc/{task['pid']}/cgroup"), task) for task in tasks)
     own = procfs.read_text("/proc/self/cgroup")
     return {text: task for text, task in found if text and text != own}
@@ -100,7 +100,7 @@ def _find_owner(
 
 
 def _is_within(text: str, group: str) -> bool:
-    """True when each line names the same group or one below it."""
+    """Return True when each line names the same group or a descendant."""
     lines, above = text.splitlines(), group.splitlines()
     return len(lines) == len(above) and all(
         line == one or line.startswith(one.rstrip("/") + "/") for line, one in zip(lines, above)
@@ -129,7 +129,7 @@ def _user_name(pid: int) -> Optional[str]:
 
 
 def _program_name(pid: int) -> Optional[str]:
-    """The name of its program, without its arguments: these may hold secrets."""
+    """Return the program name without arguments, which may contain secrets."""
     text = procfs.read_text(f"/proc/{pid}/cmdline") or procfs.read_text(f"/proc/{pid}/comm") or ""
     words = text.split("\0", 1)[0].split()
     name = os.path.basename(words[0]) if words else ""

@@ -1,4 +1,4 @@
-"""Pretend GPUs out of a JSON file, marked simulated: their health and load follow the file as it changes."""
+"""Simulated GPUs from a JSON file; health and load follow changes of the file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from agents.node.gpus.health import HealthReadings, evaluate_health
 class SimulatedGpus(GpuProvider):
     """GPUs as ``{"gpus": [{"uuid", "model", "memory_mib", "health", "load": {...}}]}``.
 
-    ``nvlink_island``, ``compute_capability``, ``mig_profile``, ``fatal`` and ``ecc_uncorrected`` are optional; without
-    ``nvlink_island`` all are joined.
-    ``xids`` are told as if its driver told them, each once: those that are appended while the agent runs. Without a
-    ``health`` they say what it is, as of real GPUs.
-    ``load`` is optional; without it a GPU that is given away hums between 60 and 95 percent, and an idle one
-    stands still. It may name ``processes`` (pid, memory_mib) of this machine, as if they used the GPU. A file that
-    is missing or half written keeps the last good picture.
+    ``nvlink_island``, ``compute_capability``, ``mig_profile``, ``fatal`` and ``ecc_uncorrected`` are
+    optional; without ``nvlink_island`` all are joined. ``xids`` appended while the agent runs are reported
+    once each; without ``health`` they determine the health as for real GPUs. ``load`` is optional: the
+    default is 60 to 95 percent when allocated, otherwise idle. It may contain ``processes`` (pid, memory_mib)
+    of this machine. An invalid or missing file keeps the last valid state.
     """
 
     def __init__(self, path: str) -> None:
@@ -31,7 +29,7 @@ class SimulatedGpus(GpuProvider):
         self._rows: List[Dict[str, Any]] = []
         self._gpus: List[GpuInfo] = []
         self._reported_xids: Optional[Dict[str, int]] = (
-            None  # how many XIDs of each were told, or stood there before
+            None  # XIDs per GPU already reported, or present at the start
         )
 
     def driver_version(self) -> Optional[str]:
@@ -51,10 +49,10 @@ class SimulatedGpus(GpuProvider):
     def take_faults(self) -> List[GpuFault]:
         self._reload()
         rows = {str(row["uuid"]): [int(xid) for xid in row.get("xids", ())] for row in self._rows}
-        told, self._reported_xids = self._reported_xids, {uuid: len(xids) for uuid, xids in rows.items()}
-        if told is None:
+        reported, self._reported_xids = self._reported_xids, {uuid: len(xids) for uuid, xids in rows.items()}
+        if reported is None:
             return []
-        new = [(uuid, xids[told.get(uuid, 0) :]) for uuid, xids in rows.items()]
+        new = [(uuid, xids[reported.get(uuid, 0) :]) for uuid, xids in rows.items()]
         return [GpuFault(uuid, xid, xids.count(xid)) for uuid, xids in new for xid in dict.fromkeys(xids)]
 
     def _reload(self) -> None:

@@ -1,4 +1,4 @@
-"""Files that survive a crash: locked by flock, written whole, fsynced; a full disk is a refusal."""
+"""Crash-safe files: locked with flock, replaced atomically, fsynced; a full disk is a refusal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def disk_full_as_error(path: str) -> Iterator[None]:
-    """Turns "no space left" inside the block into the refusal ``disk_full``."""
+    """Convert "no space left" errors in the block to the refusal ``disk_full``."""
     try:
         yield
     except OSError as error:
@@ -27,10 +27,10 @@ def disk_full_as_error(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def file_lock(path: str, *, wait: bool = True, shared: bool = False) -> Iterator[Optional[int]]:
-    """Holds a flock on ``path``, exclusive unless ``shared``, and gives its descriptor.
+    """Hold a flock on ``path``, exclusive unless ``shared``, and yield its descriptor.
 
-    None when taken and ``wait`` is false. The lock belongs to the open file, so a child that inherits the
-    descriptor keeps it after we die.
+    Yield None when it is held and ``wait`` is false. The lock belongs to the open file, so a child process
+    that inherits the descriptor keeps it.
     """
     with disk_full_as_error(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -49,7 +49,7 @@ def _try_flock(descriptor: int, wait: bool, kind: int) -> bool:
 
 
 def write_atomic(path: str, content: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
-    """Replaces ``path`` by ``content`` in one step; after a crash there is the old file or the new one."""
+    """Replace ``path`` atomically; after a crash it has the old or the new content."""
     part = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.part"
     with disk_full_as_error(path):
         try:
@@ -73,7 +73,7 @@ def write_atomic(path: str, content: bytes, *, mode: int = 0o600, sync: bool = T
 
 
 def fsync_dir(path: str) -> None:
-    """Makes renames and new names in a folder survive a crash."""
+    """Make renames and new names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -82,7 +82,7 @@ def fsync_dir(path: str) -> None:
 
 
 def read_json(path: str) -> Optional[Any]:
-    """The value in a JSON file, None when there is no such file."""
+    """Return the value in a JSON file, None when the file does not exist."""
     try:
         with open(path, encoding="utf-8") as stream:
             return json.load(stream)
@@ -91,12 +91,12 @@ def read_json(path: str) -> Optional[Any]:
 
 
 def write_json(path: str, value: object, *, mode: int = 0o600) -> None:
-    """Replaces a JSON file in one durable step."""
+    """Replace a JSON file atomically and durably."""
     write_atomic(path, json.dumps(value, separators=(",", ":"), sort_keys=True).encode(), mode=mode)
 
 
 def free_mib(path: str) -> Optional[int]:
-    """Free space for unprivileged writers at ``path`` in MiB, None when the path is missing."""
+    """Return free space for unprivileged users in MiB, None when the path does not exist."""
     try:
         facts = os.statvfs(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Control groups: where a process stands, what it used at most, and, with the right, limits of our own."""
+"""Control groups (v1 and v2): usage of processes, and groups with limits for tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROOT = "/sys/fs/cgroup"
 
 
 class CgroupUsage(NamedTuple):
-    """What a control group says; unknown is None."""
+    """Usage of a control group; unknown values are None."""
 
     memory_mib: Optional[int]
     peak_memory_mib: Optional[int]
@@ -25,7 +25,7 @@ NO_USAGE = CgroupUsage(None, None, None, None)
 
 
 class Cgroup(NamedTuple):
-    """The folders of one control group: one for cgroup v2, one per controller for v1."""
+    """Folders of one control group: one for cgroup v2, one per controller for v1."""
 
     memory: Optional[str]
     cpuacct: Optional[str]
@@ -33,7 +33,6 @@ class Cgroup(NamedTuple):
 
     @property
     def memory_dir(self) -> str:
-        """The folder that counts memory."""
         return self.memory or self.unified or ""
 
     def usage(self) -> CgroupUsage:
@@ -55,7 +54,7 @@ class Cgroup(NamedTuple):
 
 
 def cgroup_of(pid: int) -> Optional[Cgroup]:
-    """The group of a process; None when it is gone or stands in the root group."""
+    """Return the group of a process; None when it has ended or is in the root group."""
     places = _paths_by_controller(read_text(f"/proc/{pid}/cgroup") or "")
     memory, cpuacct = (_controller_dir(places, each) for each in ("memory", "cpuacct"))
     unified = _controller_dir(places, "")
@@ -112,13 +111,13 @@ def _mib(size_bytes: Optional[int]) -> Optional[int]:
 
 
 class TaskCgroup:
-    """A group that we made for one task: limits, members, what was used, and the end of all members."""
+    """A control group with limits that the agent created for one task."""
 
     def __init__(self, folders: List[str]) -> None:
         self._folders = folders
 
     def join(self) -> None:
-        """Moves the calling process in."""
+        """Move the calling process into the group."""
         for folder in self._folders:
             _write(folder, "cgroup.procs", "0")
 
@@ -149,13 +148,13 @@ class TaskCgroup:
 def create(
     name: str, *, memory_mib: Optional[int], pids: Optional[int], cpu_milli: Optional[int]
 ) -> Optional[TaskCgroup]:
-    """A new group with limits, None where this process may not make one with a memory limit."""
+    """Create a group with limits; return None where memory limits are not permitted."""
     group = _create_v1(name, memory_mib, pids, cpu_milli) or _create_v2(name, memory_mib, pids, cpu_milli)
     return TaskCgroup(group) if group else None
 
 
 def find(name: str) -> Optional[TaskCgroup]:
-    """The group made under this name earlier, None when there is none."""
+    """Return the group created earlier with this name, None without one."""
     places = _paths_by_controller(read_text("/proc/self/cgroup") or "")
     folders = []
     for controller in ("memory", "pids", "cpu", "cpuacct"):
@@ -209,7 +208,8 @@ def _create_v2(
     place = _paths_by_controller(read_text("/proc/self/cgroup") or "").get("")
     if place is None or not os.path.exists(os.path.join(_ROOT, "cgroup.controllers")):
         return []
-    # A group with processes of its own cannot hand controllers down, so ours stands beside the agent's.
+    # cgroup v2 forbids delegating controllers from a group with processes: create a sibling of the agent's
+    # group
     parent = os.path.dirname(os.path.join(_ROOT, place.lstrip("/")))
     folder = os.path.join(parent, name)
     try:

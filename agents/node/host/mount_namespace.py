@@ -1,4 +1,4 @@
-"""Mounts that only one process and its children see: a namespace of its own, and what is shown in it."""
+"""Private mount namespaces and mounts in them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _REC, _PRIVATE = 16384, 1 << 18
 
 
 def unshare(flags: int) -> None:
-    """Gives this process namespaces of its own of these kinds, mounts always among them. OSError where it may not."""
+    """Unshare namespaces, always including mounts. Raise OSError when not permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS | flags) != 0:
         raise OSError(ctypes.get_errno(), "this machine does not allow private mounts")
 
 
 def make_mounts_private() -> None:
-    """What is mounted from now on stays in this namespace."""
+    """Keep later mounts within this namespace."""
     mount("none", "/", None, _REC | _PRIVATE)
 
 
 def mount(source: str, target: str, kind: Optional[str], flags: int, data: Optional[str] = None) -> None:
-    """Mounts, or raises OSError with the place."""
+    """Mount; raise OSError with the target."""
     libc = ctypes.CDLL(None, use_errno=True)
     words = [None if word is None else word.encode() for word in (source, target, kind, data)]
     if libc.mount(words[0], words[1], words[2], flags, words[3]) != 0:
@@ -32,7 +32,7 @@ def mount(source: str, target: str, kind: Optional[str], flags: int, data: Optio
 
 
 def map_own_ids(uid: int, gid: int) -> None:
-    """In a user namespace of one's own: the account keeps its numbers, and there is no other."""
+    """Map only the current account to itself in a new user namespace."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY)
         try:

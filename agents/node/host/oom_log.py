@@ -1,4 +1,4 @@
-"""Whom the kernel ended for want of memory, from its own log: an engine's group may be gone before we look."""
+"""Containers with OOM kills, from the kernel log: the control group may be gone before it is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CONTAINER = re.compile(r"[0-9a-f]{64}")
 
 
 class OomLog:
-    """Follows ``/dev/kmsg`` from now on; where it may not be read, nothing is known."""
+    """Follows ``/dev/kmsg``; reports nothing where it is not readable."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class OomLog:
             self._log = None
 
     def has_oom_kill(self, group_folder: str) -> bool:
-        """True when the kernel has ended something in this container for want of memory."""
+        """Return True when the kernel killed a process of this container for lack of memory."""
         with self._lock:
             self._read()
             return any(container in self._killed_containers for container in _CONTAINER.findall(group_folder))
@@ -34,7 +34,7 @@ class OomLog:
             try:
                 line = os.read(self._log, 8192).decode(errors="replace")
             except BrokenPipeError:
-                continue  # older lines were overwritten; the next read goes on with those that are left
+                continue  # lines were overwritten; continue with the remaining ones
             except OSError:
                 return
             if not line:

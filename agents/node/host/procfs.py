@@ -1,4 +1,4 @@
-"""Facts of the machine the agent stands on, read from /proc; what cannot be read is None."""
+"""Reads machine and process information from /proc; unreadable values are None."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def read_text(path: str) -> Optional[str]:
-    """The content of a small file, None when it cannot be read."""
+    """Return the content of a small file, None when unreadable."""
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return stream.read()
@@ -24,7 +24,7 @@ def read_text(path: str) -> Optional[str]:
 
 
 def boot_id(path: str) -> str:
-    """The id of this boot; an unreadable file is an error, for without it nothing about reboots is known."""
+    """Return the boot id. Raise OSError when unreadable, because reboots could not be detected."""
     with open(path, encoding="ascii") as stream:
         return stream.read().strip()
 
@@ -46,7 +46,7 @@ def _meminfo_mib(field: str) -> Optional[int]:
 
 
 def routed_networks() -> List[ipaddress.IPv4Network]:
-    """The IPv4 networks this machine has routes to, but for the default route."""
+    """Return the routed IPv4 networks without the default route."""
     networks = []
     for line in (read_text("/proc/net/route") or "").splitlines()[1:]:
         words = line.split()
@@ -57,7 +57,7 @@ def routed_networks() -> List[ipaddress.IPv4Network]:
 
 
 class CpuTicks(NamedTuple):
-    """Processor time of the whole machine since boot, in clock ticks."""
+    """CPU time of the machine since boot, in clock ticks."""
 
     busy: int
     total: int
@@ -72,14 +72,14 @@ def cpu_ticks() -> Optional[CpuTicks]:
 
 
 def cpu_percent(before: Optional[CpuTicks], after: Optional[CpuTicks]) -> Optional[float]:
-    """Busy share of all processors between two readings, 0 to 100."""
+    """Return CPU use between two readings, 0 to 100."""
     if before is None or after is None or after.total <= before.total:
         return None
     return round(100.0 * (after.busy - before.busy) / (after.total - before.total), 1)
 
 
 class ProcessInfo(NamedTuple):
-    """One process as /proc tells it; ``start_ticks`` with ``pid`` names it for ever within a boot."""
+    """A process; ``pid`` and ``start_ticks`` identify it within a boot."""
 
     pid: int
     parent: int
@@ -92,7 +92,7 @@ class ProcessInfo(NamedTuple):
 
 
 def read_process(pid: int) -> Optional[ProcessInfo]:
-    """Facts of a process, None when it is gone."""
+    """Return a process, None when it does not exist."""
     text = read_text(f"/proc/{pid}/stat")
     if not text:
         return None
@@ -110,7 +110,7 @@ def read_process(pid: int) -> Optional[ProcessInfo]:
 
 
 def open_pidfd(pid: int) -> Optional[int]:
-    """A descriptor that becomes readable when the process ends; None when gone or not supported."""
+    """Return a descriptor that becomes readable when the process ends; None when gone or unsupported."""
     if hasattr(os, "pidfd_open"):
         try:
             return int(os.pidfd_open(pid))
@@ -127,14 +127,14 @@ def _libc() -> Any:
 
 
 def trim_memory() -> None:
-    """Gives back to the kernel what this process has freed, such as what compiling its own program took."""
-    trim = getattr(_libc(), "malloc_trim", None)  # of glibc alone
+    """Return freed memory to the kernel, such as that used to compile this program."""
+    trim = getattr(_libc(), "malloc_trim", None)  # glibc only
     if trim is not None:
         trim(0)
 
 
 def is_alive(pid: Optional[int], start_ticks: Optional[int]) -> bool:
-    """True while exactly this process runs: same number, same start, not a zombie."""
+    """Return True while exactly this process runs: same id and start, not a zombie."""
     if not pid:
         return False
     facts = read_process(pid)
@@ -142,18 +142,18 @@ def is_alive(pid: Optional[int], start_ticks: Optional[int]) -> bool:
 
 
 def list_processes() -> List[ProcessInfo]:
-    """Every process of the machine that can be seen."""
+    """Return all visible processes."""
     found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return [facts for facts in found if facts is not None]
 
 
 def descendants(root: int, processes: List[ProcessInfo]) -> List[ProcessInfo]:
-    """A process and all that descend from it, among ``everyone``."""
+    """Return a process and its descendants among ``processes``."""
     children: Dict[int, List[ProcessInfo]] = {}
     for facts in processes:
         children.setdefault(facts.parent, []).append(facts)
     found = [facts for facts in processes if facts.pid == root]
-    for facts in found:  # grows while we walk it
+    for facts in found:  # grows during iteration
         found.extend(children.get(facts.pid, ()))
     return found
 

@@ -1,11 +1,11 @@
-"""What this machine runs, version by version, and one message for each that is below its floor.
+"""Installed versions, and a warning for each one below its minimum.
 
-Floors of runc, the NVIDIA Container Toolkit and OpenSSH: RELIABILITY section 5.4. podman: CVE-2026-55686, an image
-may write to the host by its WORKDIR. docker: CVE-2024-41110. crun: CVE-2025-24965. conmon: CVE-2022-1708, a task may
-fill the node's memory by what it prints. Driver: the oldest that runs programs for CUDA 12 (NVIDIA's CUDA
-compatibility table); its security floors move each quarter with its branch and are not kept here. Kernel: pidfd_open,
-by which the end of a task is seen at once. MaxStartups: three processes of the portal and a connection test may knock
-at the same time. MaxSessions is told without a floor: each of our links is the one session of its own connection.
+Reasons for the minimums: published security fixes of runc, the NVIDIA Container Toolkit and OpenSSH; podman
+CVE-2026-55686 (an image may write to the host by its WORKDIR); docker CVE-2024-41110; crun CVE-2025-24965;
+conmon CVE-2022-1708 (a task may exhaust memory by its output); driver: the oldest for CUDA 12 (NVIDIA's
+compatibility table), whose security fixes are not tracked here; kernel: pidfd_open; MaxStartups: three portal
+processes and a connection test may connect at once. MaxSessions has no minimum, because each link is the only
+session of its connection.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ BANNER_TIMEOUT_S = 1.0
 
 
 class MinimumVersion(NamedTuple):
-    """The lowest good versions; of several, each but the last is the floor of its own minor series."""
+    """Minimum versions; each but the last applies to its own minor series."""
 
-    name: str  # as a message begins with it
+    name: str  # display name
     versions: Tuple[Version, ...]
-    containers: bool = False  # matters only where an engine runs containers
+    containers: bool = False  # relevant only with a container engine
 
 
 MINIMUM_VERSIONS: Dict[str, MinimumVersion] = {
@@ -45,7 +45,7 @@ MINIMUM_VERSIONS: Dict[str, MinimumVersion] = {
     "sshd": MinimumVersion("The sshd that runs", ((9, 6),)),
 }
 MIN_MAXSTARTUPS = 4
-"""Of sshd's MaxStartups the first number, from which on it turns connections away by chance."""
+"""Minimum of the first number of sshd's MaxStartups, from which sshd drops connections at random."""
 
 _COMMANDS = {
     "runc": ["runc", "--version"],
@@ -58,13 +58,13 @@ _COMMANDS = {
 
 
 def parse_version(text: str) -> Optional[Version]:
-    """The first dotted number in a text."""
+    """Return the first dotted version number in a text."""
     found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
     return tuple(int(each) for each in found.groups() if each is not None) if found else None
 
 
 def is_outdated(version: Version, minimums: Tuple[Version, ...]) -> bool:
-    """True when a version is lower than the floor of its series."""
+    """Return True when a version is lower than the minimum of its series."""
     for floor in minimums:
         if version[:2] == floor[:2]:
             return version < floor
@@ -72,8 +72,8 @@ def is_outdated(version: Version, minimums: Tuple[Version, ...]) -> bool:
 
 
 def version_warnings(versions: Dict[str, Optional[str]], *, containers: bool) -> List[str]:
-    """A message for each that is below its floor; what is not known is not below."""
-    sentences = []
+    """Return a message for each outdated version; unknown versions are skipped."""
+    messages = []
     for key, floor in MINIMUM_VERSIONS.items():
         version = versions.get(key)
         if not version or (floor.containers and not containers) or (key == "ssh" and versions.get("sshd")):
@@ -81,19 +81,19 @@ def version_warnings(versions: Dict[str, Optional[str]], *, containers: bool) ->
         parsed = parse_version(version)
         if parsed is not None and is_outdated(parsed, floor.versions):
             wanted = " or ".join(".".join(map(str, each)) for each in floor.versions)
-            sentences.append(
+            messages.append(
                 f"{floor.name} {version} is below {wanted}: upgrade it, or keep vendor backports."
             )
     startups = (versions.get("maxstartups") or "").partition(":")[0]
     if startups.isdigit() and int(startups) < MIN_MAXSTARTUPS:
-        sentences.append(
+        messages.append(
             f"sshd turns connections away from {startups} at once on (MaxStartups): let it take {MIN_MAXSTARTUPS}."
         )
-    return sentences
+    return messages
 
 
 def collect_versions() -> Dict[str, Optional[str]]:
-    """Version by tool, None where it is missing or does not say; takes as long as the slowest answer."""
+    """Return versions by tool, None when missing or unknown; runs all commands in parallel."""
     with ThreadPoolExecutor(max_workers=len(_COMMANDS) + 1) as hands:
         answers = {name: hands.submit(_version_of, command) for name, command in _COMMANDS.items()}
         sshd = hands.submit(_sshd_info)
@@ -127,22 +127,23 @@ def _output(command: List[str]) -> Optional[str]:
 
 
 def _sshd_info() -> Dict[str, Optional[str]]:
-    """What runs and how it is set: the former from its banner, as the program may have been upgraded since.
+    """Return the running sshd's version and limits.
 
-    Only root is told how it is set.
+    The version is read from the banner, because the program may have been upgraded since. Only root can read
+    the limits.
     """
-    told = parse_sshd_config(_output(["sshd", "-T"]) or "")
-    banner = _banner(int(told["port"] or "22"))
+    reported = parse_sshd_config(_output(["sshd", "-T"]) or "")
+    banner = _banner(int(reported["port"] or "22"))
     found = re.search(r"OpenSSH_(\d+\.\d+)", banner or "")
     return {
         "sshd": found.group(1) if found else None,
-        "maxsessions": told["maxsessions"],
-        "maxstartups": told["maxstartups"],
+        "maxsessions": reported["maxsessions"],
+        "maxstartups": reported["maxstartups"],
     }
 
 
 def parse_sshd_config(text: str) -> Dict[str, Optional[str]]:
-    """The first port, MaxSessions and MaxStartups in what ``sshd -T`` prints."""
+    """Return the first port, MaxSessions and MaxStartups of the output of ``sshd -T``."""
     found: Dict[str, Optional[str]] = {"port": None, "maxsessions": None, "maxstartups": None}
     for line in text.splitlines():
         key, _, value = line.partition(" ")

@@ -1,7 +1,7 @@
-"""Removes images that nobody needs once the file system of an engine's store is too full, oldest use first.
+"""Image garbage collection by disk usage, least recently used first.
 
-Never one of which a container was made, that a task of ours is about to use, that is being brought at this moment, or
-that the portal names; and other people's images only when it says so.
+Never removes an image with a container, one that a task is about to use, one being pulled, or one that the
+portal protects; removes unmanaged images only when requested.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ from agents.node.ledger.image_usage import find_usage, record_present
 from agents.node.ledger.ledger import LIVE_PHASES
 from agents.node.runtimes import Image, Runtime
 from agents.node.spec.image_names import UNKNOWN_ARCHIVE, normalize_image_name
-from agents.node.tasks.manager import TaskManager
+from agents.node.tasks.task_manager import TaskManager
 
 _TIME_LIMIT_S = 120.0
-"""No further image is begun after so long; the next tidying goes on."""
+"""No further image removal starts after this time; the next run continues."""
 JsonObject = Dict[str, Any]
 
 
 class ImageGcPolicy(NamedTuple):
-    """What the portal says of images: above ``high_threshold_percent`` they go until ``low_threshold_percent``, unused for ``min_age_s``."""
+    """Policy from the portal: above ``high_threshold_percent``, images unused for ``min_age_s`` are removed
+    until ``low_threshold_percent``.
+    """
 
     high_threshold_percent: float
     low_threshold_percent: float
     min_age_s: float
-    include_unmanaged: bool  # also images that we did not bring
-    protected: Set[str]  # plain names
+    include_unmanaged: bool  # also images that the agent did not pull or load
+    protected: Set[str]  # normalized names
 
 
 def parse_image_gc_policy(raw: Any) -> Optional[ImageGcPolicy]:
-    """The field ``images`` of the verb ``gc``; None: no image is removed."""
+    """Return the field ``images`` of the verb ``gc``; None: no image is removed."""
     if raw is None:
         return None
     try:
@@ -42,28 +44,32 @@ def parse_image_gc_policy(raw: Any) -> Optional[ImageGcPolicy]:
             float(raw[key]) for key in ("high_threshold_percent", "low_threshold_percent", "min_age_s")
         )
         keep = {normalize_image_name(str(name)) for name in raw.get("protected", ())}
-        wish = ImageGcPolicy(high, min(low, high), min_age_s, raw.get("include_unmanaged") is True, keep)
+        request = ImageGcPolicy(high, min(low, high), min_age_s, raw.get("include_unmanaged") is True, keep)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise invalid_spec(
             "images has high_threshold_percent, low_threshold_percent, min_age_s, and perhaps others and keep."
         ) from error
-    if not (wish.low_threshold_percent >= 0 and wish.high_threshold_percent <= 100 and wish.min_age_s >= 0):
+    if not (
+        request.low_threshold_percent >= 0
+        and request.high_threshold_percent <= 100
+        and request.min_age_s >= 0
+    ):
         raise invalid_spec("The percentages of images are from 0 to 100, and min_age_s is not negative.")
-    return wish
+    return request
 
 
 class ImageCollector:
-    """Makes room in the stores of a node's engines."""
+    """Removes images from the stores of all engines."""
 
     def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
 
     def collect(self, policy: Optional[ImageGcPolicy]) -> List[JsonObject]:
-        """Removes what ``wish`` allows; a row for each image that is gone: names, size_mib, runtime, idle_s."""
+        """Remove images as ``policy`` allows; return a row for each: runtime, names, size_mib, unused_s."""
         removed: List[JsonObject] = []
         for runtime in self._tasks.runtimes.values():
             if runtime.kind != "process" and policy is not None:
-                with contextlib.suppress(AgentError):  # an engine that does not answer keeps its images
+                with contextlib.suppress(AgentError):  # an engine that does not respond keeps its images
                     removed.extend(self._collect_runtime(runtime, policy))
         return removed
 
@@ -81,7 +87,7 @@ class ImageCollector:
             if used is None or used <= policy.low_threshold_percent or time.monotonic() > until_s:
                 break
             with self._tasks.directories.lock_image_for_removal([*image.names, UNKNOWN_ARCHIVE]) as alone:
-                # since we looked, a task may have come to use it and have let go of the lock again
+                # a task may have used it since the check and released the lock
                 if alone and self._unused_since_s(runtime, image) == since_s and runtime.remove_image(image):
                     removed.append(_row(runtime.kind, image, now_s - since_s))
         return removed
@@ -103,11 +109,11 @@ class ImageCollector:
         return sorted(found, key=lambda each: (each[0], each[1].image_id))
 
     def _unused_since_s(self, runtime: Runtime, image: Image) -> Optional[float]:
-        """Since when no task of ours needs it; None while one does, or when nothing is known of it."""
+        """Return since when no task needs the image; None while one does, or when unknown."""
         state = self._tasks.ledger.read()
         names = {normalize_image_name(name) for name in image.names}
         for record in state["tasks"].values():
-            wanted = record.get("image")  # older records lack it: their containers say what they use
+            wanted = record.get("image")  # older records lack it: their containers name the image
             if (
                 record["phase"] in LIVE_PHASES
                 and wanted is not None
@@ -119,7 +125,7 @@ class ImageCollector:
 
 
 def store_used_percent(runtime: Runtime) -> Optional[float]:
-    """How full the file system is that holds an engine's images, 0 to 100; None when nobody can say."""
+    """Return the use of the file system of an engine's images, 0 to 100; None when unknown."""
     with contextlib.suppress(AgentError, OSError):
         path = runtime.store_path()
         if path is not None:

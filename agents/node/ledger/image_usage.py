@@ -1,7 +1,7 @@
-"""What the ledger knows of images: which of them we brought, since when each is here, when each was last used.
+"""Image usage in the ledger: managed images, time of arrival, time of last use.
 
-Pure: functions on the ledger's content, inside its transactions. Ledgers of earlier agents have neither key, so the
-images of that time count as other people's.
+Pure functions on the ledger's content, called within its transactions. Images known only to ledgers of
+earlier agents count as unmanaged.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Sequence
 from agents.node.spec.image_names import normalize_image_name
 
 _IMAGES_KEY, _USES_KEY = "images", "image_uses"
-_USE_RETENTION_S = 400 * 86_400.0  # longer than any knob asks for
+_USE_RETENTION_S = 400 * 86_400.0  # longer than any configurable age
 LedgerState = Dict[str, Any]
 
 
 class ImageUsage(NamedTuple):
-    """An image as the ledger knows it. Times are Unix seconds; ``used_s`` None: no task was seen to use it."""
+    """Usage of an image. Unix seconds; ``last_used_s`` None: no use by a task was recorded."""
 
     managed: bool
     present_since_s: float
@@ -24,12 +24,12 @@ class ImageUsage(NamedTuple):
 
     @property
     def unused_since_s(self) -> float:
-        """Since when nobody used it, as far as we know."""
+        """Return since when the image is known to be unused."""
         return max(self.present_since_s, self.last_used_s or 0.0)
 
 
 def record_use(state: LedgerState, runtime: str, image: Optional[str], now_s: float) -> None:
-    """A task that begins or ends uses its image, by whatever name it was asked for."""
+    """Record that a task begins or ends using its image, by the requested name."""
     if image is not None:
         state.setdefault(_USES_KEY, {}).setdefault(runtime, {})[normalize_image_name(image)] = round(now_s, 3)
 
@@ -37,14 +37,14 @@ def record_use(state: LedgerState, runtime: str, image: Optional[str], now_s: fl
 def record_arrival(
     state: LedgerState, runtime: str, image_id: str, *, was_present: bool, now_s: float
 ) -> None:
-    """An image was pulled or loaded; one that was here before stays whose it was."""
+    """Record a pull or load; an image that was present before keeps its ``managed`` state."""
     here = state.setdefault(_IMAGES_KEY, {}).setdefault(runtime, {})
     ours = here[image_id]["ours"] if was_present and image_id in here else not was_present
     here[image_id] = {"ours": ours, "since_s": round(now_s, 3)}
 
 
 def record_present(state: LedgerState, runtime: str, image_ids: Iterable[str], now_s: float) -> None:
-    """These are all the images there are now: those not known are noted as others', those gone are forgotten."""
+    """Record the complete list of images: add unknown ones as unmanaged, forget missing ones."""
     before = state.setdefault(_IMAGES_KEY, {}).get(runtime, {})
     new = {"ours": False, "since_s": round(now_s, 3)}
     state[_IMAGES_KEY][runtime] = {each: before.get(each, new) for each in sorted(image_ids)}
@@ -57,7 +57,7 @@ def record_present(state: LedgerState, runtime: str, image_ids: Iterable[str], n
 def find_usage(
     state: Mapping[str, Any], runtime: str, image_id: str, names: Sequence[str]
 ) -> Optional[ImageUsage]:
-    """What is known of an image that has these names; None for one that was never noted."""
+    """Return the usage of an image with these names; None when it was never recorded."""
     row = state.get(_IMAGES_KEY, {}).get(runtime, {}).get(image_id)
     if row is None:
         return None

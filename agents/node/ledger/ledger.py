@@ -1,13 +1,13 @@
-"""What this node promised and did, on disk: highest epoch, attempts, tombstones, live milli, facts per task.
+"""The ledger of a node: highest epoch, attempts, tombstones, held GPU milli and task records, on disk.
 
-Every agent process of the node works on the same file under one flock, and every change is fsynced before
-it is believed. The ledger, not the portal, is what keeps a GPU from being given twice on this machine.
+All agent processes of the node share the file under one flock, and every change is fsynced before it takes
+effect. The ledger, not the portal, prevents double allocation of a GPU on this machine.
 
-A task moves through phases: ``reserved`` (GPUs held, nothing exists yet), ``starting`` (the container exists
-and may be running), ``running``, ``exited``. GPUs are held in the first three.
+Task phases: ``reserved`` (GPUs held, nothing created), ``starting`` (container exists and may be running),
+``running``, ``exited``. GPUs are held in the first three.
 
-A spare is a job network that is made before there is a job for it: promised here first, then made, then
-ready. The job that takes it takes it out of the spares in the same change, so no second job can have it.
+A pooled network is created ahead for a later job: first recorded here, then created, then ready. The job that
+takes it removes it from the pool in the same transaction.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ JOB_RETENTION_S = 30 * 86_400.0
 _JOB_NETWORK_BITS = 26
 
 Record = Dict[str, Any]
-"""One task as the ledger keeps it: plain JSON, keys as in :func:`_new_record`."""
+"""One task record: plain JSON, keys as in :func:`_new_record`."""
 
 
 class Admission(NamedTuple):
-    """The answer to a start that the ledger allows."""
+    """A start that the ledger admits."""
 
     record: Record
-    is_repeat: bool  # the ledger knew this task already
+    is_repeat: bool  # the task was already admitted
 
 
 class Ledger:
-    """The ledger file of one node. Methods are transactions; each opens, checks, writes and closes."""
+    """The ledger file of one node. Each method is a transaction."""
 
     def __init__(
         self, state_dir: str, *, subnets: str = "10.197.0.0/16", uids: Tuple[int, int] = (0, 0)
@@ -58,7 +58,7 @@ class Ledger:
     # -- reading ------------------------------------------------------------------------------------------
 
     def read(self) -> Record:
-        """The whole ledger as of now; the caller must not change it. Cheap while the file stays the same."""
+        """Return the current ledger, which must not be modified. Cheap while the file is unchanged."""
         try:
             facts = os.stat(self._path)
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class Ledger:
         return self._cached
 
     def tasks(self) -> Dict[str, Record]:
-        """All records by container name."""
+        """Return all records by container name."""
         tasks: Dict[str, Record] = self.read()["tasks"]
         return tasks
 
@@ -88,7 +88,7 @@ class Ledger:
         return attempt in self.read()["jobs"].get(job, {}).get("tombstones", ())
 
     def tombstones(self, *, newest: Optional[int] = None) -> List[Record]:
-        """Every (job, attempt) that may never start again, or those of the jobs heard of last."""
+        """Return all tombstones as (job, attempt), or those of the ``newest`` jobs by last contact."""
         jobs = sorted(
             self.read()["jobs"].items(), key=lambda each: float(each[1]["last_seen_s"]), reverse=True
         )
@@ -99,16 +99,16 @@ class Ledger:
         ]
 
     def live_milli(self) -> Dict[str, int]:
-        """Thousandths held on each GPU that is held at all."""
+        """Return the milli held on each GPU with allocations."""
         return _live_milli(self.read())
 
     def pooled_networks(self) -> Dict[str, Record]:
-        """Networks made ahead, by name: ``runtime``, ``subnet``, and whether they are ``ready``."""
+        """Return pooled networks by name: ``runtime``, ``subnet``, ``ready``."""
         spares: Dict[str, Record] = self.read().get("network_pool", {})
         return spares
 
     def networks(self) -> Set[str]:
-        """Every network that a task or a spare is known to have, or to have had."""
+        """Return the names of all networks of tasks and of the pool."""
         used = {task_network(record) for record in self.tasks().values()}
         return {name for name in used if name is not None} | set(self.pooled_networks())
 
@@ -116,9 +116,9 @@ class Ledger:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Record]:
-        """A transaction: the block may change the ledger, which is on disk when the block has ended.
+        """Run a transaction: changes of the block are on disk when it ends.
 
-        An exception in the block leaves the file as it was.
+        After an exception the file is unchanged.
         """
         with file_lock(self._lock_path):
             state = read_json(self._path) or _empty_ledger()
@@ -128,7 +128,7 @@ class Ledger:
                 write_json(self._path, state)
 
     def check_epoch(self, epoch: int) -> None:
-        """Refuses a command of a leader that was replaced, and remembers the highest epoch seen."""
+        """Refuse commands with an epoch below the highest seen, and record the highest."""
         if epoch == self.epoch():
             return
         with self.transaction() as state:
@@ -137,7 +137,7 @@ class Ledger:
     def admit(
         self, epoch: int, spec: TaskSpec, *, needs_uid: bool = False, needs_network: bool = False
     ) -> Admission:
-        """Reserves the GPUs of a task, or refuses; a repeat of what is already admitted is granted again."""
+        """Reserve the GPUs of a task or refuse; a repeated admission succeeds."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
             job = state["jobs"].setdefault(spec.job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
@@ -177,7 +177,7 @@ class Ledger:
     def assign_ports(
         self, name: str, ports: Sequence[int], is_free: Callable[[int], bool], port_range: Tuple[int, int]
     ) -> Dict[int, int]:
-        """Gives each port of a task a port of the node that no other task holds. Repeatable."""
+        """Assign each port of a task a free port of the node; idempotent."""
         with self.transaction() as state:
             record = state["tasks"][name]
             taken = {
@@ -193,7 +193,7 @@ class Ledger:
             return {int(port): int(number) for port, number in record["ports"].items()}
 
     def update_task(self, name: str, **fields: Any) -> Record:
-        """Writes facts of a task, a phase for instance; an ended task never comes back to life."""
+        """Update fields of a task record; an exited task cannot become live again."""
         with self.transaction() as state:
             record = state["tasks"].get(name)
             if record is None:
@@ -206,7 +206,7 @@ class Ledger:
             return dict(record)
 
     def tombstone(self, epoch: int, job: str, attempt: int, *, grace_s: float = 0.0) -> Dict[str, Record]:
-        """Forbids an attempt for ever and gives its tasks, each with a time at which patience ends."""
+        """Tombstone an attempt; return its tasks with their stop deadlines."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
             facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
@@ -219,7 +219,7 @@ class Ledger:
     def tombstone_tasks(
         self, epoch: int, job: str, attempt: int, tasks: Sequence[int], *, grace_s: float = 0.0
     ) -> Dict[str, Record]:
-        """As :meth:`tombstone` for some tasks of an attempt, which itself goes on."""
+        """Like :meth:`tombstone`, for some tasks of an attempt that continues."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
             facts = state["jobs"].setdefault(job, {"attempt": 0, "tombstones": [], "last_seen_s": 0.0})
@@ -229,13 +229,13 @@ class Ledger:
             return _set_deadlines(state, job, attempt, time.time() + grace_s, tasks)
 
     def set_stop_deadline(self, epoch: int, job: str, attempt: int, *, grace_s: float) -> Dict[str, Record]:
-        """As :meth:`tombstone`, for a stop that leaves the attempt free to start again."""
+        """Like :meth:`tombstone`, but the attempt may start again."""
         with self.transaction() as state:
             _check_epoch(state, epoch)
             return _set_deadlines(state, job, attempt, time.time() + grace_s)
 
     def remove_tasks(self, names: Sequence[str]) -> None:
-        """Drops tasks that are gone. Their attempts cannot start again: that stays known by the tombstone."""
+        """Remove records of tasks that are gone; their attempts get tombstones."""
         with self.transaction() as state:
             for name in names:
                 record = state["tasks"].pop(name, None)
@@ -248,7 +248,7 @@ class Ledger:
                         facts["tombstones"] = sorted([*facts["tombstones"], record["attempt"]])
 
     def remove_old_jobs(self, now_s: float) -> int:
-        """Drops jobs unheard of for thirty days and without tasks; gives how many."""
+        """Remove jobs without tasks and without contact for thirty days; return their number."""
         with self.transaction() as state:
             busy = {record["job"] for record in state["tasks"].values()}
             old = [
@@ -261,7 +261,7 @@ class Ledger:
             return len(old)
 
     def mark_starting(self, name: str) -> Record:
-        """The last moment before a task runs: refused when a stop came first, else phase ``starting``."""
+        """Set the phase ``starting`` immediately before a task runs; refuse when it was stopped."""
         with self.transaction() as state:
             record = state["tasks"].get(name)
             if record is None:
@@ -275,20 +275,20 @@ class Ledger:
             return dict(record)
 
     def cancel_reservation(self, name: str) -> None:
-        """Takes back a reservation of which nothing came to be; the attempt may start again."""
+        """Remove a reservation for which nothing was created; the attempt may start again."""
         with self.transaction() as state:
             state["tasks"].pop(name, None)
 
     def set_boot_id(self, boot_id: str) -> None:
-        """Notes the boot that this ledger speaks of."""
+        """Record the boot id that the ledger refers to."""
         with self.transaction() as state:
             state["boot_id"] = boot_id
 
     def reserve_pooled_network(self, name: str, runtime: str) -> Optional[str]:
-        """Sets a piece of the address range aside for a network that is about to be made; None when full.
+        """Reserve a subnet for a network about to be created; return None when none is free.
 
-        It comes from the upper half, at random: an agent of the version before, which knows no spares, looks
-        for a piece from below, and another cluster on this machine makes spares of its own.
+        It is chosen at random from the upper half: an agent of the previous version takes subnets from below,
+        and another cluster on this machine has a pool of its own.
         """
         with self.transaction() as state:
             pieces = list(self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS))
@@ -304,21 +304,21 @@ class Ledger:
             return subnet
 
     def mark_pooled_network_ready(self, name: str) -> None:
-        """The network exists: the next job of its runtime may have it."""
+        """Mark a network as created; the next job of its runtime may take it."""
         with self.transaction() as state:
             spare = state.get("network_pool", {}).get(name)
             if spare is not None:
                 spare["ready"] = True
 
     def remove_pooled_network(self, name: str) -> None:
-        """Forgets a spare that came to nothing."""
+        """Remove a pooled network that could not be created."""
         with self.transaction() as state:
             state.get("network_pool", {}).pop(name, None)
 
-    # -- choosing -----------------------------------------------------------------------------------------
+    # -- allocation ---------------------------------------------------------------------------------------
 
     def _allocate_network(self, state: Record, spec: TaskSpec) -> Record:
-        """The network of a task: its job's own on this node, else a spare that is ready, else one to make."""
+        """Return the network of a task: the job's existing one, else one of the pool, else a new one."""
         for record in state["tasks"].values():
             live = record["job"] == spec.job and record["phase"] in LIVE_PHASES
             if live and record["subnet"] and record["runtime"] == spec.runtime:
@@ -333,7 +333,7 @@ class Ledger:
                 del spares[name]
                 return {"network": name, "subnet": spare["subnet"], "from_pool": True}
         name = network_name(spec.cluster, spec.job)
-        for record in state["tasks"].values():  # of an attempt that has ended, perhaps not yet cleaned up
+        for record in state["tasks"].values():  # of an ended attempt that may not be removed yet
             if task_network(record) == name:
                 return {"network": name, "subnet": record["subnet"], "from_pool": False}
         subnet = self._free_subnet(state, self._subnets.subnets(new_prefix=_JOB_NETWORK_BITS))
@@ -345,7 +345,7 @@ class Ledger:
     def _free_subnet(state: Record, candidates: Iterable[ipaddress.IPv4Network]) -> Optional[str]:
         taken = {record.get("subnet") for record in state["tasks"].values()}
         taken.update(spare["subnet"] for spare in state.get("network_pool", {}).values())
-        routed = procfs.routed_networks()  # another cluster on this machine, or the site's own network
+        routed = procfs.routed_networks()  # another cluster on this machine, or a network of the site
         for subnet in candidates:
             if str(subnet) not in taken and not any(subnet.overlaps(each) for each in routed):
                 return str(subnet)
@@ -357,7 +357,7 @@ class Ledger:
         home = spec.home.source if spec.home else None
         for record in live:
             if home is not None and record.get("home") == home and record["phase"] in LIVE_PHASES:
-                return int(record["task_uid"])  # one home, one owner, while both live
+                return int(record["task_uid"])  # live tasks that share a home share the account
         taken = {record["task_uid"] for record in live}
         turn = int(state.get("next_uid_offset", 0))
         for step in range(count):
@@ -369,7 +369,7 @@ class Ledger:
 
 
 def task_network(record: Record) -> Optional[str]:
-    """The name of a task's network; None for a task without one."""
+    """Return the name of a task's network; None without one."""
     if not record["subnet"]:
         return None
     return record.get("network") or network_name(record["cluster"], record["job"])  # older records lack it
@@ -481,7 +481,7 @@ def _free_port(taken: Set[int], is_free: Callable[[int], bool], span: Tuple[int,
 
 
 def _stopped_tasks(facts: Record, attempt: int) -> Sequence[int]:
-    """The tasks of an attempt that were asked to leave alone; ledgers of older agents know none."""
+    """Return the stopped tasks of an attempt; older ledgers have none."""
     tasks: Sequence[int] = facts.get("stopped_tasks", {}).get(str(attempt), ())
     return tasks
 

@@ -1,7 +1,7 @@
-"""The verb ``gc``: removes what nothing on this node needs any more, and never what lives or keeps something away.
+"""The verb ``gc``: removes what is no longer needed on this node.
 
-Tombstones of jobs that were heard of in the last thirty days stay whatever is asked (``Ledger.remove_old_jobs``):
-they keep an attempt that was stopped from starting after all.
+Tombstones of jobs with contact in the last thirty days are always kept (``Ledger.remove_old_jobs``): they
+prevent a stopped attempt from starting.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any, Dict
 from agents.node.host import procfs
 from agents.node.host.atomic_files import file_lock
 from agents.node.images.image_gc import ImageCollector, parse_image_gc_policy
-from agents.node.images.manager import ImageManager
+from agents.node.images.image_manager import ImageManager
 from agents.node.ledger.ledger import EXITED
 from agents.node.spec.task_spec import parse_integer
-from agents.node.tasks.manager import TaskManager
 from agents.node.tasks.network_pool import NetworkPool
+from agents.node.tasks.task_manager import TaskManager
 
 _DEFAULT_MIN_AGE_S = 604_800
 _MIN_AGE_S = 600
-"""A folder that is younger may be of a task that is being made."""
+"""Younger folders may belong to a task that is being created."""
 
 
 class GarbageCollector:
-    """Tidies up after tasks, uploads and networks."""
+    """Removes remains of tasks, uploads, networks and images."""
 
     def __init__(self, tasks: TaskManager, images: ImageManager, spares: NetworkPool) -> None:
         self._tasks = tasks
@@ -34,12 +34,13 @@ class GarbageCollector:
         self._image_collector = ImageCollector(tasks)
 
     def collect(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """How many of each were removed, and by how much the disk is freer for it.
+        """Return how many objects of each kind were removed, and the freed disk space.
 
-        ``min_age_s``: ended attempts of which the portal has not taken leave are kept so long, with their logs.
-        ``images``: which images may go (``agents.node.images.image_gc.Wish``); without it none goes.
+        ``min_age_s``: ended attempts that the portal has not removed are kept this long, with logs.
+        ``images``: policy of image removal (``agents.node.images.image_gc.ImageGcPolicy``); without it no
+        image is removed.
         """
-        wish = parse_image_gc_policy(request.get("images"))
+        wanted = parse_image_gc_policy(request.get("images"))
         min_age_s = max(
             _MIN_AGE_S, parse_integer(dict({"min_age_s": _DEFAULT_MIN_AGE_S}, **request), "min_age_s")
         )
@@ -54,7 +55,7 @@ class GarbageCollector:
             "scratch": self._tasks.directories.volumes.remove_leftover_scratch(),
         }
         freed_mib = max(0, self._free_mib() - before)
-        images = self._image_collector.collect(wish)
+        images = self._image_collector.collect(wanted)
         return dict(
             removed, freed_mib=freed_mib, images=images, store_used_percent=self._images.store_used_percent()
         )
@@ -63,7 +64,7 @@ class GarbageCollector:
         return procfs.disk_free_mib(self._tasks.settings.state_dir) or 0
 
     def _remove_ended_tasks(self, before_s: float) -> int:
-        """Drops tasks that ended earlier, container and all; their attempts never start again."""
+        """Remove tasks that ended before ``before_s``; their attempts never start again."""
         ledger, count = self._tasks.ledger, 0
         for name in list(ledger.tasks()):
             with file_lock(self._tasks.directories.lock_path(name)):
@@ -77,7 +78,7 @@ class GarbageCollector:
         return count
 
     def _remove_orphan_dirs(self, before_s: float) -> int:
-        """Removes folders of tasks that the ledger does not know, such as a crash leaves behind."""
+        """Remove task folders unknown to the ledger, which a crash may leave."""
         count = 0
         for name in os.listdir(self._tasks.directories.tasks_dir):
             with file_lock(self._tasks.directories.lock_path(name)):

@@ -1,4 +1,4 @@
-"""What this machine has and lacks: versions against their floors, one message for each thing to mend."""
+"""Preflight checks of this machine: engines, disk, GPUs, versions, fabric."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from agents.node.gpus import mps
 from agents.node.host import procfs, versions
 from agents.node.network.fabric import check_fabric
 from agents.node.settings import Settings
-from agents.node.tasks.manager import TaskManager
+from agents.node.tasks.task_manager import TaskManager
 
 _cached_versions: Optional[Dict[str, Optional[str]]] = None
 
 
 def installed_versions(tasks: TaskManager) -> Dict[str, Optional[str]]:
-    """Versions by tool, engines and driver too; tools are asked once per agent process."""
+    """Return versions by tool, including engines and driver; tools are queried once per agent process."""
     global _cached_versions
     if _cached_versions is None:
         _cached_versions = versions.collect_versions()
@@ -26,13 +26,13 @@ def installed_versions(tasks: TaskManager) -> Dict[str, Optional[str]]:
 
 
 def version_warnings(tasks: TaskManager, found: Dict[str, Optional[str]]) -> List[str]:
-    """A message for each of these versions that is too old for what this node does."""
+    """Return a message for each of these versions that is outdated on this node."""
     containers = any(runtime.kind != "process" for runtime in tasks.runtimes.values())
     return versions.version_warnings(found, containers=containers)
 
 
 def gpu_sharing(tasks: TaskManager) -> Optional[Dict[str, Any]]:
-    """Whether shares of this node's GPUs are enforced, and a message of it; None without GPUs."""
+    """Return whether GPU shares are enforced, with a message; None without GPUs."""
     if not tasks.gpus.gpus():
         return None
     why_not = tasks.mps_daemons.unavailable_reason()
@@ -40,9 +40,9 @@ def gpu_sharing(tasks: TaskManager) -> Optional[Dict[str, Any]]:
 
 
 def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
-    """Every check with its outcome: ``{"checks": [{name, ok, message}]}``.
+    """Return all checks as ``{"checks": [{name, ok, message}]}``.
 
-    ``fabric`` is what the node's pool names for gangs on several nodes, and the runtime of these; None: nothing.
+    ``fabric``: what the node's pool names for multi-node gangs, and their runtime; None: nothing.
     """
     settings = tasks.settings
     checks = [_engine_check(kind, runtime.version()) for kind, runtime in tasks.runtimes.items()]
@@ -75,7 +75,7 @@ def run_preflight(tasks: TaskManager, fabric: Any = None) -> Dict[str, Any]:
 
 
 def run_preflight_command(settings: Settings, agent_command: List[str]) -> Dict[str, Any]:
-    """The checks for a person at a shell of the node."""
+    """Run the checks from the command line."""
     from agents.node.gpus import open_gpus
     from agents.node.ledger.ledger import Ledger
     from agents.node.runtimes.choose import open_runtimes

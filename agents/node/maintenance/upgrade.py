@@ -1,4 +1,4 @@
-"""A new program for this node: received in pieces, checked against the enrolment's key, put in place."""
+"""Upgrade of the agent: received in chunks, verified with the key of the enrolment, installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional
 
-from agents.node.errors import ENGINE_ERROR, NOT_ALLOWED, AgentError, invalid_spec
+from agents.node.errors import ENGINE_ERROR, FORBIDDEN, AgentError, invalid_spec
 from agents.node.host.atomic_files import disk_full_as_error, fsync_dir, write_atomic
 from agents.node.settings import Settings
 from agents.node.spec.task_spec import parse_integer, parse_seconds
@@ -21,36 +21,36 @@ _VERIFY_WITHIN_S = 20.0
 
 
 def digest_of(path: str) -> Optional[str]:
-    """The SHA-256 of a program as hexadecimal digits; None when it cannot be read."""
+    """Return the SHA-256 of a file as hexadecimal digits; None when unreadable."""
     with contextlib.suppress(OSError), open(path, "rb") as stream:
         return hashlib.sha256(stream.read()).hexdigest()
     return None
 
 
 def own_digest(agent_command: List[str]) -> Optional[str]:
-    """That of the archive which this process came in, by the command that runs it; None outside of one."""
+    """Return the digest of the running archive, from its command; None when not run from one."""
     return digest_of(agent_command[-1]) if "-I" in agent_command else None
 
 
 class AgentUpgrader:
-    """The verb ``upgrade``. The loader verifies the signature once more before it runs anything.
+    """The verb ``upgrade``. The loader verifies the signature again before it runs a program.
 
-    A program that came with ``confirm_within_s`` is on trial for so long: unless it is confirmed by then, the loader goes
-    back to the one before, so that one which does not answer does not cost the node.
+    A program sent with ``confirm_within_s`` is on probation: unless it is confirmed in time, the loader rolls
+    back, so that a program that does not work does not cost the node.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def receive(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """One piece of the program; with ``last`` and ``signature`` it is checked and replaces the old.
+        """Store a chunk of the program; with ``last`` and ``signature``, verify and install it.
 
-        With ``confirm`` instead, the digest of the program in place: its trial is over.
+        With ``confirm`` instead (digest of the installed program), end its probation.
         """
         target, signers = self._settings.agent_path, self._settings.allowed_signers_path
         if target is None or signers is None:
             raise AgentError(
-                NOT_ALLOWED, "This node was enrolled without upgrades: it has no key to check them with."
+                FORBIDDEN, "This node was enrolled without upgrades: it has no key to check them with."
             )
         if request.get("confirm") is not None:
             return self._confirm(target, request["confirm"])
@@ -83,7 +83,7 @@ class AgentUpgrader:
     @staticmethod
     def _confirm(target: str, wanted: Any) -> Dict[str, Any]:
         if digest_of(target) != wanted:
-            raise AgentError(NOT_ALLOWED, "Another program than the one that is confirmed is in place.")
+            raise AgentError(FORBIDDEN, "Another program than the one that is confirmed is in place.")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_trial_path(target))
         return {"confirmed": True}
@@ -112,11 +112,11 @@ class AgentUpgrader:
             raise AgentError(ENGINE_ERROR, f"The signature could not be checked: {error}.") from error
         if answer.returncode != 0:
             os.unlink(part)
-            raise AgentError(NOT_ALLOWED, "The program is not signed with the key of this node's enrolment.")
+            raise AgentError(FORBIDDEN, "The program is not signed with the key of this node's enrolment.")
 
     @staticmethod
     def _install(part: str, target: str, confirm_within_s: Optional[float]) -> None:
-        """Keeps the program in use as ``.previous`` and puts the new one, then its signature, in place."""
+        """Keep the current program as ``.previous`` and install the new one, signature first."""
         for ending in ("", ".sig"):
             if os.path.exists(target + ending):
                 previous = target + ".previous" + ending
@@ -128,12 +128,12 @@ class AgentUpgrader:
                 os.unlink(_trial_path(target))
         else:
             write_atomic(_trial_path(target), f"{int(time.time() + confirm_within_s)}\n".encode(), mode=0o644)
-        # At each instant one of the two, the present program or the previous one, has its own signature.
+        # at any moment either the current or the previous program has its matching signature
         for ending in (".sig", ""):
             os.replace(part + ending, target + ending)
         fsync_dir(os.path.dirname(target))
 
 
 def _trial_path(target: str) -> str:
-    """Holds the Unix time at which the trial of the program in place ends; the loader reads it."""
+    """Return the path of the file with the end of the probation (Unix time), which the loader reads."""
     return target + ".trial"

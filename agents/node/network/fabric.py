@@ -1,4 +1,4 @@
-"""What a pool may name for gangs on several nodes, and what this node has of it: interface, network, devices."""
+"""Fabric of multi-node gangs: interface, network and devices of a pool, and which of them exist here."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import stat
 from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
 from agents.node.errors import AgentError, invalid_spec
-from agents.node.network.interfaces import list_interfaces
+from agents.node.host.interfaces import list_interfaces
 from agents.node.runtimes import Runtime
 from agents.node.spec.task_spec import parse_fabric
 
 
 def expand_device_patterns(patterns: Iterable[str], allowed: Sequence[str]) -> List[str]:
-    """The devices that these names and patterns mean here, each once, in their order.
+    """Return the devices that names and patterns match, without duplicates, in order.
 
-    Refused for one that this node does not lend (``lent``: devices, or folders of them), has not, or that is no
-    character device. Folders among the matches of a pattern are passed over.
+    Refuse a device that is not allowed (``allowed``: devices or folders), is missing, or is no character
+    device. Folders that match a pattern are skipped.
     """
     found: Dict[str, None] = {}
     for pattern in patterns:
@@ -39,7 +39,7 @@ def expand_device_patterns(patterns: Iterable[str], allowed: Sequence[str]) -> L
 
 
 def list_fabric_devices(allowed: Sequence[str]) -> List[str]:
-    """Every character device that this node lends."""
+    """Return all allowed character devices."""
     patterns = [pattern for each in allowed for pattern in (each, f"{each}/*", f"{each}/*/*")]
     paths = sorted({path for pattern in patterns for path in glob.glob(pattern)})
     real = [path for path in paths if _is_allowed(os.path.realpath(path), allowed)]
@@ -52,7 +52,7 @@ def _is_allowed(real: str, allowed: Sequence[str]) -> bool:
 
 
 def check_fabric(raw: Any, runtimes: Mapping[str, Runtime], allowed_devices: Sequence[str]) -> Dict[str, Any]:
-    """Whether this node has what its pool names (the field ``fabric`` of a preflight), with a message."""
+    """Return a check of the fabric that the pool names (field ``fabric`` of a preflight)."""
     named = parse_fabric(raw)
     runtime = runtimes.get(named.runtime)
     lacks: List[str] = []
@@ -74,9 +74,9 @@ def check_fabric(raw: Any, runtimes: Mapping[str, Runtime], allowed_devices: Seq
 
 
 def _has_interface(named: str) -> bool:
-    """``named`` is the name of an interface, or a network in which an address of one lies."""
-    told = list_interfaces()
+    """Return True when ``named`` is an interface, or a network that contains an address of one."""
+    reported = list_interfaces()
     if "/" not in named:
-        return any(each.name == named for each in told)
+        return any(each.name == named for each in reported)
     network = ipaddress.ip_network(named)
-    return any(ipaddress.ip_interface(own).ip in network for each in told for own in each.addresses)
+    return any(ipaddress.ip_interface(own).ip in network for each in reported for own in each.addresses)

@@ -1,8 +1,8 @@
-"""Where the ranks of a gang will meet: whether the port is free, who listens there before them, who reaches it.
+"""Rendezvous of a gang: port check, placeholder listener, and connectivity check.
 
-Until rank 0 begins, its node's agent listens in its place, so that the other nodes can see that they reach it. Who
-listens is the one whose word stands in the file ``meeting`` of rank 0's folder: an agent process that is replaced
-(its link broke, and nobody told it) sees another word there and lets go of the port.
+Until rank 0 starts, its node's agent listens on the port, so that the other nodes can check their connection.
+The listener in charge is the one whose token is in the file ``rendezvous`` of rank 0's folder: an agent
+process that was replaced without notice finds another token there and releases the port.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POLL_INTERVAL_S = 0.1
 _RELEASE_TIMEOUT_S = 1.0
 _MAX_LISTEN_S = 900.0
 _CLIENT_TIMEOUT_S = 1.0
-"""So long somebody who was greeted may take to hang up: who hangs up second leaves nothing at the port."""
+"""How long a greeted client may take to close; the side that closes first gets the TIME_WAIT."""
 _MAX_CHECK_TIMEOUT_S = 10.0
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 
@@ -39,19 +39,19 @@ _ERRNO_REASONS = {
 
 
 def rendezvous_greeting(cluster: str, job: str, attempt: int) -> bytes:
-    """By which those who connect know that they have reached the right node."""
+    """Return the greeting by which clients recognize the right node."""
     return f"fairway {cluster} {job} {attempt}\n".encode("ascii")
 
 
 class RendezvousListeners:
-    """The ports at which this agent process listens, by the name of the rank 0 that will take each."""
+    """Listeners of this agent process by name of the rank 0 task."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: Dict[str, _Listener] = {}
 
     def listen(self, name: str, folder: str, port: int, greeting: bytes) -> None:
-        """Listens at a port of the node until :meth:`let_go`. Repeatable. Refused where somebody else does."""
+        """Listen on a port until :meth:`release`; idempotent. Refuse when another program listens there."""
         with self._lock:
             old = self._listeners.get(name)
             if old is not None and old.is_listening():
@@ -63,7 +63,7 @@ class RendezvousListeners:
             self._listeners[name] = _Listener(_listen_on(port, others), _owner_file(folder), word, greeting)
 
     def release(self, name: str, folder: str, port: Optional[int]) -> None:
-        """Frees the port, also where another agent process listens; refused while somebody else listens there."""
+        """Free the port, also from other agent processes; refuse while another program listens there."""
         with self._lock:
             others = os.path.exists(_owner_file(folder))
             with contextlib.suppress(FileNotFoundError):
@@ -85,11 +85,11 @@ def _owner_file(folder: str) -> str:
 
 
 def _listen_on(port: int, wait_for_release: bool) -> socket.socket:
-    """A socket that listens at a port of every address; with ``others`` one of ours may have to let go first."""
+    """Return a listening socket on all addresses; ``wait_for_release`` waits for another agent process."""
     until_s = time.monotonic() + (_RELEASE_TIMEOUT_S if wait_for_release else 0.0)
     while True:
         try:
-            # what is only left over of connections that have ended is in nobody's way
+            # connections in TIME_WAIT do not block the port
             return _create_server(port)
         except OSError as error:
             if time.monotonic() >= until_s:
@@ -104,13 +104,13 @@ def _create_server(port: int) -> socket.socket:
     except OSError as error:
         if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
             raise
-    except ValueError:  # this machine has no sockets for both
+    except ValueError:  # dual-stack sockets are unavailable
         pass
     return socket.create_server(("", port), backlog=128)
 
 
 class _Listener:
-    """A thread that greets whoever connects, and takes in nothing."""
+    """A thread that greets clients and ignores their input."""
 
     def __init__(self, server: socket.socket, marker: str, token: str, greeting: bytes) -> None:
         self._server = server
@@ -138,24 +138,24 @@ class _Listener:
                         until_s = 0.0
                     elif key.fileobj is self._server:
                         with contextlib.suppress(OSError):
-                            guest, _ = self._server.accept()
-                            guest.setblocking(False)
-                            guest.send(self._greeting)
-                            greeted[guest] = time.monotonic() + _CLIENT_TIMEOUT_S
-                            ready.register(guest, selectors.EVENT_READ)
+                            tenant, _ = self._server.accept()
+                            tenant.setblocking(False)
+                            tenant.send(self._greeting)
+                            greeted[tenant] = time.monotonic() + _CLIENT_TIMEOUT_S
+                            ready.register(tenant, selectors.EVENT_READ)
                     else:
                         greeted[key.fileobj] = _read_deadline_s(key.fileobj, greeted)  # type: ignore[index,arg-type]
-                for guest in [each for each, until in greeted.items() if until <= time.monotonic()]:
-                    ready.unregister(guest)
-                    del greeted[guest]
-                    guest.close()
-            for guest in greeted:
-                guest.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
-                guest.close()
+                for tenant in [each for each, until in greeted.items() if until <= time.monotonic()]:
+                    ready.unregister(tenant)
+                    del greeted[tenant]
+                    tenant.close()
+            for tenant in greeted:
+                tenant.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+                tenant.close()
 
 
 def _read_deadline_s(client: socket.socket, greeted: Dict[socket.socket, float]) -> float:
-    """Until when a guest may stay who said something, or hung up."""
+    """Return until when a client that sent data may stay; 0 when it closed."""
     with contextlib.suppress(OSError):
         if client.recv(512):
             return greeted[client]
@@ -163,9 +163,9 @@ def _read_deadline_s(client: socket.socket, greeted: Dict[socket.socket, float])
 
 
 def check_rendezvous(fields: Dict[str, Any], cluster: str) -> Dict[str, Any]:
-    """Whether this node reaches the place where a gang will meet: ``why`` not, None when it does; and ``seconds``.
+    """Check the connection to a rendezvous: ``why`` it failed, None on success; and ``seconds``.
 
-    Only the agent of rank 0's node knows what to say there.
+    Only the agent of rank 0's node knows the greeting.
     """
     address, port = parse_ip_address(fields.get("address")), parse_integer(fields, "port")
     expected = rendezvous_greeting(cluster, parse_public_id(fields, "job"), parse_integer(fields, "attempt"))

@@ -1,4 +1,4 @@
-"""The argument lists for container engines, pure: an order in, words out, nothing asked and nothing run."""
+"""Argument lists for container engines, as pure functions."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from agents.node.spec.environment import (
 )
 
 LABELS = ("cluster", "job", "attempt", "task", "digest")
-"""What makes a container one of ours."""
+"""Labels that identify a container of this system."""
 OWNER_LABELS = ("owner", "project")
-"""Whose it is, for a portal that has forgotten; older containers lack them."""
+"""Labels of the owner, for a restored database; older containers lack them."""
 TERM = "xterm-256color"
-"""What terminals are, in the words of terminfo."""
+"""Terminal type (terminfo name)."""
 LISTEN_ON = "0.0.0.0"  # noqa: S104 - inside the container's own network
 
 
 _LINE_BYTES = 60_000
 CDI, HOOK = "cdi", "hook"
-"""How GPUs come into a container: as devices that a specification on the node describes, or by NVIDIA's hook."""
+"""How GPUs are passed to a container: devices of a CDI specification on the node, or NVIDIA's hook."""
 CDI_SINCE = (25,)
-"""The first docker that knows CDI; whether it is turned on is the daemon's to say."""
+"""First docker version with CDI; the daemon's configuration decides whether it is on."""
 
 
 class EngineOptions(NamedTuple):
-    """What the lists need to know of an engine and this machine."""
+    """Properties of an engine and this machine."""
 
     kind: str  # podman or docker
     loopback: str
@@ -44,8 +44,9 @@ class EngineOptions(NamedTuple):
     create_flags: Tuple[str, ...]
     max_log_mib: int
     gpu_mode: str = CDI
-    has_ipv6: bool = False  # the kernel knows it; containers get none, since no rule of ours is about it
-    limits_layers: bool = False  # its file system can hold the writable layer of a container to a limit
+    # supported by the kernel; disabled in containers, because the firewall rules are IPv4 only
+    has_ipv6: bool = False
+    limits_layers: bool = False  # its file system can limit the writable layer of a container
 
 
 def labels(order: ContainerConfig) -> Dict[str, str]:
@@ -57,9 +58,9 @@ def labels(order: ContainerConfig) -> Dict[str, str]:
 def create(
     engine: EngineOptions, order: ContainerConfig, image_id: str, image_env: Sequence[str]
 ) -> List[str]:
-    """The words after the program for creating the container of a task.
+    """Return the arguments to create the container of a task.
 
-    ``image_env`` are the names of variables that the image sets; those that must be ours are taken out.
+    ``image_env``: names of variables that the image sets; reserved ones are removed.
     """
     spec = order.spec
     podman = engine.kind == "podman"
@@ -99,7 +100,7 @@ def create(
         if engine.rootless:
             words += ["--userns", f"keep-id:uid={spec.uid},gid={spec.gid}"]
     else:
-        # Its files and what is taken over of them are together twice the limit, as with podman.
+        # the log files and the copy take up to twice the limit together, as with podman
         words += [
             "--log-driver",
             "json-file",
@@ -125,34 +126,34 @@ def create(
 
 
 def choose_gpu_mode(kind: str, version: Version, setting: Optional[str], *, daemon_has_cdi: bool) -> str:
-    """How an engine is told of GPUs: CDI or HOOK. ``asked`` is what the node's settings say, None for nothing."""
+    """Return CDI or HOOK; ``setting`` is the node's setting, None for automatic."""
     if kind == "podman" or setting is not None:
         return setting or CDI
     return CDI if version >= CDI_SINCE and daemon_has_cdi else HOOK
 
 
 def gpus(engine: EngineOptions, uuids: Sequence[str]) -> List[str]:
-    """The words that hand exactly these GPUs in; none for none."""
+    """Return the arguments that pass exactly these GPUs."""
     if engine.gpu_mode == CDI:
         return [word for uuid in uuids for word in ("--device", f"nvidia.com/gpu={uuid}")]
-    # One word for docker's own reader of comma-separated values: without the quotes each comma begins a new field.
+    # docker parses the value as CSV: the quotes keep the commas in one field
     return ["--gpus", f'"device={",".join(uuids)}"'] if uuids else []
 
 
 def _fabric_devices(devices: Sequence[str]) -> List[str]:
-    """The words that hand a fabric's devices in; its drivers lock the memory they send from."""
+    """Return the arguments that pass a fabric's devices; its drivers lock memory."""
     if not devices:
         return []
     return [word for device in devices for word in ("--device", device)] + ["--ulimit", "memlock=-1:-1"]
 
 
 _UNREACHABLE_DNS = (
-    "192.0.2.1"  # an address that nobody has; docker's own server would ask from outside the container
+    "192.0.2.1"  # an unassigned address; docker's own DNS server would resolve from outside the container
 )
 
 
 def _network_restrictions(engine: EngineOptions, order: ContainerConfig) -> List[str]:
-    """What closes a job's own network where the firewall does not reach: IPv6, and docker's name server."""
+    """Return arguments that close what the firewall does not cover: IPv6, and docker's DNS server."""
     if order.spec.host_network or order.spec.network is not None:
         return []
     kinds = ("all", "default") if engine.has_ipv6 else ()
@@ -165,15 +166,15 @@ def _network_restrictions(engine: EngineOptions, order: ContainerConfig) -> List
 
 
 def _supplementary_groups(engine: EngineOptions, order: ContainerConfig) -> List[str]:
-    """The words that put a task into the groups of its projects' folders; without root all is one account's."""
+    """Return arguments that add a task to its project groups; rootless containers map to one account."""
     groups = sorted({mount.gid for mount in order.spec.mounts if mount.gid is not None})
     return [] if engine.rootless else [word for gid in groups for word in ("--group-add", str(gid))]
 
 
 def rank_address(subnet: str, rank: int) -> str:
-    """The address of a rank in the network of its job: the gateway has the first, rank 0 the next.
+    """Return the address of a rank in its job's network: the gateway has the first, rank 0 the next.
 
-    Refused where the network has no room for so many.
+    Refuse a rank that the network has no address for.
     """
     network = ipaddress.IPv4Network(subnet)
     if rank + 2 >= network.num_addresses - 1:
@@ -186,7 +187,7 @@ def _home(order: ContainerConfig) -> str:
 
 
 def environment(engine: EngineOptions, order: ContainerConfig) -> Dict[str, str]:
-    """The variables of a task in its container."""
+    """Return the variables of a task in its container."""
     spec = order.spec
     variables = task_environment(
         spec,
@@ -201,18 +202,18 @@ def environment(engine: EngineOptions, order: ContainerConfig) -> Dict[str, str]
         else None,
     )
     if order.real_gpus and engine.gpu_mode == CDI:
-        # The devices come by CDI; an older hook must not add to them.
+        # devices come by CDI; an installed hook must not add others
         variables["NVIDIA_VISIBLE_DEVICES"] = "void"
     return variables
 
 
 def environment_path(folder: str) -> str:
-    """The file by which an engine is told of a task's variables: everybody on a node may read argument lists."""
+    """Return the path of the file with a task's variables; argument lists are readable by all users."""
     return f"{folder}/environment"
 
 
 def environment_file(engine: EngineOptions, order: ContainerConfig) -> str:
-    """What stands in that file: a line for each variable, whose value is taken as it is up to the end of the line."""
+    """Return the content of that file: one variable per line, values unquoted."""
     lines = (
         f"{name}={value}\n"
         for name, value in sorted(environment(engine, order).items())
@@ -222,7 +223,7 @@ def environment_file(engine: EngineOptions, order: ContainerConfig) -> str:
 
 
 def _fits_in_file(name: str, value: str) -> bool:
-    """False for a value of several lines, and for one that is longer than an engine reads a line."""
+    """Return False for values with several lines or longer than the engine's line limit."""
     return not any(end in value for end in "\n\r") and len(f"{name}={value}".encode()) < _LINE_BYTES
 
 
@@ -262,7 +263,7 @@ def _noexec(engine: EngineOptions) -> str:
 def create_network(
     engine: EngineOptions, name: str, cluster: str, job: Optional[str], subnet: str
 ) -> List[str]:
-    """The words that make a bridge network, for a job or as a spare.
+    """Return arguments that create a bridge network, for a job or for the pool.
 
     Containers of other networks cannot connect to it.
     """
@@ -279,17 +280,17 @@ def remove_network(name: str) -> List[str]:
 
 
 def list_networks(cluster: str) -> List[str]:
-    """The words that list our networks, and nobody else's."""
+    """Return arguments that list networks with this cluster's label."""
     return ["network", "ls", "--filter", f"label=fairway.cluster={cluster}", "--format", "{{.Name}}"]
 
 
 def list_all_networks() -> List[str]:
-    """The words that list the networks of an engine, whoever made them."""
+    """Return arguments that list all networks of an engine."""
     return ["network", "ls", "--format", "{{.Name}}"]
 
 
 def parse_external_network(row: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-    """A network as an engine's inspect tells it; None for one of ours, and for one that is none."""
+    """Parse a network of an engine's inspect; return None for managed ones and special drivers."""
     marks = row.get("labels") or row.get("Labels") or {}
     driver = str(row.get("driver") or row.get("Driver") or "")
     if "fairway.cluster" in marks or driver in ("", "host", "null"):
@@ -306,7 +307,7 @@ def parse_external_network(row: Dict[str, Any]) -> Optional[Dict[str, Any]]:
 
 
 def list_containers(cluster: str) -> List[str]:
-    """The words that list our containers, and nobody else's, in any state."""
+    """Return arguments that list containers with this cluster's label in any state."""
     return [
         "ps",
         "--all",
@@ -319,12 +320,12 @@ def list_containers(cluster: str) -> List[str]:
 
 
 def remove(engine: EngineOptions, name: str) -> List[str]:
-    """The words that end and remove a container at once; its patience was given before, by a signal."""
+    """Return arguments that kill and remove a container; the grace period is already over."""
     return ["rm", "--force", "--volumes", *(["--time", "0"] if engine.kind == "podman" else []), name]
 
 
 def pull(kind: str, image: str, login_folder: Optional[str]) -> List[str]:
-    """The words that bring an image; the login stands in a file, for everybody on a node may read argument lists."""
+    """Return arguments that pull an image; the login is in a file, since argument lists are public."""
     if login_folder is None:
         return ["pull", image]
     if kind == "podman":
@@ -333,30 +334,30 @@ def pull(kind: str, image: str, login_folder: Optional[str]) -> List[str]:
 
 
 _SHELL = r"""printf '\036%s\036' "$$"; command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"""
-"""First of all it says its number, by which it can be signalled from outside: see ``signal_inside``."""
+"""Prints its process id first, by which it can be signalled (``signal_in_container``)."""
 _SIGNAL = 'kill -s "$1" "$2"'
 
 
 def shell(engine: EngineOptions, name: str) -> List[str]:
-    """The words that run a shell in a container on our pseudo terminal, with the container's user and variables."""
-    # The keys by which one leaves a container would be kept from the shell: none with podman, with docker rare ones.
+    """Return arguments that run a shell in a container on a pseudo terminal, as the container's user."""
+    # detach keys are withheld from the shell: disable them with podman, use rare ones with docker
     keys = "" if engine.kind == "podman" else "ctrl-^,ctrl-^,ctrl-_"
     words = ["exec", "--interactive", "--tty", f"--detach-keys={keys}", "--env", f"TERM={TERM}"]
     return [*words, name, "/bin/sh", "-c", _SHELL]
 
 
 def signal_in_container(name: str) -> List[str]:
-    """The words that, with a signal and a number after them, signal that process of a container."""
+    """Return arguments to which a signal and a process id are appended to signal a process of a container."""
     return ["exec", name, "/bin/sh", "-c", _SIGNAL, "sh"]
 
 
 def image_store(kind: str) -> List[str]:
-    """The words that tell the folder in which an engine keeps its images."""
+    """Return arguments that print the folder of an engine's images."""
     return ["info", "--format", "{{.DockerRootDir}}" if kind == "docker" else "{{.Store.GraphRoot}}"]
 
 
 def storage_driver(kind: str) -> List[str]:
-    """The words that tell how an engine keeps the layers of containers."""
+    """Return arguments that print an engine's storage driver."""
     return ["info", "--format", "{{.Driver}}" if kind == "docker" else "{{.Store.GraphDriverName}}"]
 
 

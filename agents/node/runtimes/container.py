@@ -1,4 +1,4 @@
-"""What podman and docker share: running their command line, reading what they say, images, refusals."""
+"""Common part of podman and docker: command line, inspection, images, errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from agents.node.storage.volumes import find_mount
 _COMMAND_WITHIN_S = 60.0
 _PULL_WITHIN_S = 3600.0
 _REMOVE_WITHIN_S = 120.0
-_MAX_ATTEMPTS = 3  # a container may go between two questions
+_MAX_ATTEMPTS = 3  # a container may disappear between two commands
 _DISK_FULL_MESSAGES = ("no space left on device", "disk quota exceeded")
 _NAME_TAKEN_MESSAGES = ("already in use", "already exists", "is in use")
 _PORT_TAKEN_MESSAGES = ("address already in use", "port is already allocated")
@@ -57,8 +57,6 @@ _IMMUTABLE_REFERENCE = re.compile(r"(sha256:)?[0-9a-f]{64}\Z|.*@sha256:[0-9a-f]{
 
 
 class CommandResult(NamedTuple):
-    """How a command line ended."""
-
     code: int
     stdout: str
     stderr: str
@@ -69,21 +67,21 @@ class CommandResult(NamedTuple):
 
 
 class ImageConfig(NamedTuple):
-    """What must be known of an image before a container is made of it."""
+    """Properties of an image needed to create a container."""
 
     image_id: str
     env: Tuple[str, ...]
 
 
 class CachedImage(NamedTuple):
-    """What an engine said of an image, and the state of its store that it spoke of."""
+    """A cached inspection of an image, and the state of the store it is valid for."""
 
     facts: ImageConfig
-    fingerprint: Optional[StoreFingerprint]  # None: it holds for ever, for the name is the image's own digest
+    fingerprint: Optional[StoreFingerprint]  # None: always valid, because the name is the image's digest
 
 
 class ContainerRuntime(Runtime):
-    """A container engine by its command line: argument lists only, each with a time limit."""
+    """A container engine used by command line: argument lists only, each with a time limit."""
 
     _version_arguments: Sequence[str] = ("--version",)
 
@@ -114,7 +112,7 @@ class ContainerRuntime(Runtime):
     def run(
         self, arguments: Sequence[str], *, timeout_s: float = _COMMAND_WITHIN_S, lock_fd: Optional[int] = None
     ) -> CommandResult:
-        """Runs one command of the engine to its end."""
+        """Run one command of the engine."""
         try:
             answer = subprocess.run(
                 self.command(arguments),
@@ -136,14 +134,14 @@ class ContainerRuntime(Runtime):
         )
 
     def run_checked(self, words: Sequence[str], **how: Any) -> str:
-        """As :meth:`call`; anything but success is the fitting refusal."""
+        """Like :meth:`run`, but raise the matching AgentError on failure."""
         answer = self.run(words, **how)
         if answer.code != 0:
             raise self.error(words[0], answer)
         return answer.stdout
 
     def error(self, verb: str, answer: CommandResult) -> AgentError:
-        """The refusal that says what an engine meant."""
+        """Map a failed command to a refusal."""
         last = (
             answer.stderr.strip().splitlines()[-1][:600]
             if answer.stderr.strip()
@@ -173,15 +171,15 @@ class ContainerRuntime(Runtime):
                 f"This node cannot hold containers to a network policy: {fault or 'it has no firewall of ours.'}"
             )
         if spec.network is not None and self.run(["network", "inspect", spec.network]).code != 0:
-            # docker would find out at the start, when others of its gang have begun
+            # docker would fail only at the start, when other ranks have started
             raise invalid_spec(f"This node has no network {spec.network} of {self.kind}.")
         if config.network_exists:
             self._prepared_images[spec.name] = self.inspect_image(spec.image or "")
             return
-        # Each command of an engine takes some 40 ms, so the network is made while the image is looked up;
-        # whoever refuses the start removes the network again.
-        with ThreadPoolExecutor(max_workers=1) as aside:
-            network = aside.submit(self._create_job_network, config)
+        # each engine command takes about 40 ms, so the network is created during the image inspection; a
+        # refused start removes the network again
+        with ThreadPoolExecutor(max_workers=1) as quarantined:
+            network = quarantined.submit(self._create_job_network, config)
             self._prepared_images[spec.name] = self.inspect_image(spec.image or "")
         network.result()
 
@@ -201,7 +199,7 @@ class ContainerRuntime(Runtime):
             answer = self.run(words, lock_fd=config.lock_fd)
             own = not config.spec.host_network and config.spec.network is None
             if own and answer.code != 0 and answer.mentions(_NO_NETWORK_MESSAGES):
-                # it was pruned by somebody who saw networks that nobody used yet
+                # the unused network was pruned by someone else
                 self._create_job_network(config)
                 answer = self.run(words, lock_fd=config.lock_fd)
         finally:
@@ -222,7 +220,7 @@ class ContainerRuntime(Runtime):
         return self._firewall.refresh() if self._firewall is not None else None
 
     def limits_layers(self) -> bool:
-        """Whether the file system holds writable layers to a limit: overlay on XFS with project quotas."""
+        """Return True when writable layers can be limited: overlay on XFS with project quotas."""
         if self._limits_layers is None:
             root = os.path.realpath(self.store_path() or "/")
             mounts = procfs.read_text("/proc/self/mountinfo") or ""
@@ -232,13 +230,13 @@ class ContainerRuntime(Runtime):
                 and project_quota.is_supported(root)
             )
             driver = (
-                self.run_checked(arguments.storage_driver(self.kind), within_s=10.0).strip() if able else ""
+                self.run_checked(arguments.storage_driver(self.kind), timeout_s=10.0).strip() if able else ""
             )
             self._limits_layers = driver in ("overlay", "overlay2")
         return self._limits_layers
 
     def start(self, name: str) -> None:
-        self._remove_env_file(name)  # of a creation that was killed before its end
+        self._remove_env_file(name)  # left by an interrupted creation
         self.run_checked(["start", name])
 
     def _remove_env_file(self, name: str) -> None:
@@ -293,7 +291,7 @@ class ContainerRuntime(Runtime):
         for row in self._inspect_rows([name]):
             upper = ((row.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir")
             volumes = [each["Source"] for each in row.get("Mounts") or () if each.get("Type") == "volume"]
-            if upper:  # docker makes volumes of its own where an image says so
+            if upper:  # docker creates anonymous volumes where an image declares them
                 return WritablePaths(
                     [upper, *volumes], command_prefix=self.command(["unshare"]) if self.rootless else []
                 )
@@ -341,17 +339,17 @@ class ContainerRuntime(Runtime):
             raise self.error("network rm", answer)
 
     def _find_managed(self, name: str) -> Optional[ContainerInfo]:
-        """The task of this name, None when there is none; one without our label is refused."""
+        """Return the task of this name, None without one; refuse one without this cluster's label."""
         rows = self._inspect_rows([name])
         found = parse_container(rows[0]) if rows else None
         if rows and (found is None or found.cluster != self.settings.cluster):
-            raise AgentError(errors.NOT_ALLOWED, f"{name} is not a container of this cluster.")
+            raise AgentError(errors.FORBIDDEN, f"{name} is not a container of this cluster.")
         return found
 
     # -- images -------------------------------------------------------------------------------------------
 
     def inspect_image(self, image: str) -> ImageConfig:
-        """The id of an image and the names of its variables; refused when missing or setting a loader's."""
+        """Return the image's id and variables; refuse a missing one, or one that sets loader variables."""
         known, stamp = self._images.get(image), self._store_fingerprint()
         if known is not None and (known.fingerprint is None or known.fingerprint == stamp):
             return known.facts
@@ -371,7 +369,7 @@ class ContainerRuntime(Runtime):
         return facts
 
     def _store_fingerprint(self) -> Optional[StoreFingerprint]:
-        """Changes whenever a name may mean another image; None when that cannot be seen from outside."""
+        """Return a value that changes whenever a name may refer to another image; None when unavailable."""
         return None
 
     def _is_cacheable(self, image: str, facts: ImageConfig) -> bool:
@@ -411,7 +409,7 @@ class ContainerRuntime(Runtime):
         return self._image(image)
 
     def load(self, archive_path: str) -> Image:
-        out = self.run_checked(["load", "--input", archive_path], within_s=_PULL_WITHIN_S)
+        out = self.run_checked(["load", "--input", archive_path], timeout_s=_PULL_WITHIN_S)
         found = re.findall(r"Loaded image(?:\(s\)| ID)?: *(\S+)", out)
         if not found:
             raise AgentError(errors.ENGINE_ERROR, f"{self.kind} load did not say what it loaded.")
@@ -424,7 +422,7 @@ class ContainerRuntime(Runtime):
     def store_path(self) -> Optional[str]:
         if self._store_path is None:
             self._store_path = (
-                self.run_checked(arguments.image_store(self.kind), within_s=10.0).strip() or None
+                self.run_checked(arguments.image_store(self.kind), timeout_s=10.0).strip() or None
             )
         return self._store_path
 
@@ -441,7 +439,7 @@ class ContainerRuntime(Runtime):
     def remove_image(self, image: Image) -> bool:
         self._images.clear()
         bare = image.image_id.split(":", 1)[-1]
-        for words in (image.refs, [bare]):  # an engine refuses an id that has several names
+        for words in (image.refs, [bare]):  # engines refuse to remove an id with several names
             if words:
                 self.run(["rmi", *words], timeout_s=_REMOVE_WITHIN_S)
             if self.run(["image", "inspect", bare]).code != 0:
@@ -479,7 +477,7 @@ _STATES = {
 
 
 def parse_container(row: Dict[str, Any]) -> Optional[ContainerInfo]:
-    """A container as an engine's inspect tells it; None for one that is not ours."""
+    """Parse a container of an engine's inspect; return None without this system's labels."""
     marks = (row.get("Config") or {}).get("Labels") or {}
     if not all(f"fairway.{label}" in marks for label in arguments.LABELS):
         return None
@@ -507,7 +505,7 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:?\d\d)\
 
 
 def _parse_time_s(text: Optional[str]) -> Optional[float]:
-    """Unix seconds of an engine's time; None for none and for the zero time."""
+    """Return Unix seconds of an engine's time; None for blank and zero times."""
     found = _TIME.match((text or "").replace(" ", "T", 1))
     if found is None or found.group(1).startswith("0001"):
         return None

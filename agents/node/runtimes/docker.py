@@ -1,4 +1,4 @@
-"""The runtime docker: as podman, but its daemon writes the logs, so they are taken over while a task runs."""
+"""Docker runtime: the daemon writes the logs, so they are copied while a task runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agents.node.settings import RuntimeSettings, Settings
 
 
 class DockerRuntime(ContainerRuntime):
-    """Docker keeps logs beside its containers, where they are turned over and go with the container."""
+    """Docker keeps logs with its containers, where they are rotated and removed with the container."""
 
     kind = "docker"
     log_format = "k8s"
@@ -26,7 +26,7 @@ class DockerRuntime(ContainerRuntime):
         "version",
         "--format",
         "{{.Server.Version}}",
-    )  # the daemon's; the client may be another
+    )  # that of the daemon; the client may differ
 
     def __init__(self, settings: Settings, own: RuntimeSettings) -> None:
         super().__init__(settings, own)
@@ -42,7 +42,7 @@ class DockerRuntime(ContainerRuntime):
             copy_log(source, path, self.settings.max_log_mib)
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(AgentError, OSError):  # a full disk must not keep what ended from going
+        with contextlib.suppress(AgentError, OSError):  # a full disk must not prevent the removal
             self.collect_log(name, os.path.join(self.settings.state_dir, "tasks", name, "log"))
         super().remove(name)
         self._log_paths.pop(name, None)
@@ -57,7 +57,7 @@ class DockerRuntime(ContainerRuntime):
         return self._chosen_gpu_mode
 
     def _has_cdi(self) -> bool:
-        """Says whether the daemon has CDI turned on, and finds a specification of GPUs in its folders."""
+        """Return True when the daemon has CDI enabled and its folders contain a GPU specification."""
         with contextlib.suppress(ValueError, TypeError):
             folders = json.loads(self.run_checked(["info", "--format", "{{json .CDISpecDirs}}"]))
             files = (
@@ -67,7 +67,7 @@ class DockerRuntime(ContainerRuntime):
         return False
 
     def _log_path_of(self, name: str) -> Optional[str]:
-        """Where the daemon writes the log of a container of ours; None before its first start."""
+        """Return the path of a container's log; None before its first start."""
         for row in self._inspect_rows([name]):
             found = parse_container(row)
             if found is not None and found.cluster == self.settings.cluster:

@@ -1,8 +1,8 @@
-"""Docker's log in the form in which we keep logs: time, stream and F or P before each piece, in the task's folder.
+"""Converts docker's JSON log to this agent's format: time, stream and F or P before each line, in the task's
+folder.
 
-Docker writes a line of JSON for each piece and begins a new file at its size limit; a file before the present one is
-kept, older ones are gone. What it wrote is taken over before that, so bytes that were once read of a log never
-change, whatever docker does with its files, and the log outlives the container.
+Docker rotates its file at a size limit and keeps one older file. Lines are copied before they are rotated
+away, so bytes once read never change, and the log survives the container.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ MAX_FILES = 2
 LINES_LOST_MESSAGE = "fairway: some lines are lost here; they came faster than they could be taken over."
 _BLOCK_BYTES = procfs.MIB
 _LAST_BYTES = 64
-"""So many end a line of docker's with its time in nanoseconds, which no other line of the log has."""
+"""A line of docker's log ends with its time in nanoseconds, so this many bytes identify it."""
 
 
 class _Position(NamedTuple):
-    """How far docker's log was taken over, and what of ours belongs to that."""
+    """How much of docker's log was copied, and the size of the copy at that point."""
 
-    offset: int  # in the file of docker's that ``last`` is found in
-    last: bytes  # what stands before the offset there
-    size: int  # of our log
+    offset: int  # in the docker file that contains ``last``
+    last: bytes  # bytes before the offset in that file
+    size: int  # of the copy
     is_cut: bool
 
 
 def copy_log(source: str, target: str, limit_mib: int) -> None:
-    """Takes over into ``target`` what docker has written to ``source`` since it was last asked.
+    """Append to ``target`` what docker has written to ``source`` since the last call.
 
-    A log ends at ``limit_mib`` with a line that says so. Repeatable, by several processes at once, and after a crash
-    at any point. Raises OSError and ``disk_full``.
+    The copy ends at ``limit_mib`` with a message. Idempotent, safe for concurrent processes and after a
+    crash. Raise OSError or the refusal ``disk_full``.
     """
     with file_lock(target + ".lock"), disk_full_as_error(target), contextlib.ExitStack() as opened:
         place = _read_position(target)
@@ -44,7 +44,7 @@ def copy_log(source: str, target: str, limit_mib: int) -> None:
         if not files:
             return
         kept = opened.enter_context(open(target, "ab", opener=_private))
-        kept.truncate(place.size)  # what was written by one who died before he noted it
+        kept.truncate(place.size)  # discard what was written without recording the position
         first = next((index for index, file in enumerate(files) if _contains_position(file, place)), None)
         if first is None:
             place = _write_lost_marker(files[0], kept, place)
@@ -52,7 +52,7 @@ def copy_log(source: str, target: str, limit_mib: int) -> None:
             place = _copy_file(file, kept, target, place, limit_mib)
             if place.is_cut:
                 return
-            place = place._replace(offset=0, last=b"")  # where the next one begins
+            place = place._replace(offset=0, last=b"")  # start of the next file
 
 
 def _private(path: str, flags: int) -> int:
@@ -60,7 +60,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _open_files(source: str) -> List[IO[bytes]]:
-    """Docker's files, the older first, opened so that none is missed when it begins a new one meanwhile."""
+    """Return docker's files, older first, opened so that none is missed during a rotation."""
     opened: List[IO[bytes]] = []
     for path in (source, source + ".1"):
         with contextlib.suppress(FileNotFoundError):
@@ -71,7 +71,7 @@ def _open_files(source: str) -> List[IO[bytes]]:
 
 
 def _contains_position(file: IO[bytes], position: _Position) -> bool:
-    """Says whether it is the file in which the place is, and not another of its name."""
+    """Return True when the position belongs to this file."""
     file.seek(position.offset - len(position.last))
     return file.read(len(position.last)) == position.last
 
@@ -102,7 +102,7 @@ def _copy_file(
 
 
 def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Blocks of whole lines to the end; a line that is still being written is left for later."""
+    """Yield blocks of complete lines; an incomplete last line is left for later."""
     begun = b""
     while True:
         read = file.read(_BLOCK_BYTES)
@@ -117,7 +117,7 @@ def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _convert_block(block: bytes, space_bytes: int, cut_message: str) -> Tuple[bytes, bool]:
-    """The lines in our form as far as there is room in the log; True when it ends with them."""
+    """Convert lines as far as ``space_bytes`` allows; return True when the log ends here."""
     lines: List[bytes] = []
     size = 0
     for row in block.splitlines(keepends=True):
@@ -130,7 +130,7 @@ def _convert_block(block: bytes, space_bytes: int, cut_message: str) -> Tuple[by
 
 
 def to_k8s_lines(row: bytes) -> bytes:
-    """One of docker's lines; what is none of them, as after a crash of docker's, stays as it is."""
+    """Convert one line of docker's log; invalid lines, as after a crash, are kept unchanged."""
     try:
         facts = json.loads(row)
         text, stream, moment = facts["log"], facts["stream"], facts["time"]
@@ -155,7 +155,7 @@ def _marker_line(stamp: Optional[str], words: str) -> bytes:
 
 
 def _read_position(target: str) -> _Position:
-    """The place that was noted last; the beginning when none was, or the log it belongs to is gone."""
+    """Return the recorded position; the beginning when there is none or its log is gone."""
     with contextlib.suppress(ValueError, KeyError, OSError):
         noted = read_json(target + ".position")
         if noted is not None and os.stat(target).st_size >= noted["size"]:

@@ -1,4 +1,4 @@
-"""Which CUDA an image asks of the driver, by the variables that NVIDIA's images set."""
+"""CUDA requirement of an image, from the variables that NVIDIA's images set."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _VERSION = re.compile(r"(\d{1,3}\.\d{1,3})(?:\.|\Z)")
 
 
 def required_cuda_version(variables: Sequence[str]) -> Optional[str]:
-    """The CUDA version that a driver must know for this image, such as 12.4; None: it does not say.
+    """Return the minimum CUDA version of the driver, such as 12.4; None when unknown.
 
-    ``NVIDIA_REQUIRE_CUDA`` is what NVIDIA's own runtime holds an image to (alternatives separated by spaces; those
-    for forward compatibility name a brand and a driver, and are an administrator's to allow), ``CUDA_VERSION`` what
-    it was built with. An empty ``NVIDIA_REQUIRE_CUDA`` asks for nothing.
+    ``NVIDIA_REQUIRE_CUDA`` is what NVIDIA's runtime enforces (alternatives separated by spaces; those with
+    brand and driver are for forward compatibility and are ignored), ``CUDA_VERSION`` what the image was built
+    with. An empty ``NVIDIA_REQUIRE_CUDA`` requires nothing.
     """
     found: Dict[str, str] = dict(each.partition("=")[::2] for each in variables)
     required = found.get("NVIDIA_REQUIRE_CUDA")

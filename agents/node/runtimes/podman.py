@@ -1,4 +1,4 @@
-"""The runtime podman: rootful, or rootless with the person mapped onto the node's account."""
+"""Podman runtime: rootful, or rootless with the user mapped to the node's account."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INITIALIZED = ("already been created in runtime",)
 
 
 class PodmanRuntime(ContainerRuntime):
-    """Podman writes the task's log and process number into the task's own folder."""
+    """Podman writes the task's log and process id into the task's folder."""
 
     kind = "podman"
     log_format = "k8s"
@@ -34,9 +34,11 @@ class PodmanRuntime(ContainerRuntime):
         self._store.locate()
 
     def start(self, name: str) -> None:
-        """Without root podman's network namespace goes with the last container in it, and the rules go with it.
+        """Start a task. Rootless podman removes its network namespace, and the rules in it, with the last
+        container.
 
-        So the container joins its network first, which keeps the namespace, and runs once the rules are in force.
+        The container therefore joins its network first, which keeps the namespace, and runs once the rules
+        are in force.
         """
         if self.rootless and self._firewall is not None:
             answer = self.run(["init", name])
@@ -53,9 +55,9 @@ class PodmanRuntime(ContainerRuntime):
         return super().start_info(name)
 
     def collect_log(self, name: str, path: str) -> None:
-        """Holds on to the first file of a log: at its size limit podman begins a new one in its place.
+        """Link the first file of a log: at the size limit podman replaces it by a new one.
 
-        So a task takes twice the limit on the disk at most, and what was read of its log never changes.
+        A task therefore uses at most twice the limit on disk, and bytes once read never change.
         """
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(path, path + FIRST_LOG_SUFFIX)

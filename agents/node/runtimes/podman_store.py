@@ -1,9 +1,8 @@
-"""Whether podman's images may have changed since it was last asked, by facts that cost nothing to look at.
+"""Detects changes of podman's images from file metadata.
 
-Podman lists the images of a store in one file, ``<driver>-images/images.json``, and replaces that file by
-another whenever an image comes, goes or gets another name. While that file stays the same, so does the answer
-to a question about an image; the question to podman takes 30 ms. When the configuration of the store becomes
-another, nothing is known until the next session.
+Podman lists the images of a store in ``<driver>-images/images.json`` and replaces the file whenever an image
+is added, removed or renamed. While the file is unchanged, cached inspections are valid; an inspection takes
+30 ms. After a change of the store's configuration the cache is off until the next session.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _CONFIGURATION_FILES = (
 
 
 class StoreFiles(NamedTuple):
-    """The files that say which images there are, and those that say where these files are."""
+    """Files that list the images, and files that configure where these are."""
 
     images: Tuple[str, ...]
     configuration: Tuple[str, ...]
 
 
 class PodmanImageStore:
-    """The store of one engine. It has to :meth:`learn` first where its files are; until then it has no stamp."""
+    """The image store of one engine; :meth:`locate` must find its files before :meth:`fingerprint` works."""
 
     def __init__(self, read_info: Callable[[], Optional[str]]) -> None:
         self._read_info = read_info
@@ -41,13 +40,13 @@ class PodmanImageStore:
         self._configuration_fingerprint: Optional[StoreFingerprint] = None
 
     def locate(self) -> None:
-        """Asks podman where its images are listed; what it says is believed only if it is complete."""
+        """Ask podman for the location of its image lists; incomplete answers are ignored."""
         lists = find_store_files(self._read_info() or "")
         self._configuration_fingerprint = _fingerprint(lists.configuration) if lists else None
         self._files = lists
 
     def fingerprint(self) -> Optional[StoreFingerprint]:
-        """Changes whenever the images may have; None when nobody can say."""
+        """Return a value that changes whenever the images may have changed; None when unknown."""
         lists = self._files
         if (
             lists is None
@@ -58,13 +57,13 @@ class PodmanImageStore:
         return _fingerprint(lists.images)
 
     def lists_image(self, image_id: str) -> bool:
-        """Says whether an image stands in one of the lists, for only then they tell when it changes."""
+        """Return True when an image is in one of the lists, so that they reveal its changes."""
         wanted = image_id.split(":", 1)[-1]
         return any(wanted in _ids(path) for path in (self._files.images if self._files else ()))
 
 
 def find_store_files(info: str) -> Optional[StoreFiles]:
-    """The files that matter, from ``podman info``; None when a store of another form is seen."""
+    """Return the relevant files from ``podman info``; None for an unknown form of store."""
     try:
         store = json.loads(info)["store"]
         driver, root = store["graphDriverName"], store["graphRoot"]
@@ -76,7 +75,7 @@ def find_store_files(info: str) -> Optional[StoreFiles]:
     if not isinstance(shared, list) or not all(isinstance(each, str) for each in (root, driver, *shared)):
         return None
     configuration = dict.fromkeys([configured, *(os.path.expanduser(path) for path in _CONFIGURATION_FILES)])
-    # Podman 4 tells the last of several shared stores only; its configuration names them all.
+    # podman 4 reports only the last of several additional stores; its configuration names all
     named = _ADDITIONAL_STORES.findall(read_text(configured) or "")
     shared = [*shared, *(path for each in named for path in re.findall(r"[\"']([^\"']+)[\"']", each))]
     roots = dict.fromkeys([root, *(path for each in shared for path in each.split(",") if path)])
@@ -87,13 +86,13 @@ def find_store_files(info: str) -> Optional[StoreFiles]:
 
 
 def is_fully_qualified(image: str) -> bool:
-    """Says whether a name begins with its registry; what a short one means depends on more than the store."""
+    """Return True when a name includes its registry; short names depend on more than the store."""
     first, slash, _ = image.partition("/")
     return bool(slash) and (first == "localhost" or "." in first or ":" in first)
 
 
 def _fingerprint(paths: Sequence[str]) -> Optional[StoreFingerprint]:
-    """What tells one state of these files from another; None when we may not look."""
+    """Return a fingerprint of these files; None when unreadable."""
     try:
         return tuple(_file_fingerprint(path) for path in paths)
     except OSError:
@@ -111,6 +110,6 @@ def _file_fingerprint(path: str) -> _File:
 def _ids(path: str) -> List[str]:
     try:
         rows = json.loads(read_text(path) or "[]")
-    except ValueError:  # caught while it was replaced: ask again next time
+    except ValueError:  # read during a replacement; the next call reads it again
         return []
     return [str(row.get("id")) for row in rows if isinstance(row, dict)]

@@ -1,4 +1,4 @@
-"""The runtime of a machine without an engine: a detached shim per task, with its own account number."""
+"""Process runtime for machines without an engine: a detached shim per task, with its own account."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ProcessRuntime(Runtime):
-    """Tasks as plain processes. A task's folder holds its order, its claim, its number and its end."""
+    """Tasks as plain processes. A task's folder contains launch.json, claim, pid.json and exit.json."""
 
     kind = "process"
     log_format = "k8s"
@@ -196,7 +196,7 @@ class ProcessRuntime(Runtime):
         self._kill_all(name, os.path.join(self._root, name), timeout_s)
 
     def remove(self, name: str) -> None:
-        """Ends the task and everything it started; its log stays, its order goes."""
+        """End the task with all its processes and remove its files except the log."""
         folder = os.path.join(self._root, name)
         if not os.path.isdir(folder):
             return
@@ -208,9 +208,9 @@ class ProcessRuntime(Runtime):
         shutil.rmtree(os.path.join(folder, "tmp"), ignore_errors=True)
 
     def _kill_all(self, name: str, folder: str, timeout_s: float) -> bool:
-        """Kills the child; its shim ends the rest. Without a shim we do that ourselves.
+        """Kill the child; its shim ends the rest, or this method when there is no shim.
 
-        False when they are there after so long: a process may stay in the kernel whatever it is told.
+        Return False on time-out: a process in the kernel may survive SIGKILL.
         """
         begun: Dict[str, int] = read_json(os.path.join(folder, "pid.json")) or {}
         if procfs.is_alive(begun.get("pid"), begun.get("start_ticks")):
@@ -229,7 +229,7 @@ class ProcessRuntime(Runtime):
 
 
 def _wait_for_shim(lock: str, within_s: float) -> bool:
-    """Waits until a shim has let go of its lock, which it does when everything of its task has ended."""
+    """Wait until the shim has ended with all processes of its task; return False on time-out."""
     deadline_s = time.monotonic() + within_s
     while os.path.exists(lock):
         with file_lock(lock, wait=False) as free:

@@ -1,4 +1,4 @@
-"""Where containers may connect: what no job reaches, and the network policy of a project."""
+"""Egress rules of containers: addresses denied to all jobs, and network policies of projects."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agents.node.host.procfs import read_text
 
 OPEN, ALLOW_LIST, NONE = "open", "listed", "none"
 MODES = (OPEN, ALLOW_LIST, NONE)
-"""Everything but what no job reaches; what the project's list names; nothing. The later, the stricter."""
+"""Everything except denied addresses; only listed targets; nothing. In order of strictness."""
 DNS_ENTRY = "dns"
-"""An entry of a list: the name servers of the node."""
+"""Entry of an allow list: the name servers of the node."""
 METADATA_NETWORKS = ("169.254.0.0/16", "100.100.100.200/32", "192.0.0.192/32")
-"""Link-local addresses, and where clouds answer with credentials outside them."""
+"""Link-local addresses, and other addresses of cloud metadata services."""
 MAX_DENIED_NETWORKS, MAX_TARGETS = 20_000, 200
 _TARGET = re.compile(
     r"(?P<to>[0-9./]+)(?: (?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?(?:/(?P<protocol>tcp|udp))?)?\Z"
@@ -28,7 +28,7 @@ JsonObject = Dict[str, Any]
 
 
 class EgressTarget(NamedTuple):
-    """Where a listed project may connect: an IPv4 network, and ports of it; no ports: all of it."""
+    """An allowed IPv4 network with ports; without ports all of them."""
 
     network: str
     protocol: Optional[str] = None
@@ -37,19 +37,17 @@ class EgressTarget(NamedTuple):
 
 
 class EgressPolicy(NamedTuple):
-    """The policy of one job."""
-
     mode: str = OPEN
     allow: Tuple[str, ...] = ()
 
     @property
     def allows_dns(self) -> bool:
-        """Whether its containers may ask the node's name servers."""
+        """Return True when containers may query the node's name servers."""
         return self.mode == OPEN or (self.mode == ALLOW_LIST and DNS_ENTRY in self.allow)
 
 
 def parse_egress_target(text: str) -> EgressTarget:
-    """An entry such as ``10.1.0.0/16``, ``10.1.2.3 443`` or ``10.1.0.0/16 8000-8100/udp``. ValueError for others."""
+    """Parse ``10.1.0.0/16``, ``10.1.2.3 443`` or ``10.1.0.0/16 8000-8100/udp``. Raise ValueError."""
     found = _TARGET.match(text)
     if found is None:
         raise ValueError(f"{text!r} is not an IPv4 address or network, with or without ports")
@@ -63,7 +61,7 @@ def parse_egress_target(text: str) -> EgressTarget:
 
 
 def parse_egress_policy(raw: Any) -> EgressPolicy:
-    """The policy in a spec; none is open. Refused when it is not of the form."""
+    """Return the policy in a spec; None is open. Refuse an invalid one."""
     if raw is None:
         return EgressPolicy()
     if not isinstance(raw, dict) or set(raw) != {"mode", "allow"} or raw["mode"] not in MODES:
@@ -82,7 +80,7 @@ def parse_egress_policy(raw: Any) -> EgressPolicy:
 
 
 def allowed_targets(egress: EgressPolicy, nameservers: Sequence[str]) -> List[EgressTarget]:
-    """Where a job may connect, beside its own network; only of one that is not open."""
+    """Return the allowed targets of a restrictive policy, besides the job's own network."""
     found: List[EgressTarget] = []
     for each in egress.allow if egress.mode == ALLOW_LIST else ():
         if each == DNS_ENTRY:
@@ -97,28 +95,28 @@ def allowed_targets(egress: EgressPolicy, nameservers: Sequence[str]) -> List[Eg
 
 
 def nameservers() -> List[str]:
-    """The IPv4 name servers that containers of this machine are told, which are those outside it."""
+    """Return the IPv4 name servers that containers get: the node's, without loopback."""
     texts = (read_text(path) or "" for path in ("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"))
     return [each for each in nameservers_in("\n".join(texts)) if not each.startswith("127.")]
 
 
 def nameservers_in(text: str) -> List[str]:
-    """The IPv4 name servers in the text of a ``resolv.conf``, each once."""
+    """Return the distinct IPv4 name servers in the text of a ``resolv.conf``."""
     found: List[str] = []
     for words in (line.split() for line in text.splitlines()):
         if len(words) > 1 and words[0] == "nameserver":
-            with contextlib.suppress(ValueError):  # IPv6, or no address
+            with contextlib.suppress(ValueError):  # IPv6, or invalid
                 found.append(str(ipaddress.IPv4Address(words[1])))
     return list(dict.fromkeys(found))
 
 
 def read_denied_networks(state_dir: str) -> List[str]:
-    """What the portal said last that no container may connect to: the portal itself, and every node."""
+    """Return the networks that no container may connect to: the portal and all nodes."""
     return list((read_json(os.path.join(state_dir, _FILE)) or {}).get("deny", ()))
 
 
 def save_denied_networks(state_dir: str, raw: Any) -> bool:
-    """Keeps what the portal says; True when it is news. Refused when it is no list of networks."""
+    """Store the denied networks; return True when they changed. Refuse an invalid list."""
     if not isinstance(raw, list) or len(raw) > MAX_DENIED_NETWORKS:
         raise invalid_spec(f"deny is not a list of at most {MAX_DENIED_NETWORKS} addresses.")
     try:

@@ -1,4 +1,4 @@
-"""The environment of a task, pure: what the person asked for, and on top what is always ours."""
+"""Environment variables of a task: the user's, overridden by those of the system. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agents.node.spec.task_spec import RANK0_ADDRESS_PLACEHOLDER, TaskSpec
 CONTAINER_SECRETS_DIR = "/run/fairway"
 
 SECRET_ENV_FILE = "variables"  # noqa: S105 - a file name
-"""The file among a task's secrets that sets the variables which no list of an engine shows."""
+"""File among a task's secrets that sets its secret variables."""
 _SHELL = "/bin/sh"
 
 RESERVED_VARIABLES = (
@@ -30,11 +30,11 @@ RESERVED_VARIABLES = (
 
 
 _RESERVED_PREFIXES = ("CUDA_MPS_", "NVIDIA_REQUIRE_", "NVIDIA_MIG_", "NVIDIA_IMEX_", "FAIRWAY_")
-"""With those above: by them the toolkit gives a container device nodes that nobody allocated."""
+"""Also reserved: with these the NVIDIA toolkit would add device nodes that are not allocated."""
 
 
 def is_reserved(name: str) -> bool:
-    """True for a variable that neither a person nor an image may set."""
+    """Return True for a variable that neither users nor images may set."""
     return name in RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIXES)
 
 
@@ -49,11 +49,11 @@ def task_environment(
     rank0_address: Optional[str] = None,
     mps_variables: Optional[Mapping[str, str]] = None,
 ) -> Dict[str, str]:
-    """Variables for a task; ``ports`` maps each port it asked for to the one it must listen on.
+    """Return the variables of a task; ``ports`` maps each requested port to the one to listen on.
 
-    ``secrets`` and those in ``word_files``, by the variable that names each, are paths as the task sees them.
-    ``rank0_address`` is the address of its gang's rank 0, where the node alone knows it. ``share`` are the variables
-    by which its share of a GPU is enforced.
+    ``secrets`` and the values of ``report_files`` (by variable) are paths as the task sees them.
+    ``rank0_address``: address of its gang's rank 0 when only the node knows it. ``mps_variables``: those of
+    its GPU share.
     """
     environment = {name: text for name, text in spec.env.items() if not is_reserved(name)}
     if rank0_address is not None:
@@ -95,15 +95,15 @@ def task_environment(
 
 
 def secret_env_file_content(variables: Mapping[str, str]) -> str:
-    """Lines by which a shell sets variables, whatever their values hold."""
+    """Return shell lines that set variables with arbitrary values."""
     quoted = ((name, text.replace("'", "'\\''")) for name, text in sorted(variables.items()))
     return "".join(f"export {name}='{text}'\n" for name, text in quoted if not is_reserved(name))
 
 
 def wrap_with_secret_env(command: List[str], variables: Mapping[str, str], secrets: str) -> List[str]:
-    """The command of a task that gets secret variables: a shell reads them from a file, and becomes the command.
+    """Return the command, wrapped in a shell that reads secret variables from a file.
 
-    So they stand neither in an argument list, nor in what an engine keeps and shows of a container.
+    They are thus neither in an argument list nor in the container's configuration.
     """
     if not variables:
         return command
@@ -113,9 +113,9 @@ def wrap_with_secret_env(command: List[str], variables: Mapping[str, str], secre
 def substitute_placeholders(
     command: Tuple[str, ...], *, ports: Mapping[int, int], address: str, secrets: str
 ) -> List[str]:
-    """The command with ``{port}``, ``{port_N}``, ``{address}`` and ``{secrets}`` replaced.
+    """Return the command with ``{port}``, ``{port_N}``, ``{address}`` and ``{secrets}`` replaced.
 
-    Only for a task that has a port, that is, a tool we start; a person's own words are left as they are.
+    Applies only to tasks with a port, that is, to tools; commands of users are unchanged.
     """
     if not ports:
         return list(command)

@@ -1,4 +1,4 @@
-"""The names of images: when two of them mean the same one, and which host a name is of."""
+"""Image names: normalization, and the registry host."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Optional
 
 _DOCKER_HUB, _DOCKER_HUB_NAMESPACE, _LOCAL = "docker.io/", "library/", "localhost/"
 UNKNOWN_ARCHIVE = "-"
-"""In place of a name, for an archive of which nobody knows yet what it holds."""
+"""Placeholder name for an archive with unknown content."""
 _ID = re.compile(r"(?:sha256:)?([0-9a-f]{64})\Z")
 _DIGEST = re.compile(r"(?P<name>.+?)(?::[^:/@]+)?@(?P<digest>sha256:[0-9a-f]{64})\Z")
 
 
 def normalize_image_name(name: str) -> str:
-    """One spelling for all that an engine takes for the same: without the hub, with a tag, an id without its kind."""
+    """Return the canonical name: without docker.io, with a tag; an id without ``sha256:``."""
     identity = _ID.match(name)
     if identity is not None:
         return identity.group(1)
@@ -28,6 +28,6 @@ def normalize_image_name(name: str) -> str:
 
 
 def registry_host(image: str) -> Optional[str]:
-    """The host that a reference names, port included; None for one that names none."""
+    """Return the registry host with port; None when the name has none."""
     first, slash, _ = image.partition("/")
     return first if slash and ("." in first or ":" in first or first == "localhost") else None

@@ -1,7 +1,7 @@
-"""The files by which a program tells us something: made for its task, its own, and never anybody else's.
+"""Report files: files by which a program reports progress and checkpoints to the agent.
 
-They stand in the task's folder, belong to the account of the task, and begin empty; a container sees these files
-and nothing around them. The time of such a file is zero until the task has written or touched it.
+They are in the task's folder, belong to the task's account and are initially empty; a container sees only
+these files. Their time is zero until the task writes or touches them.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from typing import Dict, NamedTuple, Optional
 
 
 class ReportFile(NamedTuple):
-    """One of them: the variable that names it to the program, and its name in the folder."""
+    """A report file: its environment variable and its name in the folder."""
 
     variable: str
     name: str
 
     def path(self, folder: str) -> str:
-        """Where it lies; ``folder`` is the task's own."""
         return os.path.join(folder, self.name)
 
     @property
     def container_path(self) -> str:
-        """Where a container sees it."""
         return f"/run/fairway-{self.name}"
 
 
@@ -33,7 +31,7 @@ REPORT_FILES = (CHECKPOINT_FILE, PROGRESS_FILE)
 
 
 def create_report_file(file: ReportFile, folder: str, uid: Optional[int], gid: Optional[int]) -> None:
-    """The file for a task that is about to be created, owned by ``uid`` (ourselves when None). Repeatable."""
+    """Create the file before its task, owned by ``uid`` (the agent when None); idempotent."""
     path = file.path(folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with contextlib.suppress(FileExistsError):
@@ -44,20 +42,19 @@ def create_report_file(file: ReportFile, folder: str, uid: Optional[int], gid: O
 
 
 def report_file_variables(folder: str) -> Dict[str, str]:
-    """What names the files to a task that sees its folder."""
+    """Return the variables for a task that sees its folder."""
     return {file.variable: file.path(folder) for file in REPORT_FILES}
 
 
 def container_report_file_variables() -> Dict[str, str]:
-    """What names them to a task that sees them only."""
+    """Return the variables for a container."""
     return {file.variable: file.container_path for file in REPORT_FILES}
 
 
 def report_age_s(modified_s: float, started_s: Optional[float], now_s: float) -> Optional[float]:
-    """Seconds since a task that began at ``started_s`` wrote to a file with this time; None when it never did.
+    """Return seconds since the task (started at ``started_s``) wrote the file; None when it never did.
 
-    Never less than 0, never more than since the start: whatever time a task gives the file, it said nothing in the
-    future, nor before it was there.
+    The age is limited to 0 and the task's run time, because a task can set any file time.
     """
     if modified_s == 0:
         return None

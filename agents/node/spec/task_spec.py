@@ -1,4 +1,4 @@
-"""What to start, as a closed schema: an unknown key, a wrong type or a number out of range is refused."""
+"""Schema of a task spec: unknown keys, wrong types and out-of-range numbers are refused."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,49}\Z")
 _NETWORK = re.compile(r"(?!fw-|host\Z|none\Z)[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 
 FORBIDDEN_ENV = ("LD_PRELOAD", "LD_AUDIT")
-"""Loaders obey these before any program of ours runs, also in hooks outside the container."""
+"""The dynamic loader obeys these before any program runs, also in hooks outside the container."""
 
 
 class GpuShare(NamedTuple):
-    """A part of one GPU, in thousandths."""
+    """Share of one GPU in milli."""
 
     uuid: str
     milli: int
 
 
 class Mount(NamedTuple):
-    """A declared volume.
+    """A mount of a declared volume.
 
-    ``source`` is an absolute path; of a home its name under the home root, of a scratch folder its own name.
+    ``source``: absolute path; for a home its name below the home root, for scratch its own name.
     """
 
     kind: str  # one of MOUNT_KINDS
     source: str
     target: str
     read_only: bool
-    filesystem: Optional[str] = None  # the path must be where one of this kind is mounted: nfs
-    folder: Optional[str] = None  # of a project: its own, made below the path
-    gid: Optional[int] = None  # of a project: the group that its members share
-    quota_mib: Optional[int] = None  # what the folder may hold, where the file system sees to that
+    filesystem: Optional[str] = None  # required type of the file system mounted at the path: nfs
+    folder: Optional[str] = None  # of a project: folder below the path
+    gid: Optional[int] = None  # of a project: group shared by its members
+    quota_mib: Optional[int] = None  # limit of the folder, where the file system supports quotas
 
 
 class TaskSpec(NamedTuple):
-    """One task (rank) of one attempt of a job, as the portal asks for it."""
+    """One task (rank) of one attempt, as requested by the portal."""
 
     cluster: str
     job: str
@@ -83,18 +83,18 @@ class TaskSpec(NamedTuple):
     tasks: Optional[int] = None
     tasks_min: Optional[int] = None
     tasks_max: Optional[int] = None
-    host_network: bool = False  # on the network of the node, not on the job's own
-    network: Optional[str] = None  # of the engine, made by people: on this one, not on the job's own
-    address: Optional[str] = None  # in it, of rank 0
-    devices: Tuple[str, ...] = ()  # of a fabric, or patterns; with them it may lock all memory it has
-    rendezvous_port: Optional[int] = None  # on this node, where the ranks of its gang meet: it must be free
+    host_network: bool = False  # use the node's network instead of the job's own
+    network: Optional[str] = None  # use this user-defined engine network instead of the job's own
+    address: Optional[str] = None  # address of rank 0 in ``network``
+    devices: Tuple[str, ...] = ()  # fabric devices or patterns; they also lift the memlock limit
+    rendezvous_port: Optional[int] = None  # rendezvous port on this node; must be free
     hold_rendezvous_port: bool = (
-        False  # the agent listens at that port until the task begins, so that others can try it
+        False  # the agent listens on that port until the task starts, for connectivity checks
     )
-    local_rendezvous: bool = False  # all ranks of its gang stand on this node, in the network of their job
+    local_rendezvous: bool = False  # all ranks of the gang are on this node, in the job's network
     secret_variables: Dict[str, str] = {}
-    egress: EgressPolicy = EgressPolicy()  # where it may connect to
-    disk_mib: Optional[int] = None  # what it may write to the node's disk outside its volumes
+    egress: EgressPolicy = EgressPolicy()  # allowed connections
+    disk_mib: Optional[int] = None  # limit on the node's disk outside volumes
 
     @property
     def name(self) -> str:
@@ -106,17 +106,17 @@ class TaskSpec(NamedTuple):
 
 
 def container_name(cluster: str, job: str, attempt: int, task: int) -> str:
-    """The one name a task can have on a node."""
+    """Return the unique container name of a task on a node."""
     return f"fw-{cluster}-{job}-{attempt}-{task}"
 
 
 def network_name(cluster: str, job: str) -> str:
-    """The bridge network of a job for which none stood ready."""
+    """Return the name of a job's bridge network when it is not from the pool."""
     return f"fw-{cluster}-{job}"
 
 
-MOUNT_KINDS = ("home", "path", "project", "scratch")
-"""A home, a folder that is there, a project's own folder, and an empty one that goes with its task."""
+MOUNT_KINDS = ("home", "host_path", "project", "scratch")
+"""A home, an existing folder, a project's folder, and an empty folder removed with its task."""
 
 _REQUIRED = frozenset(
     {"cluster", "job", "attempt", "task", "digest", "runtime", "command", "uid", "gid", "user"}
@@ -141,25 +141,25 @@ SPEC_CAPABILITIES = (
     "disk_mib",
     "egress",
 )
-"""Keys of a spec that the first agents did not know; a portal sends them to those who say so in their hello."""
+"""Spec keys that the first agents do not support; sent only to agents whose hello lists them."""
 CAN_STOP_TASKS = "stop.tasks"
-"""The same for the field of ``stop`` that names some tasks of an attempt: who does not know it would stop all."""
+"""Capability: field ``tasks`` of ``stop``; an agent without it would stop all tasks."""
 CAN_MOUNT_VOLUMES = "mounts.volumes"
-"""The same for mounts that are neither a home nor a plain path."""
+"""Capability: mounts other than homes and plain paths."""
 CAN_USE_REGISTRY_LOGINS = "pull.login"
-"""The same for the field of ``pull`` that says who we are at the registry."""
+"""Capability: field ``login`` of ``pull``."""
 CAN_CHECK_RENDEZVOUS = "check_rendezvous"
-"""The same for the verb that looks whether the node reaches the place where a gang will meet."""
+"""Capability: verb that checks the connection to a rendezvous."""
 CAN_CHECK_FABRIC = "preflight.fabric"
-"""The same for the field of ``preflight`` that says what the node's pool names."""
+"""Capability: field ``fabric`` of ``preflight``."""
 CAN_EXPAND_DEVICE_PATTERNS = "devices.patterns"
-"""The same for patterns among the devices of a spec."""
+"""Capability: patterns among the devices of a spec."""
 CAN_PREPARE = "prepare"
-"""The same for the verb that does all of a start but its last step."""
+"""Capability: verb that executes all steps of a start but the last."""
 CAN_OPEN_TERMINALS = "terminal"
-"""The same for the verb that opens a terminal in a task."""
+"""Capability: verb that opens a terminal in a task."""
 CAN_DENY_EGRESS = "deny_egress"
-"""The same for the verb that says to which addresses no container may connect."""
+"""Capability: verb that sets the addresses that no container may connect to."""
 VERB_CAPABILITIES = (
     CAN_STOP_TASKS,
     CAN_PREPARE,
@@ -171,13 +171,13 @@ VERB_CAPABILITIES = (
     CAN_EXPAND_DEVICE_PATTERNS,
     CAN_DENY_EGRESS,
 )
-"""All of these, as this agent says them in its hello."""
+"""All of these, as listed in the hello of this agent."""
 RANK0_ADDRESS_PLACEHOLDER = "{rank0_address}"
-"""A variable of this value is the address of rank 0, where all ranks stand in one network of their job."""
+"""Variable value that is replaced by rank 0's address, when all ranks are in one job network."""
 
 
 def parse_spec(raw: Any) -> TaskSpec:
-    """The spec in a parsed JSON object, or the refusal ``invalid_spec`` with the first thing that is wrong."""
+    """Return the spec of a JSON object. Raise the refusal ``invalid_spec`` with the first error."""
     if not isinstance(raw, dict):
         raise invalid_spec("The spec is not an object.")
     for key in raw:
@@ -258,7 +258,7 @@ def _parse_optional_number(raw: Dict[str, Any], key: str, lowest: int, highest: 
 
 
 def parse_seconds(value: Any, default: float) -> float:
-    """A grace in seconds, ``default`` when none is given."""
+    """Return a duration in seconds, 0 to 86400; ``default`` when missing."""
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86_400:
@@ -353,7 +353,7 @@ def _parse_mount(each: Dict[str, Any]) -> Mount:
         raise invalid_spec("A mount of a project has a folder and a gid.")
     return Mount(
         kind=kind,
-        source=_parse_text(each, "source", _PATH if kind in ("path", "project") else _HOME_NAME),
+        source=_parse_text(each, "source", _PATH if kind in ("host_path", "project") else _HOME_NAME),
         target=_parse_mount_target(each),
         read_only=_parse_boolean(each, "read_only"),
         filesystem=_parse_text(each, "filesystem", _FILE_NAME)
@@ -374,16 +374,16 @@ def _parse_devices(value: Any) -> Tuple[str, ...]:
 
 
 class FabricRequirements(NamedTuple):
-    """What a pool names for gangs on several nodes; blank: nothing."""
+    """What a pool names for multi-node gangs; blank: nothing."""
 
-    runtime: str  # in which such gangs run on this node
+    runtime: str  # runtime of such gangs on this node
     interface: str
     network: str
     devices: Tuple[str, ...]
 
 
 def parse_fabric(raw: Any) -> FabricRequirements:
-    """The same in a request."""
+    """Return the field ``fabric`` of a request."""
     if not isinstance(raw, dict) or set(raw) != set(FabricRequirements._fields):
         raise invalid_spec("fabric has a runtime, an interface, a network and devices.")
     if "/" in str(raw["interface"]):
@@ -400,7 +400,7 @@ def parse_fabric(raw: Any) -> FabricRequirements:
 
 
 def parse_ip_address(value: Any) -> str:
-    """A field that must be an address of IPv4 or IPv6."""
+    """Return an IPv4 or IPv6 address."""
     try:
         return str(ipaddress.ip_address(value))
     except ValueError as error:
@@ -429,7 +429,7 @@ def _parse_mount_target(each: Dict[str, Any]) -> str:
 
 
 def mount_target_error(target: str) -> Optional[str]:
-    """Why nothing can be mounted at a place in a container, as a message; None where something can."""
+    """Return why a path cannot be a mount target; None when it can."""
     plain = _PATH.match(target) and all(part not in ("", ".", "..") for part in target.split("/")[1:])
     if not plain:
         return "The target of a mount is not a plain absolute path."
@@ -439,7 +439,7 @@ def mount_target_error(target: str) -> Optional[str]:
 
 
 def parse_integer(fields: Dict[str, Any], key: str) -> int:
-    """A field of a request that must be a whole number of at least 0."""
+    """Return a request field that must be an integer from 0."""
     value = fields.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise AgentError("invalid_spec", f"{key} is not a whole number.")
@@ -447,7 +447,7 @@ def parse_integer(fields: Dict[str, Any], key: str) -> int:
 
 
 def parse_public_id(fields: Dict[str, Any], key: str) -> str:
-    """A field of a request that must be a public id."""
+    """Return a request field that must be a public id."""
     if not isinstance(fields.get(key), str):
         raise invalid_spec(f"{key} is missing.")
     return _parse_text(fields, key, _PUBLIC_ID)

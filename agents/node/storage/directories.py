@@ -1,4 +1,4 @@
-"""Folders on the node that belong to tasks: secrets, logs, locks; and the room that is left on its disks."""
+"""Task folders on the node (secrets, logs, locks), and free disk space."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from agents.node.spec.task_spec import TaskSpec
 from agents.node.storage.volumes import Volumes
 
 FIRST_LOG_SUFFIX = ".first"
-"""What the name of a log has at its end for the file that podman wrote first."""
+"""Suffix of the link to the first file of a podman log."""
 
 
 class NodeDirectories:
-    """The folders of one node. The state folder can be walked through by people, but not read."""
+    """The folders of one node. Users may traverse the state folder but not list it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -33,7 +33,7 @@ class NodeDirectories:
         self.volumes = Volumes(settings)
 
     def create_all(self) -> None:
-        """Makes the folders that every node has."""
+        """Create the folders that every node has."""
         with disk_full_as_error(self._settings.state_dir):
             for folder, mode in (
                 (self._settings.state_dir, 0o711),
@@ -53,12 +53,12 @@ class NodeDirectories:
         return os.path.join(self.tasks_dir, name, "log")
 
     def lock_path(self, name: str) -> str:
-        """The lock of a task: one of a fixed number of files that are never removed."""
+        """Return the lock file of a task: one of 256 files that are never removed."""
         return os.path.join(self.locks_dir, format(zlib.crc32(name.encode()) % 256, "02x"))
 
     @contextlib.contextmanager
     def hold_image(self, name: Optional[str]) -> Iterator[None]:
-        """Keeps the image of this name from being removed, by whatever agent process; None needs none."""
+        """Prevent the removal of this image by any agent process; None: no image."""
         if name is None:
             yield
             return
@@ -67,7 +67,7 @@ class NodeDirectories:
 
     @contextlib.contextmanager
     def lock_image_for_removal(self, names: Iterable[str]) -> Iterator[bool]:
-        """Holds an image alone by all its names; False when somebody needs it at this moment."""
+        """Lock an image exclusively by all its names; yield False when it is in use."""
         with contextlib.ExitStack() as held:
             locks = sorted({self._image_lock(name) for name in names})
             yield all(held.enter_context(file_lock(each, wait=False)) is not None for each in locks)
@@ -78,13 +78,13 @@ class NodeDirectories:
         )
 
     def check_disk_space(self) -> None:
-        """Refuses when a disk that tasks write to is below the floor."""
+        """Refuse when a disk used by tasks is below the minimum."""
         short = self.disk_shortage(self._settings.min_free_disk_mib)
         if short is not None:
             raise AgentError(errors.DISK_FULL, f"The disk of the node is full: {short}")
 
     def disk_shortage(self, minimum_mib: int) -> Optional[str]:
-        """The first disk that tasks write to with less than ``floor`` MiB free, as words; None when all have it."""
+        """Return a message for the first disk with less than ``minimum_mib`` MiB free; None without one."""
         settings = self._settings
         disks = (settings.state_dir, settings.home_root, settings.scratch_root, *settings.watched_disk_paths)
         for path in disks:
@@ -94,9 +94,9 @@ class NodeDirectories:
         return None
 
     def prepare_task(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> str:
-        """The task's folder with its secrets and its word files, owned by ``uid`` (ourselves when None).
+        """Create the task's folder with secrets and report files, owned by ``uid`` (the agent when None).
 
-        Repeatable, before the task runs.
+        Idempotent; call before the task runs.
         """
         folder = self.task_dir(spec.name)
         with disk_full_as_error(folder):
@@ -134,7 +134,7 @@ class NodeDirectories:
         shutil.rmtree(os.path.join(self.task_dir(name), "secrets"), ignore_errors=True)
 
     def remove_task(self, name: str) -> None:
-        """Removes the task's folder with its log."""
+        """Remove the task's folder with its log."""
         shutil.rmtree(self.task_dir(name), ignore_errors=True)
 
 

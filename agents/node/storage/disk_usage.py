@@ -1,4 +1,4 @@
-"""Counts the disk space that a task uses, in a process of its own that gives way to everything else on the node."""
+"""Measures the disk space of a task in a separate process with the lowest priority."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import sys
 from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 MAX_ENTRIES = 5_000_000
-"""More files than this are not counted: a task could otherwise keep the count from ever ending."""
-_BLOCK_BYTES = 512  # of st_blocks, on every file system
+"""Limit of counted files: a task could otherwise extend the count forever."""
+_BLOCK_BYTES = 512  # unit of st_blocks on every file system
 _NICE = 19
 
 
 class DiskUsage(NamedTuple):
-    """Bytes on the disk of each path. ``complete`` False: too many files, or paths too long to be opened."""
+    """Bytes on disk of each path. ``complete`` False: too many files, or paths too long to open."""
 
     used_bytes: List[int]
     complete: bool
 
 
 def measure_disk_usage(paths: Sequence[str], pid: int = 0) -> DiskUsage:
-    """Count each path and what lies below it, links not followed. Raise OSError for a path that cannot be read.
+    """Count each path recursively without following links. Raise OSError for an unreadable path.
 
-    To the first path is added what process ``pid`` and those of its container or account hold open after it was
-    removed; 0: nothing is.
+    The first path includes deleted files that process ``pid``, its container or its account holds open; 0:
+    none.
     """
     seen: Set[Tuple[int, int]] = set()
     entries, complete, used = 0, True, []
@@ -64,11 +64,11 @@ def measure_disk_usage(paths: Sequence[str], pid: int = 0) -> DiskUsage:
 
 
 def _deleted_open_bytes(pid: int) -> int:
-    """Bytes of regular files on disks that no folder names any more, held by processes of one task."""
+    """Return bytes of deleted regular files held open by processes of one task."""
     held: Dict[Tuple[int, int], int] = {}
-    whose = _task_identity(pid)
-    for name in os.listdir("/proc") if whose else ():
-        if not name.isdigit() or _task_identity(int(name)) != whose:
+    owner = _task_identity(pid)
+    for name in os.listdir("/proc") if owner else ():
+        if not name.isdigit() or _task_identity(int(name)) != owner:
             continue
         try:
             descriptors = os.listdir(f"/proc/{name}/fd")
@@ -87,7 +87,7 @@ def _deleted_open_bytes(pid: int) -> int:
 
 
 def _task_identity(pid: int) -> str:
-    """What processes of one task have in common: their process namespace, else their account; blank: nothing."""
+    """Return what processes of one task share: their pid namespace, else their account; blank: nothing."""
     namespace = _read_link(f"/proc/{pid}/ns/pid")
     if namespace != _read_link("/proc/self/ns/pid"):
         return namespace
@@ -106,7 +106,7 @@ def _read_link(path: str) -> str:
 
 
 def main(request: str) -> int:
-    """Count what a JSON request names, and print the answer as JSON."""
+    """Measure the paths of a JSON request and print the result as JSON."""
     os.nice(_NICE)
     fields: Dict[str, Any] = json.loads(request)
     sys.stdout.write(json.dumps(measure_disk_usage(fields["paths"], fields["pid"])._asdict()) + "\n")

@@ -1,7 +1,7 @@
-"""What a folder may hold, where the file system sees to that: project quotas of ext4 and XFS, by system calls.
+"""Directory limits by project quotas of ext4 and XFS, through system calls.
 
-A folder gets a number, which all that is made in it takes over, and the number gets a limit. Nothing is held where
-the file system was not mounted with project quotas (``prjquota``), or the kernel is older than 5.14.
+A folder gets a project id, which new files in it inherit, and the id gets a limit. Requires the mount option
+``prjquota`` and Linux 5.14.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import os
 import struct
 from typing import Iterator, Optional
 
-_QUOTACTL_FD = 443  # the same number on every machine we run on
+_QUOTACTL_FD = 443  # same number on every supported architecture
 _PROJECT = 2
 _GET_INFO, _GET_QUOTA, _SET_QUOTA = 0x800005, 0x800007, 0x800008
 _GET_FLAGS, _SET_FLAGS = 0x801C581F, 0x401C5820  # FS_IOC_FSGETXATTR, FS_IOC_FSSETXATTR
 _INHERIT = 0x200
 _FLAGS = "<IIIII8x"  # flags, extent size, extents, project, copy extent size
-_QUOTA = "<QQQQQQQQI4x"  # hard and soft limit in KiB, bytes used; the same of inodes; graces; which are valid
+_QUOTA = "<QQQQQQQQI4x"  # hard and soft limit in KiB, bytes used; the same for inodes; graces; valid fields
 _INFO_BYTES = 24
 _LIMITS_OF_BLOCKS = 1
 _UNSUPPORTED_ERRNOS = frozenset(
@@ -29,7 +29,7 @@ _UNSUPPORTED_ERRNOS = frozenset(
 
 
 def is_supported(folder: str) -> bool:
-    """Whether the file system of a folder sees to limits."""
+    """Return True when the file system of a folder enforces project quotas."""
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         _quotactl(descriptor, _GET_INFO, 0, ctypes.create_string_buffer(_INFO_BYTES))
         return True
@@ -37,9 +37,9 @@ def is_supported(folder: str) -> bool:
 
 
 def set_limit(folder: str, project_id: int, mib: int) -> bool:
-    """Gives a folder that is still empty, or has this number, a limit; 0 is none. False where nothing holds it.
+    """Set a limit on a folder that is empty or has this project id; 0 is none. Return False when unsupported.
 
-    Raises OSError for what has nothing to do with quotas.
+    Raise OSError for errors unrelated to quotas.
     """
     try:
         with _opened(folder) as descriptor:
@@ -57,7 +57,7 @@ def set_limit(folder: str, project_id: int, mib: int) -> bool:
 
 
 def used_mib(folder: str, project_id: int) -> Optional[int]:
-    """What is held under a number in the file system of a folder; None where nobody counts."""
+    """Return the usage of a project id on the folder's file system; None when unsupported."""
     answer = ctypes.create_string_buffer(struct.calcsize(_QUOTA))
     with contextlib.suppress(OSError), _opened(folder) as descriptor:
         _quotactl(descriptor, _GET_QUOTA, project_id, answer)

@@ -1,6 +1,6 @@
-"""Declared volumes on the node: which folder each mount shows, made, owned and limited as its kind demands.
+"""Declared volumes on the node: the folder of each mount, created, owned and limited by its kind.
 
-Nothing outside ``allowed_mount_roots`` of the settings is shown, whatever links say: a path is followed to its end first.
+Only paths within ``allowed_mount_roots`` are mounted; links are resolved first.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from agents.node.storage import project_quota
 
 _GROUP_ACL = struct.pack(
     "<I HHI HHI HHI", 2, 0x01, 7, 0xFFFFFFFF, 0x04, 7, 0xFFFFFFFF, 0x20, 0, 0xFFFFFFFF
-)  # version, then tag, rights and id: owner rwx, group rwx, others nothing
+)  # version, then tag, rights and id: owner rwx, group rwx, others none
 _MOUNTINFO = "/proc/self/mountinfo"
 _LOCAL_FILESYSTEMS = frozenset(
     {"ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "bcachefs", "f2fs", "ext3"}
 )
 _TRASH_PREFIX = ".gone-"
-_SCRATCH_PROJECT_ID_BASE = 3_000_000_000  # of quotas; those of people and projects are their uid and gid
+# base of scratch quota ids; users and projects use their uid and gid
+_SCRATCH_PROJECT_ID_BASE = 3_000_000_000
 
 
 class Volumes:
-    """The volumes of one node. ``uid`` and ``gid`` are None where everything belongs to our own account."""
+    """The volumes of one node. ``uid`` and ``gid`` are None where the agent owns everything."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def prepare_mounts(self, spec: TaskSpec, uid: Optional[int], gid: Optional[int]) -> Dict[str, str]:
-        """Target -> path on the node for every mount; folders are made and handed over on the way. Repeatable."""
+        """Return the path on the node by mount target; create and chown folders. Idempotent."""
         return {mount.target: self._prepare_mount(mount, spec, uid, gid) for mount in spec.mounts}
 
     def remove_scratch(self, name: str) -> None:
-        """Takes the scratch folders of a task away; what they hold is removed meanwhile. Repeatable."""
+        """Remove the scratch folders of a task, their content in the background; idempotent."""
         folder, gone = os.path.join(self._settings.scratch_root, name), self._trash_path(name)
         try:
             os.rename(folder, gone)
@@ -51,7 +52,7 @@ class Volumes:
         threading.Thread(target=self._remove_trash, args=(name,), name="scratch", daemon=True).start()
 
     def remove_leftover_scratch(self) -> int:
-        """Removes what is left of scratch folders whose removal was cut short; gives how many there were."""
+        """Remove scratch folders whose removal was interrupted; return their number."""
         names = [
             each[len(_TRASH_PREFIX) :]
             for each in os.listdir(self._settings.scratch_root)
@@ -62,9 +63,9 @@ class Volumes:
         return len(names)
 
     def storage_info(self) -> List[Dict[str, Any]]:
-        """What hello tells of the disks behind volumes: path, kind of file system, MiB in all and free, quotas.
+        """Return the disks of volumes for hello: path, file system, total and free MiB, quotas.
 
-        Only of disks of this machine: who asks for the room on a share may wait for its server for ever.
+        Local file systems only: statvfs on a network share may block forever.
         """
         settings, mounts = self._settings, read_text(_MOUNTINFO) or ""
         places = [("homes", settings.home_root), ("scratch", settings.scratch_root)]
@@ -117,9 +118,9 @@ class Volumes:
         return path
 
     def _prepare_project(self, mount: Mount, root: str, is_root: bool) -> str:
-        """The folder of a project: its group may write, and whatever a member makes there the others may change.
+        """Create the folder of a project: its group may write, and members can change each other's files.
 
-        What is made takes over the group, and by the access list the rights, whatever the maker's umask.
+        New files inherit the group, and by a default ACL the rights, whatever the umask.
         """
         path = os.path.join(root, mount.folder or "")
         with disk_full_as_error(path):
@@ -129,9 +130,7 @@ class Volumes:
                 os.chown(path, 0, mount.gid or 0, follow_symlinks=False)
                 os.chmod(path, 0o2770)  # noqa: S103 - of a group that only its members are in
             if is_root:
-                with contextlib.suppress(
-                    OSError
-                ):  # a file system without such lists: the umask decides there
+                with contextlib.suppress(OSError):  # without ACL support the umask decides
                     os.setxattr(path, "system.posix_acl_default", _GROUP_ACL, follow_symlinks=False)
             if mount.quota_mib is not None:
                 project_quota.set_limit(path, mount.gid or 0, mount.quota_mib)
@@ -159,9 +158,9 @@ class Volumes:
 
 
 def find_mount(mountinfo: str, path: str) -> Tuple[str, str]:
-    """Where the file system that holds ``path`` is mounted, and its kind; blank when nobody says.
+    """Return the mount point and type of the file system that contains ``path``; blank when unknown.
 
-    ``mountinfo`` is the text of /proc/self/mountinfo, where later lines stand on top of earlier ones.
+    ``mountinfo``: text of /proc/self/mountinfo, where later lines cover earlier ones.
     """
     place, kind = "", ""
     for line in mountinfo.splitlines():
@@ -174,7 +173,7 @@ def find_mount(mountinfo: str, path: str) -> Tuple[str, str]:
 
 
 def is_mounted(mountinfo: str, path: str, kind: str) -> bool:
-    """Whether a file system of this kind is mounted at ``path`` itself; ``nfs`` is any version of NFS."""
+    """Return True when a file system of this type is mounted at ``path``; ``nfs`` includes nfs4."""
     place, found = find_mount(mountinfo, path)
     return place == path and (found == kind or (kind == "nfs" and found == "nfs4"))
 
@@ -209,10 +208,10 @@ def _make_dir(path: str, what: str) -> None:
 
 
 def _chown_home(home: str, uid: int, gid: int) -> None:
-    """Gives a home and what its last owner kept in it to a new owner.
+    """Change the owner of a home and of the previous owner's files in it.
 
-    Files of anybody else stay theirs, so a hard link smuggled into a home gives nothing away. The folder
-    itself changes hands last: after a crash in between, the next start does it again.
+    Files of other owners are skipped, so a hard link in a home gives nothing away. The folder itself is
+    changed last, so that an interrupted run is repeated.
     """
     previous = os.stat(home).st_uid
     if previous == uid:

@@ -1,4 +1,4 @@
-"""Ends tasks that write more to the node's disk than they may; the only bound where the file system has none."""
+"""Ends tasks that exceed their disk limit; the only enforcement where the file system has none."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from agents.node.ledger.ledger import RUNNING, Record
 from agents.node.runtimes import WritablePaths
 from agents.node.spec import report_files
 from agents.node.storage.disk_usage import DiskUsage
-from agents.node.tasks.manager import TaskManager
+from agents.node.tasks.task_manager import TaskManager
 
 DISK_LIMIT_EXCEEDED = "disk_limit_exceeded"
 CHECK_INTERVAL_S = 10.0
 _REST_FACTOR = 20.0
-"""After a count that took long, the next one waits for so many times as long: at most 5 % of one processor."""
+"""Pause after a count, as a multiple of its duration: at most 5 % of one CPU."""
 _COUNT_TIMEOUT_S = 600.0
 
 
 class DiskLimitEnforcer:
-    """Counts what each running task has written outside its volumes, one task after the other.
+    """Counts what each running task has written outside its volumes, one task at a time.
 
-    What a home of the runtime ``process`` held before its task began does not count.
+    Earlier files in a home of the runtime ``process`` do not count.
     """
 
     def __init__(self, tasks: TaskManager, agent: List[str]) -> None:
@@ -43,13 +43,13 @@ class DiskLimitEnforcer:
         return any(self._due_s.get(name, 0.0) <= now_s for name in self._limited_tasks())
 
     def stop(self) -> None:
-        """End a count that is under way, and begin no other."""
+        """Abort a running count and start no other."""
         self._stopped.set()
         if self._count_process is not None:
             self._count_process.kill()
 
     def check_due(self) -> None:
-        """Count every task that is due, and end those above their limit."""
+        """Count all tasks that are due, and end those above their limit."""
         limited = self._limited_tasks()
         known: Tuple[Dict[str, Any], ...] = (self._due_s, self._paths, self._initial_home_bytes)
         for each in known:
@@ -100,7 +100,7 @@ class DiskLimitEnforcer:
         }
 
     def _count(self, command: List[str], paths: List[str], pid: int) -> Optional[DiskUsage]:
-        """What lies at each path; None: nobody can tell now."""
+        """Return the usage of paths; None when it cannot be measured now."""
         request = json.dumps({"paths": paths, "pid": pid})
         self._count_process = subprocess.Popen(
             [*command, "disk-usage", request],

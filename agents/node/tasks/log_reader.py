@@ -1,4 +1,4 @@
-"""Logs by byte offset: the portal mirrors a task's file, so asking again for the same bytes does no harm."""
+"""Reads logs by byte offset; the portal mirrors the file, so repeated reads are harmless."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agents.node.ledger.ledger import EXITED
 from agents.node.spec.task_spec import container_name, parse_integer, parse_public_id
 from agents.node.storage.directories import FIRST_LOG_SUFFIX
 from agents.node.task_log import log_cut_message
-from agents.node.tasks.manager import TaskManager
+from agents.node.tasks.task_manager import TaskManager
 
 MAX_BYTES = 262_144
 
 
 def read_log(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
-    """Bytes of a task's log from ``offset``; ``eof`` only when the task has ended and nothing follows."""
+    """Return bytes of a log from ``offset``; ``eof`` only when the task has ended and nothing follows."""
     job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
     task, offset = (
         parse_integer(dict(request, task=request.get("task", 0)), "task"),
@@ -31,7 +31,7 @@ def read_log(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
     record = tasks.ledger.tasks().get(name)
     if record is None:
         raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} is not on this node.")
-    ended = record["phase"] == EXITED  # asked before the file is read, so that eof is never early
+    ended = record["phase"] == EXITED  # checked before the file is read, so that eof is never early
     runtime = tasks.runtimes[record["runtime"]]
     collect_log(tasks, name)
     data, size = _read_bytes(tasks.directories.log_path(name), offset, limit, tasks.settings.max_log_mib)
@@ -46,14 +46,14 @@ def read_log(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def collect_log(tasks: TaskManager, name: str) -> None:
-    """Brings the log of a task to its place, before its engine drops what it wrote first."""
+    """Copy or link the log of a task before its engine rotates it."""
     record = tasks.ledger.tasks().get(name)
     if record is not None:
         tasks.runtimes[record["runtime"]].collect_log(name, tasks.directories.log_path(name))
 
 
 def _read_bytes(path: str, offset: int, limit: int, limit_mib: int) -> Tuple[bytes, int]:
-    """Bytes of a log and its size so far; a log that was cut ends with a line that says so."""
+    """Return bytes of a log and its current size; a truncated log ends with a message."""
     last_words = b""
     with contextlib.suppress(FileNotFoundError):
         first, now = os.stat(path + FIRST_LOG_SUFFIX), os.stat(path)

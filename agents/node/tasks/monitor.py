@@ -1,4 +1,4 @@
-"""The watch: sees a task end within a tenth of a second, a GPU fall ill, a stop whose patience is over."""
+"""Monitor: detects task ends within 0.1 s, GPU health changes, and stop deadlines."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from agents.node.ledger.ledger import EXITED, RUNNING, Record
 from agents.node.tasks import task_rows
 from agents.node.tasks.disk_limit import DiskLimitEnforcer
 from agents.node.tasks.log_reader import collect_log
-from agents.node.tasks.manager import TaskManager
+from agents.node.tasks.task_manager import TaskManager
 
 POLL_INTERVAL_S = 0.1
-"""While something ends, and where the kernel does not tell by itself that a process has ended."""
+"""Polling interval while a task ends, and where the kernel does not support pidfd."""
 _SLOW_INTERVAL_S = 1.0
 _REPEAT_HEALTH_INTERVAL_S = 30.0
-"""One that an administrator gave back too early is told of again, before many tasks are refused on it."""
+"""Repeats the health of faulty GPUs, in case an administrator returned one to service too early."""
 _WORKER_THREADS = 4
 _Push = Callable[[Dict[str, Any]], None]
 
 
 class TaskMonitor:
-    """Waits for the first process of each running task to end; an engine is asked only then.
+    """Waits for the first process of each running task to end, and queries an engine only then.
 
-    Tells of GPUs what changes after it was made, which is before hello.
+    Reports GPU changes since its creation, which is before hello.
     """
 
     def __init__(self, tasks: TaskManager, push: _Push, disk_limit: DiskLimitEnforcer) -> None:
@@ -45,12 +45,12 @@ class TaskMonitor:
         self._stopped = threading.Event()
         self._reported_exits: Set[str] = set()
         self._running: Set[str] = set()
-        self._pidfds: Dict[str, int] = {}  # descriptors that are readable once a task's first process ended
+        self._pidfds: Dict[str, int] = {}  # readable once a task's first process ended
         self._executor = ThreadPoolExecutor(max_workers=_WORKER_THREADS, thread_name_prefix="settle")
         self._busy: Set[Tuple[str, bool]] = set()
         self._retry_at_s: Dict[str, float] = {}
         self._reported_gpus = {facts.uuid: facts for facts in tasks.gpus.gpus()}
-        tasks.gpus.take_faults()  # what befell them before is past
+        tasks.gpus.take_faults()  # discard earlier faults
         self._repeat_health_at_s = time.monotonic() + _REPEAT_HEALTH_INTERVAL_S
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -70,7 +70,7 @@ class TaskMonitor:
         self._executor.shutdown(wait=True)
 
     def wake(self) -> None:
-        """Makes the watch look at once."""
+        """Check at once."""
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b".")
 
@@ -98,15 +98,18 @@ class TaskMonitor:
             self._wait()
 
     def _wait(self) -> None:
-        """Until a task ends, somebody wakes us, or it is time to look anyway.
+        """Wait until a task ends, the monitor is woken, or the polling interval ends.
 
-        Waking up ten times a second for nothing would cost more than all that is done in it.
+        With pidfds for all tasks the interval is longer: ten wake-ups per second would cost more than the
+        checks.
         """
-        told = self._running <= set(self._pidfds) and not any(not beside for _, beside in tuple(self._busy))
+        reported = self._running <= set(self._pidfds) and not any(
+            not beside for _, beside in tuple(self._busy)
+        )
         poll = select.poll()
         for descriptor in (self._wake_read, *self._pidfds.values()):
             poll.register(descriptor, select.POLLIN)
-        poll.poll((_SLOW_INTERVAL_S if told else POLL_INTERVAL_S) * 1000.0)
+        poll.poll((_SLOW_INTERVAL_S if reported else POLL_INTERVAL_S) * 1000.0)
         with contextlib.suppress(OSError):
             while os.read(self._wake_read, 4096):
                 pass
@@ -124,9 +127,7 @@ class TaskMonitor:
                     self._tasks.record_peak_memory(name)
                     self._collect_log(name)
             elif now_s >= self._retry_at_s.get(name, 0.0):
-                self._tasks.record_peak_memory(
-                    name
-                )  # the last chance: the engine is about to remove the group
+                self._tasks.record_peak_memory(name)  # last chance before the engine removes the group
                 self._retry_at_s[name] = now_s + _SLOW_INTERVAL_S
                 if name in self._pidfds:
                     os.close(self._pidfds.pop(name))
@@ -139,9 +140,9 @@ class TaskMonitor:
         self._submit(name, partial(collect_log, self._tasks), concurrent=True)
 
     def _submit(self, name: str, function: Callable[[str], object], *, concurrent: bool = False) -> None:
-        """Lets another thread ask the engine, so that one slow end does not delay the news of others.
+        """Query the engine in another thread, so that a slow end does not delay others.
 
-        ``beside``: while something else of the same task may be under way.
+        ``concurrent``: may run beside other work on the same task.
         """
         key = (name, concurrent)
         if key in self._busy:
@@ -167,7 +168,7 @@ class TaskMonitor:
                 self._pidfds[name] = descriptor
 
     def _report_exits(self, records: Dict[str, Record]) -> None:
-        """Tells each end once in a session; ends before it are told by ``list``."""
+        """Report each end once per session; ``list`` reports earlier ones."""
         ended = {name for name, record in records.items() if record["phase"] == EXITED}
         for name in sorted(ended - self._reported_exits):
             self._push(exited_event(name, records[name]))
@@ -175,7 +176,7 @@ class TaskMonitor:
 
     def _check_gpus(self) -> None:
         for fault in self._tasks.gpus.take_faults():
-            self._push({"event": "gpu_xid", **fault._asdict()})
+            self._push({"event": "gpu_xid", "uuid": fault.uuid, "xid": fault.xid, "count": fault.occurrences})
         now = {facts.uuid: facts for facts in self._tasks.gpus.gpus()}
         again = time.monotonic() >= self._repeat_health_at_s
         if again:
@@ -203,7 +204,7 @@ def _health_state(facts: GpuInfo) -> Tuple[object, ...]:
 
 
 def exited_event(name: str, record: Record) -> Dict[str, Any]:
-    """The event that tells the end of a task."""
+    """Return the event for the end of a task."""
     keys = ("job", "attempt", "task", "exit_code", "oom", "peak_memory_mib", "started_s", "ended_s")
     event: Dict[str, Any] = {key: record[key] for key in keys}
     event.update(

@@ -1,9 +1,9 @@
-"""Keeps a network ready for the next job, so that a start does not wait until one is made.
+"""Creates a network ahead for the next job, so that a start need not wait for it.
 
-In the order of everything here: promise (the ledger sets a piece of the address range aside), act (the
-engine makes the network), record (the ledger says that it is ready). A kill between any two leaves a promise
-that the next turn keeps: making a network that exists is success. A job takes a spare for itself alone, and
-it goes with the job's last task like a network that was made for it.
+Steps as everywhere in the agent: record the intent (the ledger reserves a subnet), act (the engine creates
+the network), record the result (the ledger marks it ready). After a crash the next run completes it: creating
+an existing network succeeds. A job that takes a pooled network owns it; it is removed with the job's last
+task.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import traceback
 from agents.node.errors import AgentError
 from agents.node.host.atomic_files import file_lock
 from agents.node.runtimes import Runtime
-from agents.node.tasks.manager import TaskManager
+from agents.node.tasks.task_manager import TaskManager
 
 IDLE_DELAY_S = 1.0
-"""A spare is made when no start has been under way for so long, and so takes nothing from a burst of them."""
+"""A network is created only after this time without a start, so that bursts of starts are not slowed down."""
 _RETRY_DELAY_S = 30.0
 
 
 class NetworkPool:
-    """A thread of a control session. One agent process at a time makes spares; the others leave it to that one."""
+    """A thread of a control session. Only one agent process at a time refills the pool."""
 
     def __init__(self, tasks: TaskManager) -> None:
         self._tasks = tasks
@@ -48,7 +48,7 @@ class NetworkPool:
         self._thread.join(timeout=5.0)
 
     def schedule(self) -> None:
-        """Asks for a turn once the node has been quiet for a while."""
+        """Refill the pool once no start has run for ``IDLE_DELAY_S``."""
         self._idle_at_s = time.monotonic() + IDLE_DELAY_S
         self._wakeup.set()
 
@@ -74,7 +74,7 @@ class NetworkPool:
                 self._wakeup.set()
 
     def _wait_until_idle(self) -> bool:
-        """True when the session ends instead."""
+        """Wait; return True when the session ends first."""
         while not self._stopped.is_set():
             rest_s = self._idle_at_s - time.monotonic()
             if rest_s <= 0:
@@ -83,7 +83,7 @@ class NetworkPool:
         return True
 
     def refill(self) -> bool:
-        """Makes what was promised, and a spare for each runtime without one; False when to be tried again."""
+        """Create reserved networks, and one for each runtime without; return False to retry later."""
         with file_lock(self._lock_path, wait=False) as hold_fd:
             if hold_fd is None:
                 return False
@@ -102,7 +102,7 @@ class NetworkPool:
             name = f"fw-{self._tasks.settings.cluster}-spare-{secrets.token_hex(4)}"
             subnet = ledger.reserve_pooled_network(name, runtime.kind)
             if subnet is None:
-                return True  # every piece is in use; jobs come first
+                return True  # no free subnet; jobs have priority
             mine = {name: {"subnet": subnet, "ready": False}}
         made = True
         for name, spare in mine.items():
@@ -115,16 +115,17 @@ class NetworkPool:
             runtime.create_network(name, subnet, lock_fd=hold_fd)
         except AgentError as refusal:
             sys.stderr.write(f"No network could be made ahead: {refusal.message}\n")
-            runtime.remove_network(name)  # a command that was cut short may have got that far
+            runtime.remove_network(name)  # an interrupted command may have created it
             self._tasks.ledger.remove_pooled_network(name)
             return False
         self._tasks.ledger.mark_pooled_network_ready(name)
         return True
 
     def remove_orphans(self) -> int:
-        """Removes networks of ours that no task and no spare is known to have; gives how many.
+        """Remove networks of this cluster that neither a task nor the pool has; return their number.
 
-        The engine is asked before the ledger is read: what stands there then was promised before it was made.
+        The engine is queried before the ledger is read, because networks are recorded before they are
+        created.
         """
         removed = 0
         for runtime in self._tasks.runtimes.values():

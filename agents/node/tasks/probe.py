@@ -1,4 +1,4 @@
-"""Asks a port of a running task whether its server answers: one HTTP request from the node itself."""
+"""Readiness probe: one HTTP request from the node to a port of a running task."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from agents.node import errors
 from agents.node.errors import AgentError, invalid_spec
 from agents.node.ledger.ledger import RUNNING
 from agents.node.spec.task_spec import container_name, parse_integer, parse_public_id
-from agents.node.tasks.manager import TaskManager
+from agents.node.tasks.task_manager import TaskManager
 
 REPLY_TIMEOUT_S = 3.0
 
 
 def probe_port(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
-    """The HTTP status of ``path`` on a port of a task; None while nobody answers there."""
+    """Return the HTTP status of ``path`` on a port of a task; None while nothing answers."""
     job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
     task, port = (
         parse_integer(dict(request, task=request.get("task", 0)), "task"),
@@ -31,7 +31,7 @@ def probe_port(tasks: TaskManager, request: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _http_status(host: str, port: int, path: str) -> Optional[int]:
-    import http.client  # 3 MB with all that it needs, and a watch session never asks
+    import http.client  # imported here: it takes 3 MB, and watch sessions never need it
 
     connection = http.client.HTTPConnection(host, port, timeout=REPLY_TIMEOUT_S)
     try:

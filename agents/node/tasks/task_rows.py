@@ -1,4 +1,4 @@
-"""What the agent answers about a task: the rows of ``list``, the answer to a start, and why a task was ended."""
+"""Wire representation of tasks: rows of ``list``, reply to a start, disk fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agents.node.runtimes import RUNNING as IS_RUNNING
 
 JsonObject = Dict[str, Any]
 DISK_FIELDS = ("disk_mib", "disk_used_mib")
-"""The limit of what a task may write outside its volumes, and what it had written when it was ended for that."""
+"""Disk limit outside volumes, and what was written when it was exceeded."""
 
 
 def start_reply(name: str, record: Record, state: str, *, already: bool) -> JsonObject:
@@ -25,7 +25,7 @@ def start_reply(name: str, record: Record, state: str, *, already: bool) -> Json
 
 
 def row_from_ledger(name: str, record: Record) -> JsonObject:
-    """A row of ``list`` for a task that only the ledger knows."""
+    """Return the row of a task that only the ledger knows."""
     state = {RESERVED: CREATED, STARTING: CREATED, RUNNING: IS_RUNNING, EXITED: IS_EXITED}[record["phase"]]
     keys = ("cluster", "job", "attempt", "task", "digest", "runtime", "exit_code", "oom", "peak_memory_mib")
     row: JsonObject = {key: record[key] for key in keys}
@@ -39,7 +39,7 @@ def row_from_ledger(name: str, record: Record) -> JsonObject:
 
 
 def row_from_runtime(found: ContainerInfo, record: Optional[Record], runtime: str) -> JsonObject:
-    """A row of ``list`` for a task that its runtime knows; the ledger adds what only it knows."""
+    """Return the row of a task from its runtime, completed from the ledger."""
     if record is not None and record["phase"] == EXITED:
         return row_from_ledger(found.name, record)
     return {

@@ -1,4 +1,4 @@
-"""The shell of a terminal: an engine's ``exec``, or a process beside a task of the runtime process."""
+"""Shell of a terminal: an engine's ``exec``, or a process that joins a task of the process runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMESPACES = ("ipc", "mnt")
 
 
 class Shell:
-    """A running shell; ``master`` is our side of its pseudo terminal."""
+    """A running shell; ``master`` is the agent's side of its pseudo terminal."""
 
     def __init__(self, pid: int, master: int, hang_up: Optional[List[str]]) -> None:
         self.pid = pid
@@ -39,8 +39,8 @@ class Shell:
 
     @classmethod
     def start(cls, order: Dict[str, Any]) -> Shell:
-        """Starts the shell that a runtime's ``shell`` describes."""
-        told = order["shell"]
+        """Start the shell that a runtime's ``shell`` describes."""
+        reported = order["shell"]
         master, slave = pty.openpty()
         pid = os.fork()
         if pid == 0:
@@ -50,31 +50,31 @@ class Shell:
                 for descriptor in (0, 1, 2):
                     os.dup2(slave, descriptor)
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-                if "command" in told:
+                if "command" in reported:
                     os.closerange(3, 1024)
-                    os.execvp(told["command"][0], told["command"])  # noqa: S606 - no shell is the point
-                _exec_beside_task(told, order["pid"], order["pid_start"])
+                    os.execvp(reported["command"][0], reported["command"])  # noqa: S606 - no shell is the point
+                _exec_beside_task(reported, order["pid"], order["pid_start"])
             except OSError as error:
                 os.write(2, f"fairway: the shell could not be started: {error}\r\n".encode())
             finally:
                 os._exit(126)
         os.close(slave)
         os.set_blocking(master, False)
-        return cls(pid, master, told.get("hang_up"))
+        return cls(pid, master, reported.get("hang_up"))
 
     @property
     def is_ready(self) -> bool:
-        """False while an engine still begins: what is typed now would be told back before the shell is there."""
+        """Return False while an engine starts: input would be echoed before the shell runs."""
         return self._startup_output is None
 
     def strip_pid_marker(self, data: bytes) -> bytes:
-        """What is to be shown: without the number by which a shell in a container says, first of all, who it is."""
+        """Return the output without the process id that a container shell prints first."""
         if self._startup_output is None:
             return data
         self._startup_output += data
         found = _PID_MARKER.search(self._startup_output)
         if found is None and data and len(self._startup_output) < _MAX_BYTES_BEFORE_MARKER:
-            return b""  # it is on its way; an engine may have a word to say before
+            return b""  # the marker has not arrived; an engine may print a message before it
         shown = self._startup_output
         if found is not None:
             self._container_pid, shown = (
@@ -85,7 +85,7 @@ class Shell:
         return shown
 
     def wait(self, timeout_s: float) -> Optional[int]:
-        """Its exit code, 128 and more after a signal; None while it runs."""
+        """Return the exit code, 128 and above after a signal; None while it runs."""
         until_s = time.monotonic() + timeout_s
         while self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -99,7 +99,7 @@ class Shell:
         return self._code
 
     def terminate(self) -> Optional[int]:
-        """Hangs up on the shell as a terminal does, and kills what does not leave; its exit code, None: killed."""
+        """Send SIGHUP like a terminal, then SIGKILL; return the exit code, None: killed."""
         if self.wait(0.0) is None:
             self._signal("HUP")
             if self.wait(_EXIT_TIMEOUT_S) is None:
@@ -115,7 +115,7 @@ class Shell:
         return code
 
     def _kill_session(self) -> None:
-        """Kills whatever the shell has left behind, until nothing is: some may start others while we look."""
+        """Kill the shell's session repeatedly until it is empty, because processes may fork meanwhile."""
         until_s = time.monotonic() + _EXIT_TIMEOUT_S
         while True:
             left = [
@@ -131,7 +131,7 @@ class Shell:
             time.sleep(0.02)
 
     def _signal(self, signal_name: str) -> None:
-        """Signals the shell itself: an engine's ``exec`` that is killed leaves it running in its container."""
+        """Signal the shell itself: killing an engine's ``exec`` leaves it running in its container."""
         if self._signal_command is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, getattr(signal, f"SIG{signal_name}"))
@@ -148,9 +148,10 @@ class Shell:
 
 
 def _exec_beside_task(shell_info: Dict[str, Any], pid: int, pid_start: Optional[int]) -> None:
-    """Turns this process into a shell with the account, the limits and the view of a task; never returns.
+    """Turn this process into a shell with account, limits and namespaces of a task; never returns.
 
-    Raises OSError. The view may be of the task's own making: nothing is looked up by name before its user is taken.
+    Raise OSError. The task may control its namespace: no name is resolved there before privileges are
+    dropped.
     """
     views = []
     if shell_info["task_uid"] is not None:

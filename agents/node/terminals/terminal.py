@@ -1,9 +1,8 @@
-"""The process of one terminal: waits for its peer, then carries bytes between it and a shell until either ends.
+"""Process of one terminal: waits for its peer, then relays bytes between it and a shell until either ends.
 
-Messages of bytes are what is typed and what the shell prints. Messages of text are JSON: from the peer
-``{"cols", "rows"}`` for a new size and ``{"seen"}`` for how many bytes it has shown so far; to the peer, last of all,
-``{"ended", "exit_code"}``. At most WINDOW_BYTES are on the way unseen, so a shell that prints without end fills no
-memory, neither here nor in a browser.
+Binary messages are input and output. Text messages are JSON: from the peer ``{"cols", "rows"}`` (new size)
+and ``{"seen"}`` (bytes shown so far), to the peer finally ``{"ended", "exit_code"}``. At most WINDOW_BYTES
+are unacknowledged, so a shell with endless output fills no memory here or in the browser.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ WINDOW_BYTES = 256 * 1024
 _HANDSHAKE_TIMEOUT_S = 5.0
 _MAX_PENDING = 8
 _MAX_INPUT_BYTES = 64 * 1024
-"""What was typed and not yet taken; the peer is not read beyond it."""
+"""Pending input; beyond it the peer is not read."""
 _READ_BYTES = 32 * 1024
 _POLL_INTERVAL_S = 0.5
 _FINAL_SEND_TIMEOUT_S = 2.0
@@ -39,7 +38,7 @@ EXITED, IDLE, TASK_ENDED, LOST = "exited", "idle", "task_ended", "lost"
 
 
 def main() -> int:
-    """Takes its order from standard input, says its port on standard output, and goes on by itself."""
+    """Read the order from standard input, print the port, and continue in the background."""
     order: Dict[str, Any] = json.loads(sys.stdin.buffer.read())
     listener = socket.socket()
     listener.bind((order["loopback"], 0))
@@ -61,7 +60,7 @@ def main() -> int:
 
 
 class PendingConnection(NamedTuple):
-    """A connection that has not said the secret yet."""
+    """A connection that has not yet authenticated."""
 
     sock: socket.socket
     deadline_s: float
@@ -69,9 +68,9 @@ class PendingConnection(NamedTuple):
 
 
 def accept_peer(listener: socket.socket, secret: str) -> Optional[socket.socket]:
-    """The first that knows the secret, after the handshake; None when nobody came in time.
+    """Return the first authenticated peer after its handshake; None on time-out.
 
-    Anybody on the node may knock: who does not know it is hung up on, and keeps nobody waiting.
+    Any process on the node may connect: unauthenticated connections are closed and delay no one.
     """
     until_s = time.monotonic() + CONNECT_TIMEOUT_S
     listener.setblocking(False)
@@ -117,7 +116,7 @@ def _close(socks: Any) -> None:
 
 
 class Terminal:
-    """Carries bytes between one peer and one shell."""
+    """Relays bytes between one peer and one shell."""
 
     def __init__(self, peer: socket.socket, shell: Shell, order: Dict[str, Any]) -> None:
         peer.setblocking(False)
@@ -135,7 +134,7 @@ class Terminal:
         self.resize(order["cols"], order["rows"])
 
     def run(self) -> None:
-        """Until the shell, the task, the patience or the connection ends; nothing of the shell is left then."""
+        """Run until the shell, the task, the idle time or the connection ends; then end the shell."""
         why = LOST
         try:
             why = self._relay()
@@ -148,7 +147,6 @@ class Terminal:
             self._peer.close()
 
     def resize(self, cols: int, rows: int) -> None:
-        """The shell and what runs in it are told of a new size."""
         fcntl.ioctl(self._shell.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     def _relay(self) -> str:
@@ -180,10 +178,10 @@ class Terminal:
                     return IDLE
 
     def _read_shell(self) -> bool:
-        """Takes what the shell prints; False at its end."""
+        """Read output of the shell; return False at its end."""
         try:
             data = os.read(self._shell.master, _READ_BYTES)
-        except OSError:  # how a pseudo terminal says that nobody is at its other side any more
+        except OSError:  # a pseudo terminal raises EIO when its other side is closed
             data = b""
         shown = self._shell.strip_pid_marker(data)
         if shown:
@@ -192,7 +190,7 @@ class Terminal:
         return bool(data)
 
     def _handle_input(self, data: bytes) -> bool:
-        """Takes what the peer sent; False when it left."""
+        """Handle input of the peer; return False when it closed."""
         if not data:
             return False
         for kind, payload in self._messages.feed(data):
@@ -208,7 +206,7 @@ class Terminal:
         return True
 
     def _handle_control(self, payload: bytes) -> None:
-        """A word of the peer's page; what is not understood is left."""
+        """Handle a control message; ignore invalid ones."""
         try:
             word = json.loads(payload)
         except ValueError:
@@ -221,7 +219,7 @@ class Terminal:
             self._acknowledged_bytes = min(max(self._acknowledged_bytes, word["seen"]), self._sent_bytes)
 
     def _shell_end_reason(self) -> str:
-        """Why the shell ended: by itself, or because its task did, which may show a moment later."""
+        """Return why the shell ended: by itself, or with its task, whose end may show a moment later."""
         code = self._shell.wait(_TASK_END_TIMEOUT_S)
         until_s = time.monotonic() + (_TASK_END_TIMEOUT_S if code is None or code >= 128 else 0.0)
         while procfs.is_alive(*self._task):
@@ -238,5 +236,5 @@ class Terminal:
         with contextlib.suppress(OSError):
             self._peer.sendall(self._output)
             self._peer.shutdown(socket.SHUT_WR)
-            while self._peer.recv(_READ_BYTES):  # a close with bytes unread would take back what was sent
+            while self._peer.recv(_READ_BYTES):  # closing with unread bytes would discard what was sent
                 pass

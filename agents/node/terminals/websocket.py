@@ -1,4 +1,4 @@
-"""The server's side of a WebSocket (RFC 6455), pure: the answer to a handshake, and whole messages out of bytes."""
+"""Server side of WebSocket (RFC 6455), pure: handshake response, frames, message parser."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 class WebSocketProtocolError(Exception):
-    """What came is no WebSocket of a browser, or a message longer than MAX_MESSAGE_BYTES."""
+    """Invalid data, or a message longer than MAX_MESSAGE_BYTES."""
 
 
 def handshake_response(head: bytes, secret: str) -> Optional[bytes]:
-    """The answer to a handshake, ``head`` up to its empty line; None where it does not bear the secret."""
+    """Return the response to a handshake (``head`` up to its empty line); None without the right secret."""
     lines = head.split(b"\r\n")
     fields: Dict[bytes, bytes] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(b":")
         if colon:
             fields[name.strip().lower()] = value.strip()
-    told = fields.get(b"authorization", b"")
-    if not hmac.compare_digest(told, b"Bearer " + secret.encode("ascii")):
+    reported = fields.get(b"authorization", b"")
+    if not hmac.compare_digest(reported, b"Bearer " + secret.encode("ascii")):
         return None
     key = fields.get(b"sec-websocket-key", b"")
     if not lines[0].startswith(b"GET ") or fields.get(b"upgrade", b"").lower() != b"websocket" or not key:
@@ -41,7 +41,7 @@ def handshake_response(head: bytes, secret: str) -> Optional[bytes]:
 
 
 def frame(kind: int, payload: bytes) -> bytes:
-    """One whole message as a server sends it, unmasked."""
+    """Return one message as an unmasked server frame."""
     size = len(payload)
     if size < 126:
         head = bytes([0x80 | kind, size])
@@ -53,7 +53,7 @@ def frame(kind: int, payload: bytes) -> bytes:
 
 
 class MessageReader:
-    """Puts together the messages of one browser."""
+    """Assembles the messages of one client."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -61,9 +61,9 @@ class MessageReader:
         self._parts: List[bytes] = []
 
     def feed(self, data: bytes) -> List[Tuple[int, bytes]]:
-        """The messages, of kind TEXT, BINARY, CLOSE, PING or PONG, that are whole with these bytes.
+        """Return the messages (TEXT, BINARY, CLOSE, PING, PONG) completed by these bytes.
 
-        Raises WebSocketProtocolError.
+        Raise WebSocketProtocolError.
         """
         self._data += data
         whole: List[Tuple[int, bytes]] = []
@@ -76,7 +76,7 @@ class MessageReader:
                 whole.append(message)
 
     def _frame(self) -> Optional[Tuple[bool, int, bytes]]:
-        """The next frame: whether it is the last of its message, its opcode and its payload."""
+        """Return the next frame: final flag, opcode, payload."""
         data = self._data
         if len(data) < 2:
             return None

@@ -1,4 +1,4 @@
-"""REST: alarms about GPUs and about invalid rows, for administrators."""
+"""REST: GPU alerts and invalid rows, for administrators."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from portal.services.nodes.alerts import do_acknowledge_alert, do_acknowledge_in
 
 
 class AlertsQuery(ListQuery):
-    """Which alarms."""
+    """Filters of the alert list."""
 
     acknowledged = QueryBooleanField(required=False, default=False, help_text="Those instead.")
 
 
 class AcknowledgeBody(StrictSerializer):
-    """What was found."""
+    """The acknowledgement of an alert."""
 
     note = StrictCharField(required=False, max_length=500, allow_blank=True, default="", help_text="Audited.")
 
 
 class Alert(serializers.Serializer[Any]):
-    """One thing that befalls a GPU, until somebody acknowledged it."""
+    """An event of a GPU that an administrator acknowledges."""
 
     id = serializers.CharField()
     kind = serializers.ChoiceField(AlertKind.values)
@@ -66,7 +66,6 @@ class Alert(serializers.Serializer[Any]):
 
 
 def serialize_alert(row: GpuAlert) -> dict[str, Any]:
-    """An alarm as JSON."""
     alarm = AlertView(row)
     return {
         "id": row.public_id,
@@ -89,8 +88,6 @@ def serialize_alert(row: GpuAlert) -> dict[str, Any]:
 
 @access_policy(AccessPolicy.ADMIN)
 class AlertsView(ApiView):
-    """Alarms about GPUs."""
-
     @operation(
         "alerts_list",
         "List alarms about GPUs",
@@ -100,7 +97,7 @@ class AlertsView(ApiView):
         response=list_schema(Alert),
     )
     def get(self, request: Request) -> HttpResponse:
-        """Newest first; those that nobody has acknowledged."""
+        """Alerts, newest first; by default only unacknowledged ones."""
         return self.paginated_response(
             alerts(acknowledged=self.query["acknowledged"]), serialize_alert, NEWEST
         )
@@ -108,8 +105,6 @@ class AlertsView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class AlertAcknowledgeView(ApiView):
-    """Acknowledging one."""
-
     @operation(
         "alerts_acknowledge",
         "Acknowledge an alarm",
@@ -122,12 +117,12 @@ class AlertAcknowledgeView(ApiView):
         "given back.",
     )
     def post(self, request: Request, alert: str) -> HttpResponse:
-        """The alarm, acknowledged."""
+        """The acknowledged alert."""
         return self.json_response(serialize_alert(do_acknowledge_alert(self.user, alert, self.body["note"])))
 
 
 class InvalidRowsQuery(ListQuery):
-    """Which invalid rows."""
+    """Filters of the list of invalid rows."""
 
     resolved = serializers.BooleanField(
         required=False, default=False, help_text="Those that are valid again instead."
@@ -135,7 +130,7 @@ class InvalidRowsQuery(ListQuery):
 
 
 class InvalidRowSummary(serializers.Serializer[Any]):
-    """A row that the scheduler leaves out of its decisions until it is valid."""
+    """A row that the scheduler ignores until it is valid."""
 
     id = serializers.CharField()
     kind = serializers.CharField(help_text="node, running, pending, project, quota, pool, reservation ...")
@@ -150,7 +145,6 @@ class InvalidRowSummary(serializers.Serializer[Any]):
 
 
 def serialize_invalid_row(row: InvalidRow) -> dict[str, Any]:
-    """An invalid row as JSON."""
     return {
         "id": row.public_id,
         "kind": row.kind,
@@ -167,8 +161,6 @@ def serialize_invalid_row(row: InvalidRow) -> dict[str, Any]:
 
 @access_policy(AccessPolicy.ADMIN)
 class InvalidRowsView(ApiView):
-    """Rows that the scheduler leaves out."""
-
     @operation(
         "invalid_rows_list",
         "List invalid rows",
@@ -179,7 +171,7 @@ class InvalidRowsView(ApiView):
         detail="All that does not depend on them is scheduled. A job that does has the verdict `invalid_data`.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Newest first."""
+        """Invalid rows, newest first."""
         return self.paginated_response(
             invalid_rows(resolved=self.query["resolved"]), serialize_invalid_row, NEWEST
         )
@@ -187,8 +179,6 @@ class InvalidRowsView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class InvalidRowAcknowledgeView(ApiView):
-    """Acknowledging one."""
-
     @operation(
         "invalid_rows_acknowledge",
         "Acknowledge an invalid row",
@@ -200,7 +190,7 @@ class InvalidRowAcknowledgeView(ApiView):
         detail="The alarm itself ends once the row is valid.",
     )
     def post(self, request: Request, row: str) -> HttpResponse:
-        """The alarm, acknowledged."""
+        """The acknowledged row."""
         return self.json_response(
             serialize_invalid_row(do_acknowledge_invalid_row(self.user, row, self.body["note"]))
         )

@@ -1,4 +1,4 @@
-"""REST: what administrators do with the image of an environment."""
+"""REST: operations of administrators on the image of an environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 
 
 class ImageBody(StrictSerializer):
-    """Which image new jobs run."""
+    """The image that new jobs run."""
 
     image_digest = StrictCharField(required=False, max_length=600, allow_blank=True, default="")
 
@@ -55,8 +55,6 @@ class _EnvironmentImageView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class CheckTagView(_EnvironmentImageView):
-    """Looking for a newer image."""
-
     @_operation(
         "environments_check_tag",
         "Look for a newer image",
@@ -71,8 +69,6 @@ class CheckTagView(_EnvironmentImageView):
 
 @access_policy(AccessPolicy.ADMIN)
 class UpdateImageView(_EnvironmentImageView):
-    """Choosing the image that new jobs run."""
-
     @_operation(
         "environments_update_image",
         "Use an image that the tag names on a node",
@@ -84,4 +80,4 @@ class UpdateImageView(_EnvironmentImageView):
     def post(self, request: Request, environment: str) -> HttpResponse:
         """The environment with its new digest."""
         pin = self.body["image_digest"]
-        return self.environment_response(environment, lambda person, row: do_update_image(person, row, pin))
+        return self.environment_response(environment, lambda user, row: do_update_image(user, row, pin))

@@ -1,4 +1,4 @@
-"""REST: the machines (pools, nodes, GPUs), and what can run on them (environments, templates)."""
+"""REST: pools, nodes, GPUs, environments and templates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 
 
 class NodesQuery(ListQuery):
-    """Which nodes."""
+    """Filters of the node list."""
 
     pool = StrictCharField(required=False, max_length=63, help_text="Id or name.")
     state = serializers.ChoiceField(representations.NODE_STATES, required=False)
@@ -42,7 +42,7 @@ class NodesQuery(ListQuery):
 
 
 class GpusQuery(ListQuery):
-    """Which GPUs."""
+    """Filters of the GPU list."""
 
     pool = StrictCharField(required=False, max_length=63, help_text="Id or name.")
     node = StrictCharField(required=False, max_length=63, help_text="Id or name.")
@@ -70,31 +70,25 @@ def _read(
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class PoolsView(ApiView):
-    """All pools."""
-
     @_read("pools_list", "List pools", representations.Pool, ListQuery)
     def get(self, request: Request) -> HttpResponse:
-        """By name, with sums."""
+        """Pools by name, with totals."""
         return self.paginated_response(list_pools(self.user), representations.pool, BY_NAME)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class PoolView(ApiView):
-    """One pool."""
-
     @_read("pools_get", "Get a pool", representations.Pool)
     def get(self, request: Request, pool: str) -> HttpResponse:
-        """By id or name."""
+        """A pool by id or name."""
         return self.json_response(representations.pool(get_by_key(list_pools(self.user), pool)))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodesView(ApiView):
-    """All nodes but the retired."""
-
     @_read("nodes_list", "List nodes", representations.Node, NodesQuery)
     def get(self, request: Request) -> HttpResponse:
-        """By name, with their GPUs and the jobs on them that one may see."""
+        """Nodes by name, without retired ones, with their GPUs and the visible jobs on them."""
         rows = list_nodes(self.user)
         if "pool" in self.query:
             rows = rows.filter(Q(pool__public_id=self.query["pool"]) | Q(pool__name=self.query["pool"]))
@@ -110,22 +104,18 @@ class NodesView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class NodeView(ApiView):
-    """One node."""
-
     @_read("nodes_get", "Get a node", representations.Node)
     def get(self, request: Request, node: str) -> HttpResponse:
-        """By id or name."""
+        """A node by id or name."""
         row = get_by_key(list_nodes(self.user), node)
         return self.json_response(representations.node(row, gpu_holders(self.user, row.gpus.all())))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpusView(ApiView):
-    """All GPUs."""
-
     @_read("gpus_list", "List GPUs", representations.Gpu, GpusQuery)
     def get(self, request: Request) -> HttpResponse:
-        """With how much of each is given away, and to which jobs that one may see."""
+        """GPUs with their allocated part and the visible jobs that hold them."""
         rows = list_gpus(self.user)
         for name, column in (("pool", "node__pool"), ("node", "node")):
             if name in self.query:
@@ -143,11 +133,9 @@ class GpusView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class GpuView(ApiView):
-    """One GPU."""
-
     @_read("gpus_get", "Get a GPU", representations.Gpu)
     def get(self, request: Request, uuid: str) -> HttpResponse:
-        """By its UUID."""
+        """A GPU by UUID."""
         row = list_gpus(self.user).filter(uuid=uuid).first()
         if row is None:
             raise NotFound("There is no such GPU.")
@@ -156,21 +144,17 @@ class GpuView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class EnvironmentsView(ApiView):
-    """What jobs run in."""
-
     @_read("environments_list", "List environments", representations.Environment, ListQuery)
     def get(self, request: Request) -> HttpResponse:
-        """By name; for administrators also those that are not offered."""
+        """Environments by name; administrators also see those that are not offered."""
         return self.paginated_response(list_environments(self.user), representations.environment, BY_NAME)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class EnvironmentView(ApiView):
-    """One environment."""
-
     @_read("environments_get", "Get an environment", representations.Environment)
     def get(self, request: Request, environment: str) -> HttpResponse:
-        """By id or name."""
+        """An environment by id or name."""
         return self.json_response(
             representations.environment(get_by_key(list_environments(self.user), environment))
         )
@@ -178,19 +162,15 @@ class EnvironmentView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TemplatesView(ApiView):
-    """Filled launch forms."""
-
     @_read("templates_list", "List templates", representations.Template, ListQuery)
     def get(self, request: Request) -> HttpResponse:
-        """By name."""
+        """Templates by name."""
         return self.paginated_response(list_templates(self.user), representations.template, BY_NAME)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TemplateView(ApiView):
-    """One template."""
-
     @_read("templates_get", "Get a template", representations.Template)
     def get(self, request: Request, template: str) -> HttpResponse:
-        """By id or name."""
+        """A template by id or name."""
         return self.json_response(representations.template(get_by_key(list_templates(self.user), template)))

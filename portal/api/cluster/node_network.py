@@ -1,4 +1,4 @@
-"""REST: where gangs may use the network of nodes, and by which interface each node is reached."""
+"""REST: network settings of pools for gangs, and the interface at which a node is reached."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from portal.services.nodes.gang_fabric import do_set_gang_fabric, do_set_interfa
 
 
 class NetworkBody(StrictSerializer):
-    """The network of a pool's nodes."""
+    """The network settings of a pool."""
 
     allow_host_network = StrictBooleanField(
         help_text="true: gangs on several nodes use the network of these nodes."
@@ -66,8 +66,6 @@ class InterfaceBody(StrictSerializer):
 
 @access_policy(AccessPolicy.ADMIN)
 class PoolNetworkView(ApiView):
-    """Where gangs may use the network of nodes."""
-
     @operation(
         "pools_network_put",
         "Allow gangs the network of a pool's nodes",
@@ -80,7 +78,7 @@ class PoolNetworkView(ApiView):
         "project. What runs stays as it is; nodes that answer are asked to check whether they have what is named.",
     )
     def put(self, request: Request, pool: str) -> HttpResponse:
-        """The pool as it stands then."""
+        """The changed pool."""
         row = get_by_key(list_pools(self.user), pool)
         do_set_gang_fabric(
             self.user,
@@ -99,8 +97,6 @@ class PoolNetworkView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeInterfaceView(NodeActionView):
-    """By which interface other nodes reach a node."""
-
     @operation(
         "nodes_interface_put",
         "Choose the interface by which ranks of gangs reach a node",
@@ -112,6 +108,6 @@ class NodeInterfaceView(NodeActionView):
         detail="For gangs that start from now on.",
     )
     def put(self, request: Request, node: str) -> HttpResponse:
-        """The node as it stands then."""
+        """The changed node."""
         do_set_interface(self.user, self.node, self.body["interface"], reason=self.body["reason"])
         return self.json_response(self.action_response())

@@ -1,4 +1,4 @@
-"""REST: what administrators do with machines: in and out of service, fenced, tested; GPUs given back."""
+"""REST: operations of administrators on nodes and GPUs, such as cordon, fence and upgrade."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 
 
 class ReasonBody(StrictSerializer):
-    """Why, for the page of the node and for the audit trail."""
+    """A reason, shown on the page of the node and in the audit trail."""
 
     reason = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
 
 
 class UncordonBody(ReasonBody):
-    """Why, and whether unchecked."""
+    """A reason, and whether to skip the check of the node."""
 
     force = StrictBooleanField(
         required=False,
@@ -53,7 +53,7 @@ class UncordonBody(ReasonBody):
 
 
 class FenceBody(StrictSerializer):
-    """How one knows."""
+    """How the administrator verified that the node runs nothing."""
 
     reason = StrictCharField(
         max_length=500, help_text="How you know that nothing of ours runs there any more."
@@ -87,20 +87,20 @@ def _node_action(
 
 
 class NodeActionView(ApiView):
-    """What the routes that act on one node share."""
+    """Base of routes that act on one node."""
 
     @cached_property
     def node(self) -> Node:
-        """The node of the address, by id or name."""
+        """Return the node that the path names by id or name."""
         return get_by_key(list_nodes(self.user), self.kwargs["node"])
 
     def action_response(self) -> dict[str, Any]:
-        """The node as it stands after the act, also when it is retired now."""
+        """Return the node after the action, also when it is retired."""
         row = get_nodes_by_id([self.node.pk]).get()
         return representations.node(row, gpu_holders(self.user, row.gpus.all()))
 
     def set_state(self, state: NodeState) -> HttpResponse:
-        """Sets its state, at most once per key."""
+        """Set the state of the node, at most once per Idempotency-Key."""
 
         def work() -> dict[str, Any]:
             do_set_node_state(self.user, self.node, state, reason=self.body["reason"])
@@ -111,18 +111,14 @@ class NodeActionView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeCordonView(NodeActionView):
-    """Taking no new work."""
-
     @_node_action("nodes_cordon", "Cordon a node", "It takes no new work; what runs there stays. Repeatable.")
     def post(self, request: Request, node: str) -> HttpResponse:
-        """The node, cordoned."""
+        """The cordoned node."""
         return self.set_state(NodeState.CORDONED)
 
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeUncordonView(NodeActionView):
-    """Back into service."""
-
     @operation(
         "nodes_uncordon",
         "Take a node back into service",
@@ -138,7 +134,7 @@ class NodeUncordonView(NodeActionView):
         "with `node_never_connected` for one that never answered.",
     )
     def post(self, request: Request, node: str) -> HttpResponse:
-        """The node, ready or about to be."""
+        """The node, ready or with a check in progress."""
 
         def work() -> dict[str, Any]:
             said = self.body
@@ -150,15 +146,13 @@ class NodeUncordonView(NodeActionView):
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeClearQuarantineView(NodeActionView):
-    """Trusting it again."""
-
     @_node_action(
         "nodes_clear_quarantine",
         "Trust a node again",
         "One that was put aside takes new work at once, and its next time aside is short again. Repeatable.",
     )
     def post(self, request: Request, node: str) -> HttpResponse:
-        """The node, trusted."""
+        """The node without quarantine."""
 
         def work() -> dict[str, Any]:
             do_clear_node_quarantine(self.user, self.node, reason=self.body["reason"])
@@ -169,8 +163,6 @@ class NodeClearQuarantineView(NodeActionView):
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeDrainView(NodeActionView):
-    """Emptying."""
-
     @_node_action(
         "nodes_drain",
         "Drain a node",
@@ -183,18 +175,14 @@ class NodeDrainView(NodeActionView):
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeRetireView(NodeActionView):
-    """Taking out of the cluster."""
-
     @_node_action("nodes_retire", "Retire a node", "Refused with `node_busy` while tasks hold its GPUs.")
     def post(self, request: Request, node: str) -> HttpResponse:
-        """The node, retired; from then on it is in no list."""
+        """The retired node; lists omit it from now on."""
         return self.set_state(NodeState.RETIRED)
 
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeFenceView(NodeActionView):
-    """An administrator's word that an unreachable node runs nothing of ours."""
-
     @_node_action(
         "nodes_fence",
         "Declare an unreachable node fenced",
@@ -203,7 +191,7 @@ class NodeFenceView(NodeActionView):
         FenceBody,
     )
     def post(self, request: Request, node: str) -> HttpResponse:
-        """The node, cordoned with that reason."""
+        """The node, cordoned with this reason."""
 
         def work() -> dict[str, Any]:
             do_fence_node(self.user, self.node, reason=self.body["reason"])
@@ -214,8 +202,6 @@ class NodeFenceView(NodeActionView):
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeLabelsView(NodeActionView):
-    """Where a node stands."""
-
     @operation(
         "nodes_labels_put",
         "Set the labels of a node",
@@ -227,15 +213,13 @@ class NodeLabelsView(NodeActionView):
         detail="All of them: those that are not named are taken away. What runs stays where it is.",
     )
     def put(self, request: Request, node: str) -> HttpResponse:
-        """The node with these labels and no others."""
+        """The node with exactly these labels."""
         do_set_labels(self.user, self.node, self.body["labels"], reason=self.body["reason"])
         return self.json_response(self.action_response())
 
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeTestView(NodeActionView):
-    """Testing the connection."""
-
     @operation(
         "nodes_test",
         "Test the connection of a node",
@@ -249,7 +233,7 @@ class NodeTestView(NodeActionView):
         detail="Its steps appear under checks/{id}/ as they finish.",
     )
     def post(self, request: Request, node: str) -> HttpResponse:
-        """The test that has begun."""
+        """The started connection test."""
         return self.idempotent_response(
             lambda: representations.node_operation(do_start_connection_test(self.user, self.node))
         )
@@ -272,10 +256,10 @@ def _node_operation(name: str, summary: str, detail: str) -> Callable[[_Method],
 
 
 class BaseNodeOperationView(NodeActionView):
-    """What the routes share that ask something of the node itself."""
+    """Base of routes that start an operation on the node itself."""
 
     def start_operation(self, kind: OperationKind) -> HttpResponse:
-        """The act, which its node carries out."""
+        """Return the new operation, which the node's actor executes."""
         return self.idempotent_response(
             lambda: representations.node_operation(do_request_operation(self.user, self.node, kind))
         )
@@ -283,40 +267,32 @@ class BaseNodeOperationView(NodeActionView):
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeUpgradeView(BaseNodeOperationView):
-    """Another agent."""
-
     @_node_operation("nodes_upgrade", "Upgrade the agent of a node", "What runs there goes on.")
     def post(self, request: Request, node: str) -> HttpResponse:
-        """The upgrade that has begun."""
+        """The started upgrade."""
         return self.start_operation(OperationKind.UPGRADE)
 
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeCheckView(BaseNodeOperationView):
-    """A look at the machine."""
-
     @_node_operation(
         "nodes_check", "Check what a node has and lacks", "A message for each thing it looked at."
     )
     def post(self, request: Request, node: str) -> HttpResponse:
-        """The check that has begun."""
+        """The started check."""
         return self.start_operation(OperationKind.PREFLIGHT)
 
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeGcView(BaseNodeOperationView):
-    """Tidying up."""
-
     @_node_operation("nodes_gc", "Tidy up a node", "Removes what nothing needs any more, and says what.")
     def post(self, request: Request, node: str) -> HttpResponse:
-        """The tidying that has begun."""
+        """The started garbage collection."""
         return self.start_operation(OperationKind.GC)
 
 
 @access_policy(AccessPolicy.ADMIN)
 class AgentRolloutsView(ApiView):
-    """Upgrading every node."""
-
     @operation(
         "rollouts_start",
         "Upgrade the agents of all nodes",
@@ -331,14 +307,12 @@ class AgentRolloutsView(ApiView):
         "`nothing_to_upgrade`.",
     )
     def post(self, request: Request) -> HttpResponse:
-        """The upgrade that has begun."""
+        """The started rollout."""
         return self.idempotent_response(lambda: representations.agent_rollout(do_upgrade_all(self.user)))
 
 
 @access_policy(AccessPolicy.ADMIN)
 class AgentRolloutView(ApiView):
-    """One such upgrade."""
-
     @operation(
         "rollouts_get",
         "Get an upgrade of all nodes",
@@ -348,7 +322,7 @@ class AgentRolloutView(ApiView):
         error_statuses=(404,),
     )
     def get(self, request: Request, rollout: str) -> HttpResponse:
-        """With every node and where it stands."""
+        """The rollout with the status of every node."""
         row = AgentRollout.objects.filter(public_id=rollout).first()
         if row is None:
             raise NotFound("There is no such upgrade.")
@@ -357,8 +331,6 @@ class AgentRolloutView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class NodeOperationView(NodeActionView):
-    """One act on a node, such as a connection test."""
-
     @operation(
         "nodes_operation_get",
         "Get a test, a check or an upgrade of a node",
@@ -368,7 +340,7 @@ class NodeOperationView(NodeActionView):
         error_statuses=(404,),
     )
     def get(self, request: Request, node: str, operation_id: str) -> HttpResponse:
-        """With the steps that have finished."""
+        """The operation with its finished steps."""
         row = self.node.operations.filter(public_id=operation_id).first()
         if row is None:
             raise NotFound("There is no such test of this node.")
@@ -377,8 +349,6 @@ class NodeOperationView(NodeActionView):
 
 @access_policy(AccessPolicy.ADMIN)
 class GpuReturnToServiceView(ApiView):
-    """Giving a GPU back to the cluster."""
-
     @operation(
         "gpus_return_to_service",
         "Give back a GPU that was lost or in quarantine",
@@ -392,7 +362,7 @@ class GpuReturnToServiceView(ApiView):
         "while the node says that it does not answer. Repeatable.",
     )
     def post(self, request: Request, uuid: str) -> HttpResponse:
-        """The GPU as it stands now."""
+        """The GPU after the change."""
         row = list_gpus(self.user).filter(uuid=uuid).first()
         if row is None:
             raise NotFound("There is no such GPU.")

@@ -1,4 +1,4 @@
-"""REST: after a restore, what is missing before jobs start, and what becomes of unknown containers."""
+"""REST: recovery after a restore: nodes still to reconcile, and unknown containers to adopt or stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Method = TypeVar("_Method", bound=Callable[..., HttpResponse])
 
 
 class UnreconciledNodeDetail(Reference):
-    """A node that was not compared with the record yet."""
+    """A node that was not compared with the database yet."""
 
     state = serializers.ChoiceField(representations.NODE_STATES)
     reachable = serializers.BooleanField()
@@ -36,21 +36,21 @@ class UnreconciledNodeDetail(Reference):
 
 
 class RecoveryStatus(serializers.Serializer[Any]):
-    """Where the portal stands after a restore."""
+    """Progress of the recovery after a restore."""
 
     recovery_mode = serializers.BooleanField(help_text="true: nothing starts yet.")
     nodes = UnreconciledNodeDetail(many=True, help_text="Nodes to be compared or fenced; empty: none.")
 
 
 class ContainerGpu(serializers.Serializer[Any]):
-    """A GPU, or a part of it, that a container holds on its node."""
+    """A GPU, or a part of one, that a container holds on its node."""
 
     uuid = serializers.CharField()
     milli = serializers.IntegerField()
 
 
 class OrphanContainer(serializers.Serializer[Any]):
-    """A live container of ours that the restored record does not know."""
+    """A running container that the restored database does not contain."""
 
     id = serializers.CharField()
     node = Reference()
@@ -72,7 +72,7 @@ class OrphanContainer(serializers.Serializer[Any]):
 
 
 def serialize_containers(rows: list[Row]) -> list[dict[str, Any]]:
-    """The rows as JSON; four queries whatever their number."""
+    """Return the rows as JSON, in four queries regardless of their number."""
     return [
         {
             "id": held.row.public_id,
@@ -109,8 +109,6 @@ def _serialize_node(left: UnreconciledNode) -> dict[str, Any]:
 
 @access_policy(AccessPolicy.ADMIN)
 class RecoveryView(ApiView):
-    """Where the portal stands after a restore."""
-
     @operation(
         "recovery_get",
         "What is missing after a restore",
@@ -121,7 +119,7 @@ class RecoveryView(ApiView):
         "declared fenced.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Node by node."""
+        """Progress by node."""
         now = recovery_status()
         return self.json_response(
             {"recovery_mode": now.in_recovery, "nodes": list(map(_serialize_node, now.nodes))}
@@ -130,8 +128,6 @@ class RecoveryView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class OrphanContainersView(ApiView):
-    """The unknown containers."""
-
     @operation(
         "recovery_containers",
         "List unknown containers",
@@ -142,17 +138,17 @@ class OrphanContainersView(ApiView):
         detail="Those on which somebody has to decide, and those that are being stopped.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """In the order in which they were seen."""
+        """Unknown containers, oldest first."""
         found: list[Row] = []
         page = pagination.paginate(request, open_orphans(), OLDEST, self.query, found.append)
         return self.json_response({**page, "items": serialize_containers(found)})
 
 
 class BaseOrphanContainerView(ApiView):
-    """What the routes share that decide on one container."""
+    """Base of routes that decide on one container."""
 
     def decision_response(self, public_id: str, decide: Callable[[Row], object]) -> HttpResponse:
-        """The container after the act, at most once per key."""
+        """Run ``decide`` at most once per Idempotency-Key and return the container."""
         rows = Row.objects.select_related("node")
         row = rows.filter(public_id=public_id).first()
         if row is None:
@@ -182,8 +178,6 @@ def _decision(name: str, summary: str, detail: str) -> Callable[[_Method], _Meth
 
 @access_policy(AccessPolicy.ADMIN)
 class AdoptContainerView(BaseOrphanContainerView):
-    """Keeping."""
-
     @_decision(
         "recovery_adopt",
         "Keep an unknown container",
@@ -192,19 +186,17 @@ class AdoptContainerView(BaseOrphanContainerView):
         "`attempt_ended` where the record stands against it.",
     )
     def post(self, request: Request, container: str) -> HttpResponse:
-        """The container, kept; ``job`` is what it runs as."""
+        """The adopted container; ``job`` is the job that it runs as."""
         return self.decision_response(container, lambda row: do_adopt_orphan(self.user, row))
 
 
 @access_policy(AccessPolicy.ADMIN)
 class StopContainerView(BaseOrphanContainerView):
-    """Stopping."""
-
     @_decision(
         "recovery_stop",
         "Stop an unknown container",
         "Its whole attempt is forbidden for ever and asked to end; `removed_at` is set once its node proves it.",
     )
     def post(self, request: Request, container: str) -> HttpResponse:
-        """The container, being stopped."""
+        """The container, which is being stopped."""
         return self.decision_response(container, lambda row: do_stop_orphan(self.user, row))

@@ -1,4 +1,4 @@
-"""REST: logins to registries, for administrators. A password goes in and never comes out."""
+"""REST: registry logins, for administrators; passwords are write-only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from portal.services.images.registries import (
 
 
 class RegistryLoginBody(StrictSerializer):
-    """Who nodes say they are at a registry."""
+    """The credentials of nodes at a registry."""
 
     host = StrictCharField(
         max_length=255,
@@ -44,7 +44,7 @@ class RegistryLoginBody(StrictSerializer):
 
 
 class RegistryLoginDetail(serializers.Serializer[Any]):
-    """The login of a registry, without its password."""
+    """A registry login without its password."""
 
     id = serializers.CharField()
     host = serializers.CharField(help_text="As images name it, port included.")
@@ -55,8 +55,6 @@ class RegistryLoginDetail(serializers.Serializer[Any]):
 
 @access_policy(AccessPolicy.ADMIN)
 class RegistriesView(ApiView):
-    """The logins that nodes use when they bring an image."""
-
     @operation(
         "registries_list",
         "List logins to registries",
@@ -66,7 +64,7 @@ class RegistriesView(ApiView):
         response=list_schema(RegistryLoginDetail),
     )
     def get(self, request: Request) -> HttpResponse:
-        """By host, without passwords."""
+        """Logins by host, without passwords."""
         return self.paginated_response(RegistryLogin.objects.all(), _serialize_login, Order("host"))
 
     @operation(
@@ -79,15 +77,13 @@ class RegistriesView(ApiView):
         detail="Over the one of that host, if there is one. Nodes use it for the next image that they bring.",
     )
     def post(self, request: Request) -> HttpResponse:
-        """The login, without its password."""
+        """The login without its password."""
         row = do_save_login(self.user, self.body["host"], self.body["username"], self.body["password"])
         return self.json_response(_serialize_login(row))
 
 
 @access_policy(AccessPolicy.ADMIN)
 class RegistryView(ApiView):
-    """The login of one registry."""
-
     @operation(
         "registries_remove",
         "Forget the login of a registry",
@@ -98,7 +94,7 @@ class RegistryView(ApiView):
         error_statuses=[404],
     )
     def delete(self, request: Request, registry: str) -> HttpResponse:
-        """Images that nodes have brought already stay there."""
+        """Images that nodes have already pulled stay there."""
         do_delete_login(self.user, get_login(registry))
         return self.no_content()
 

@@ -1,4 +1,4 @@
-"""REST: the calendar of reserved nodes."""
+"""REST: reservations of nodes."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from portal.services.cluster.reservations import (
 
 
 class ReservationsQuery(ListQuery):
-    """Which reservations."""
+    """Filters of the reservation list."""
 
     phase = serializers.ChoiceField([phase.value for phase in ReservationPhase], required=False)
 
 
 class ReservationBody(StrictSerializer):
-    """A reservation. Without ``nodes`` and ``count`` it takes all nodes of the pool."""
+    """A reservation. Without ``nodes`` and ``count`` it covers all nodes of the pool."""
 
     name = StrictCharField(max_length=100)
     pool = StrictCharField(max_length=63, help_text="Id or name.")
@@ -79,16 +79,16 @@ class ReservationBody(StrictSerializer):
 
 
 class BaseReservationView(ApiView):
-    """What the routes share."""
+    """Base of reservation routes."""
 
     def serialize(self, row: Reservation) -> dict[str, Any]:
-        """A reservation as the person sees it now."""
+        """Return the reservation as the user may see it."""
         return representations.reservation(
             reservation_views(self.user, [get_reservation(self.user, row.public_id)])[0]
         )
 
     def build_input(self, row: Reservation | None = None) -> ReservationInput:
-        """What the body asks for; what it leaves out stands as in ``row``."""
+        """Return the input of the service; fields that the body omits keep their value in ``row``."""
         given = self.body
         if {"nodes", "count"} <= set(given):
             raise InvalidRequest(fields={"count": "Give either nodes or count."})
@@ -113,8 +113,8 @@ class BaseReservationView(ApiView):
             projects = list(row.projects.all())
         name = given["name"] if "name" in given or row is None else row.name
         reason = given.get("reason", "" if row is None else row.reason)
-        clears = given.get("drain_at_start", row is not None and row.drain_at_start)
-        return ReservationInput(name, pool, nodes, projects, begin, end, reason, clears)
+        drain_at_start = given.get("drain_at_start", row is not None and row.drain_at_start)
+        return ReservationInput(name, pool, nodes, projects, begin, end, reason, drain_at_start)
 
     def _pool(self, given: dict[str, Any], row: Reservation | None) -> NodePool:
         if "pool" not in given and row is not None:
@@ -124,8 +124,6 @@ class BaseReservationView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ReservationsView(BaseReservationView):
-    """The calendar."""
-
     @operation(
         "reservations_list",
         "List reservations",
@@ -135,7 +133,7 @@ class ReservationsView(BaseReservationView):
         response=list_schema(representations.Reservation),
     )
     def get(self, request: Request) -> HttpResponse:
-        """The newest first; with who is still in the way."""
+        """Reservations, newest first, with the jobs that still block them."""
         rows = list_reservations(self.user)
         if "phase" in self.query:
             rows = filter_by_phase(rows, ReservationPhase(self.query["phase"]))
@@ -155,12 +153,12 @@ class ReservationsView(BaseReservationView):
         idempotent=True,
         error_statuses=[404, 409],
         detail="Jobs of others start there only if their time limit ends before it begins. Who stands there stays, "
-        "unless it `clears`. "
+        "unless it `drain_at_start`. "
         "Refused with `already_reserved` when another reservation keeps one of the nodes at that time.",
     )
     def post(self, request: Request) -> HttpResponse:
         """The new reservation."""
-        require_admin(self.user, "reserve nodes")  # before anything is looked up
+        require_admin(self.user, "reserve nodes")  # before any lookup
         return self.idempotent_response(
             lambda: self.serialize(do_save_reservation(self.user, self.build_input()))
         )
@@ -168,8 +166,6 @@ class ReservationsView(BaseReservationView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ReservationDetailView(BaseReservationView):
-    """One reservation."""
-
     @operation(
         "reservations_get",
         "Get a reservation",
@@ -179,7 +175,7 @@ class ReservationDetailView(BaseReservationView):
         error_statuses=[404],
     )
     def get(self, request: Request, reservation: str) -> HttpResponse:
-        """With its ETag."""
+        """The reservation with its ETag."""
         row = get_reservation(self.user, reservation)
         return self.json_response(self.serialize(row), headers={"ETag": representations.etag_of(row)})
 
@@ -196,8 +192,8 @@ class ReservationDetailView(BaseReservationView):
         detail="Only what is named changes. The begin of one that has begun stays.",
     )
     def patch(self, request: Request, reservation: str) -> HttpResponse:
-        """The reservation as it stands then."""
-        require_admin(self.user, "reserve nodes")  # before anything is looked up
+        """The changed reservation."""
+        require_admin(self.user, "reserve nodes")  # before any lookup
         row = get_reservation(self.user, reservation)
         if not self.if_match(representations.etag_of(row)):
             raise PreconditionFailed(
@@ -218,15 +214,13 @@ class ReservationDetailView(BaseReservationView):
         detail="It can be brought back until its end.",
     )
     def delete(self, request: Request, reservation: str) -> HttpResponse:
-        """Nothing."""
+        """Empty."""
         do_cancel_reservation(self.user, get_reservation(self.user, reservation))
         return self.no_content()
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ReservationRestoreView(BaseReservationView):
-    """Taking a cancellation back."""
-
     @operation(
         "reservations_restore",
         "Bring a cancelled reservation back",
@@ -238,7 +232,7 @@ class ReservationRestoreView(BaseReservationView):
         error_statuses=[404, 409],
     )
     def post(self, request: Request, reservation: str) -> HttpResponse:
-        """The reservation, live again."""
+        """The restored reservation."""
 
         def work() -> dict[str, Any]:
             row = get_reservation(self.user, reservation)

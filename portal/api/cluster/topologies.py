@@ -1,4 +1,4 @@
-"""REST: topologies, the fabrics by whose levels jobs ask to stand near together."""
+"""REST: topologies, whose levels topology constraints of jobs refer to."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ class TopologyBody(LevelsBody):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TopologiesView(ApiView):
-    """All topologies."""
-
     @operation(
         "topologies_list",
         "List topologies",
@@ -56,7 +54,7 @@ class TopologiesView(ApiView):
         response=list_schema(representations.Topology),
     )
     def get(self, request: Request) -> HttpResponse:
-        """By name, each with how many nodes it places."""
+        """Topologies by name, each with the number of nodes that have its labels."""
         labelled = labelled_node_counter(self.user)
 
         def one(row: Model) -> dict[str, Any]:
@@ -89,8 +87,6 @@ class TopologiesView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TopologyView(ApiView):
-    """One topology."""
-
     @operation(
         "topologies_get",
         "Get a topology",
@@ -100,7 +96,7 @@ class TopologyView(ApiView):
         error_statuses=[404],
     )
     def get(self, request: Request, topology: str) -> HttpResponse:
-        """By id or name."""
+        """A topology by id or name."""
         row = get_topology(self.user, topology)
         return self.json_response(representations.topology(row, labelled_node_counter(self.user)(row)))
 
@@ -131,6 +127,6 @@ class TopologyView(ApiView):
         detail="Refused with `topology_in_use` while waiting jobs ask to stand near by it.",
     )
     def delete(self, request: Request, topology: str) -> HttpResponse:
-        """Nothing."""
+        """Empty."""
         do_delete_topology(self.user, get_topology(self.user, topology))
         return self.no_content()

@@ -1,4 +1,4 @@
-"""REST: volumes, the folders that jobs name."""
+"""REST: volumes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from portal.services.projects.volumes import MAX_QUOTA_MIB, VolumeInput, do_dele
 
 
 class VolumeFields(StrictSerializer):
-    """What can be changed of a volume; what is left out is nothing."""
+    """The changeable fields of a volume; omitted fields become empty."""
 
     scope = serializers.ChoiceField([reach.value for reach in VolumeScope], required=False, default="node")
     path = StrictCharField(required=False, default="", allow_blank=True, max_length=500)
@@ -64,7 +64,7 @@ class VolumeBody(VolumeFields):
 
 class _BaseVolumeView(ApiView):
     def build_input(self, name: str, kind: str) -> VolumeInput:
-        """What the body says, with rows for names."""
+        """Return the input of the service, with names resolved to rows."""
         require_admin(self.user, "change volumes")
         body = self.body
         pools = self._get_rows("pool", NodePool.objects.all(), [body["pool"]] if body["pool"] else [])
@@ -91,8 +91,6 @@ class _BaseVolumeView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class VolumesView(_BaseVolumeView):
-    """All volumes that the person's projects may use."""
-
     @operation(
         "volumes_list",
         "List volumes",
@@ -102,7 +100,7 @@ class VolumesView(_BaseVolumeView):
         response=list_schema(representations.Volume),
     )
     def get(self, request: Request) -> HttpResponse:
-        """By name."""
+        """Volumes by name."""
         return self.paginated_response(list_volumes(self.user), representations.volume, Order("name"))
 
     @operation(
@@ -128,8 +126,6 @@ class VolumesView(_BaseVolumeView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class VolumeView(_BaseVolumeView):
-    """One volume."""
-
     @operation(
         "volumes_get",
         "Get a volume",
@@ -139,7 +135,7 @@ class VolumeView(_BaseVolumeView):
         error_statuses=[404],
     )
     def get(self, request: Request, volume: str) -> HttpResponse:
-        """By id or name."""
+        """A volume by id or name."""
         return self.json_response(representations.volume(get_volume(self.user, volume)))
 
     @operation(
@@ -154,7 +150,7 @@ class VolumeView(_BaseVolumeView):
         "are held, or cancelled or stopped, as `queued_jobs` and `running_jobs` say.",
     )
     def put(self, request: Request, volume: str) -> HttpResponse:
-        """The volume as it stands then."""
+        """The changed volume."""
         row = get_volume(self.user, volume)
         words = self.build_input(row.name, row.kind)
         saved = do_save_volume(
@@ -173,6 +169,6 @@ class VolumeView(_BaseVolumeView):
         detail="Its files stay. Refused with `volume_in_use` while jobs that have not ended name it.",
     )
     def delete(self, request: Request, volume: str) -> HttpResponse:
-        """Nothing."""
+        """Empty."""
         do_delete_volume(self.user, get_volume(self.user, volume))
         return self.no_content()

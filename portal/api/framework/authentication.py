@@ -1,4 +1,4 @@
-"""Who asks: a bearer token in the Authorization header, or the portal's own session with its CSRF token."""
+"""Authentication of REST requests: a bearer token, or the portal's session with its CSRF token."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from portal.valkey import rate_limits
 
 
 class BearerTokenAuthentication(BaseAuthentication):
-    """``Authorization: Bearer fw_...``. A header that is there must be right; no session steps in."""
+    """``Authorization: Bearer fw_...``. An invalid header is refused, also when a session exists."""
 
     def authenticate(self, request: Request) -> tuple[User, ApiToken] | None:
-        """The owner and the token; None without the header, SignInNeeded when it is wrong."""
+        """Return owner and token; None without the header. Raise Unauthenticated for an invalid token."""
         header = request.META.get("HTTP_AUTHORIZATION", "")
         if not header:
             return None
@@ -34,7 +34,6 @@ class BearerTokenAuthentication(BaseAuthentication):
         return token.owner, token
 
     def authenticate_header(self, request: Request) -> str:
-        """What a 401 asks for."""
         return 'Bearer realm="fairway"'
 
 
@@ -42,7 +41,7 @@ class PortalSessionAuthentication(SessionAuthentication):
     """The portal's session cookie; unsafe methods need the CSRF token in X-CSRFToken."""
 
     def enforce_csrf(self, request: Request) -> None:
-        """Raises NotAllowed where Django's own check would refuse."""
+        """Raise Forbidden where Django's CSRF check refuses."""
         try:
             super().enforce_csrf(request)
         except PermissionDenied as refused:
@@ -52,5 +51,5 @@ class PortalSessionAuthentication(SessionAuthentication):
 
 
 def client_key(request: Request) -> str:
-    """Whom a request without a name counts for: the address that the middleware established."""
+    """Return the rate-limit key of an anonymous request: the client address set by the middleware."""
     return rate_limits.rate_limit_address(request_address.get() or str(request.META.get("REMOTE_ADDR") or ""))

@@ -1,4 +1,4 @@
-"""Keeps HTML out of the API: what Django answers by itself below /api/ becomes a problem."""
+"""Replaces Django's HTML errors below /api/ by problem+json."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from django.http.response import HttpResponseBase
 from portal.api.framework import problems
 
 PRESERVED_HEADERS = {"Allow", "Retry-After", "WWW-Authenticate"}
-"""What belongs to a status (RFC 9110) and not to the page that came with it."""
+"""Headers that belong to the status (RFC 9110) rather than to the replaced body."""
 
 
 class ApiProblemMiddleware:
-    """Stands before whatever refuses: an error page below /api/ (bad host, crash, 404) goes out as problem+json."""
+    """Return error responses below /api/ (bad host, crash, 404) as problem+json."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response

@@ -1,6 +1,6 @@
-"""Pages by cursor: a sealed mark of the last row seen, so that inserts never shift a page.
+"""Cursor pagination: the encrypted position of the last row read, so that inserts do not shift pages.
 
-Sealed and not only signed: it holds a row number, which would tell how much there is of what one may not see.
+The cursor is encrypted, not only signed: its row number would reveal how many invisible rows exist.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _Row = TypeVar("_Row", bound=Model)
 
 @dataclass(frozen=True)
 class Order:
-    """One allowed order: a column that is never null, then the row number, both in one direction.
+    """An allowed order: a column that is never null, then the row number, both in one direction.
 
-    ``narrow`` sorts row numbers before anything is joined: for columns without an index in long tables.
+    ``presort`` sorts row numbers before the joins: for columns without an index in large tables.
     """
 
     column: str
@@ -38,12 +38,12 @@ class Order:
 
     @property
     def columns(self) -> list[str]:
-        """The ORDER BY of it."""
+        """Return the ORDER BY columns."""
         names = [self.column] if self.column == "id" else [self.column, "id"]
         return [f"-{name}" if self.descending else name for name in names]
 
     def following(self, value: Any, row: int) -> Q:
-        """The rows behind (value, row) in this order."""
+        """Return the condition for rows after (value, row) in this order."""
         beyond = "lt" if self.descending else "gt"
         if self.column == "id":
             return Q(**{f"id__{beyond}": row})
@@ -61,7 +61,7 @@ def paginate(
     query: Mapping[str, Any],
     serialize: Callable[[_Row], Any],
 ) -> dict[str, Any]:
-    """``{"items": [...], "next": URI reference or null}``: one query, whatever the number of rows."""
+    """Return ``{"items": [...], "next": URI reference or null}`` from one query."""
     limit = query.get("limit") or DEFAULT_LIMIT
     mark = _decode_cursor(query.get("cursor", ""), request)
     if mark is not None:
@@ -100,7 +100,7 @@ def _decode_cursor(cursor: str, request: Request) -> tuple[Any, int] | None:
 
 
 def _list_signature(request: Request) -> EncryptionContext:
-    """The route with its filters: a cursor works for the list it came from."""
+    """Return the encryption context of the route and its filters: a cursor is valid for one list only."""
     kept = sorted(
         (name, given) for name, given in request.query_params.lists() if name not in _PAGING_PARAMETERS
     )

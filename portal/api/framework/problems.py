@@ -1,4 +1,4 @@
-"""Turns every refusal and failure into problem+json (RFC 9457) with a stable code; never a trace or HTML."""
+"""Turns exceptions into problem+json (RFC 9457) with a stable code, never a traceback or HTML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 UNPROCESSABLE = 422
-"""What REST answers to a request that has the described shape and still cannot be carried out as it is."""
+"""Status of a request that is well-formed but cannot be executed."""
 CODES = {
     400: "bad_request",
     401: "unauthenticated",
@@ -53,7 +53,6 @@ def problem_response(
     details: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> HttpResponse:
-    """One problem+json answer."""
     body: dict[str, Any] = {
         "type": f"urn:fairway:problem:{code}",
         "title": http.HTTPStatus(status).phrase,
@@ -71,7 +70,7 @@ def problem_response(
 
 
 def response_for(failure: Exception) -> HttpResponse | None:
-    """The answer to an exception raised while serving; None for one that nobody foresaw."""
+    """Return the response for an exception; None for an unexpected one."""
     match failure:
         case FairwayError():
             return _error_response(failure)
@@ -106,7 +105,7 @@ def response_for(failure: Exception) -> HttpResponse | None:
 
 
 def response_for_status(status: int) -> HttpResponse:
-    """The problem for a status that came without a reason of ours, such as Django's own 400 or 500."""
+    """Return the problem for a status without an exception of ours, such as Django's own 400 or 500."""
     code = CODES.get(status, "error")
     return problem_response(status, code, MESSAGES.get(status, http.HTTPStatus(status).phrase + "."))
 
@@ -130,7 +129,7 @@ def _error_response(refusal: FairwayError) -> HttpResponse:
 
 
 def _field_errors(detail: Any, path: str = "") -> Iterator[dict[str, str]]:
-    """Flattens DRF's nested errors: a list of field path, code and message."""
+    """Flatten DRF's nested errors into entries with field path, code and message."""
     if isinstance(detail, Mapping):
         for key, inner in detail.items():
             name = str(key)

@@ -1,4 +1,4 @@
-"""Reads what a request carries: bounded, closed and typed; an unknown field or parameter is refused."""
+"""Strict parsing of requests: size limits, exact types, no unknown fields or parameters."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from portal.models.public_id import MAX_NAME_LENGTH, NAME_PATTERN, slug_validato
 MAX_BODY_BYTES = 256 * 1024
 MAX_DEPTH = 16
 FORBIDDEN_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
-"""What PostgreSQL cannot hold in a text: the null character, and halves of surrogate pairs."""
+"""Characters that PostgreSQL cannot store in text: the null character and unpaired surrogates."""
 STORABLE_PATTERN = r"[^\u0000]*"
-"""The same as a pattern of the OpenAPI document, for texts that have no narrower one; UTF-8 has no surrogates."""
+"""The same rule as an OpenAPI pattern for strings without a narrower one; UTF-8 has no surrogates."""
 MAX_EXACT_INTEGER = 2**53
-"""Beyond this a float does not tell neighbouring whole numbers apart."""
+"""Beyond this, floats do not represent every integer."""
 
 
 class PayloadTooLarge(exceptions.APIException):
-    """The body passes its cap: 413."""
+    """The body exceeds its size limit: 413."""
 
     status_code = 413
     default_code = "too_large"
@@ -33,14 +33,14 @@ class PayloadTooLarge(exceptions.APIException):
 
 
 class StrictJson(BaseParser):
-    """JSON as RFC 8259 has it: bounded in bytes and depth, no NaN, no doubled names, only storable text."""
+    """JSON (RFC 8259) limited in bytes and depth; no NaN, duplicate names or text that cannot be stored."""
 
     media_type = "application/json"
 
     def parse(
         self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Any:
-        """The parsed body; ParseError with a message, or TooLarge."""
+        """Return the parsed body. Raise ParseError with a message, or PayloadTooLarge."""
         raw = stream.read(MAX_BODY_BYTES + 1)
         if len(raw) > MAX_BODY_BYTES:
             raise PayloadTooLarge
@@ -48,7 +48,7 @@ class StrictJson(BaseParser):
 
 
 def parse_json(raw: bytes) -> Any:
-    """The value of JSON bytes, or ParseError."""
+    """Parse JSON bytes. Raise ParseError."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as wrong:
@@ -64,10 +64,10 @@ def parse_json(raw: bytes) -> Any:
 
 
 class StrictSerializer(serializers.Serializer[Any]):
-    """A serializer that refuses what it does not know. Used for what comes in only."""
+    """A serializer for input that refuses unknown fields."""
 
     def to_internal_value(self, data: Any) -> Any:
-        """Validated values; unknown names are errors of their own."""
+        """Return validated values; each unknown name is an error of its own."""
         if isinstance(data, Mapping):
             unknown = [str(name) for name in data if name not in self.fields]
             if unknown:
@@ -78,9 +78,10 @@ class StrictSerializer(serializers.Serializer[Any]):
 
 
 class StrictCharField(serializers.CharField):
-    """A JSON string; numbers are not turned into one. Spaces at the ends stay.
+    """A JSON string; numbers are refused and surrounding spaces are kept.
 
-    ``pattern`` is a regular expression for the whole text, ``message`` what a text that does not match is told.
+    ``pattern`` is a regular expression for the whole text, ``message`` the error for text that does not
+    match.
     """
 
     def __init__(self, *, pattern: str = "", message: str = "", **options: Any) -> None:
@@ -91,14 +92,13 @@ class StrictCharField(serializers.CharField):
         self.pattern = f"^({pattern or STORABLE_PATTERN})$"
 
     def to_internal_value(self, data: Any) -> str:
-        """The text itself."""
         if not isinstance(data, str):
             self.fail("invalid")
         return super().to_internal_value(data)
 
 
 class NameField(StrictCharField):
-    """The name of something new: unique, and part of addresses."""
+    """The name of a new object: unique and part of URLs."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
@@ -107,7 +107,7 @@ class NameField(StrictCharField):
 
 
 class NonBlankCharField(StrictCharField):
-    """A text that somebody has to give: spaces at its ends go, and something is left."""
+    """Text that is required: surrounding spaces are stripped, and the rest is not empty."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
@@ -116,7 +116,7 @@ class NonBlankCharField(StrictCharField):
 
 
 class StrictIntegerField(serializers.IntegerField):
-    """A JSON integer; neither "5" nor true."""
+    """A JSON integer; "5" and true are refused."""
 
     default_error_messages = {
         "invalid": "Must be a whole number.",
@@ -125,7 +125,7 @@ class StrictIntegerField(serializers.IntegerField):
     }
 
     def to_internal_value(self, data: Any) -> int:
-        """The number; 2.0 is a whole number too, as JSON Schema has it."""
+        """Return the number; 2.0 counts as an integer, as in JSON Schema."""
         if isinstance(data, float) and data.is_integer() and abs(data) <= MAX_EXACT_INTEGER:
             data = int(data)
         if isinstance(data, bool) or not isinstance(data, int):
@@ -134,27 +134,25 @@ class StrictIntegerField(serializers.IntegerField):
 
 
 class StrictFloatField(serializers.FloatField):
-    """A JSON number; neither "5" nor true."""
+    """A JSON number; "5" and true are refused."""
 
     def to_internal_value(self, data: Any) -> float:
-        """The number itself."""
         if isinstance(data, bool) or not isinstance(data, int | float):
             self.fail("invalid")
         return super().to_internal_value(data)
 
 
 class StrictBooleanField(serializers.BooleanField):
-    """A JSON true or false; no other words for it."""
+    """A JSON true or false, in no other notation."""
 
     def to_internal_value(self, data: Any) -> bool:
-        """The value itself."""
         if not isinstance(data, bool):
             self.fail("invalid", input=data)
         return data
 
 
 class QueryBooleanField(serializers.BooleanField):
-    """A query parameter that is true or false; no other words for it."""
+    """A query parameter that is ``true`` or ``false``, in no other notation."""
 
     TRUE_VALUES = {"true"}
     FALSE_VALUES = {"false"}
@@ -162,11 +160,11 @@ class QueryBooleanField(serializers.BooleanField):
 
 
 class EmptyBody(StrictSerializer):
-    """A body that holds nothing: an empty one, or {}."""
+    """An empty body or {}."""
 
 
 def read_query(query: QueryDict, allowed: type[StrictSerializer] | None) -> dict[str, Any]:
-    """Validated query parameters; a parameter twice is refused unless it is a list."""
+    """Return validated query parameters. A repeated parameter is refused unless it is a list."""
     form = allowed() if allowed else StrictSerializer()
     values: dict[str, Any] = {}
     for name, given in query.lists():
@@ -180,7 +178,7 @@ def read_query(query: QueryDict, allowed: type[StrictSerializer] | None) -> dict
 
 
 def read_body(data: Any, allowed: type[StrictSerializer], *, partial: bool = False) -> dict[str, Any]:
-    """Validated fields of a JSON object."""
+    """Return the validated fields of a JSON object."""
     if not isinstance(data, Mapping):
         raise exceptions.ParseError("The body must be a JSON object.")
     return _validate(allowed, data, partial=partial)
@@ -198,7 +196,7 @@ _STRUCTURE_TOKENS = re.compile(r'\\.|["\[\]{}]', re.DOTALL)
 
 
 def _nesting_depth(text: str) -> int:
-    """The deepest nesting, in one pass: a pattern for whole texts would try again at each quote of a broken one."""
+    """Return the deepest nesting in one pass; a regular expression could backtrack on malformed input."""
     deepest = depth = 0
     inside = False
     for mark in _STRUCTURE_TOKENS.findall(text):

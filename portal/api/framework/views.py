@@ -1,4 +1,4 @@
-"""The base of every REST view: default deny, one declaration per method that both guards and describes it."""
+"""Base of every REST view: default deny, and one declaration per method that guards and documents it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from portal.valkey.rate_limits import RateLimit
 log = logging.getLogger(__name__)
 
 ENTITY_TAGS_PATTERN = r'^(\*|"[^"]*"(, *"[^"]*")*)$'
-"""What If-Match holds (RFC 9110, section 13.1.1): any version, or one of these."""
+"""The value of If-Match (RFC 9110, section 13.1.1): ``*`` or a list of entity tags."""
 
 ResponseSchema = type[serializers.BaseSerializer[Any]] | type[str] | None
 _Method = TypeVar("_Method", bound=Callable[..., HttpResponseBase])
@@ -71,7 +71,7 @@ class Problem(serializers.Serializer[Any]):
 
 
 class ListQuery(StrictSerializer):
-    """What every list takes."""
+    """Parameters of every list."""
 
     limit = serializers.IntegerField(
         required=False, min_value=1, max_value=pagination.MAX_LIMIT, default=pagination.DEFAULT_LIMIT
@@ -81,7 +81,7 @@ class ListQuery(StrictSerializer):
 
 @dataclass(frozen=True)
 class Operation:
-    """What one method of a view takes and demands."""
+    """The declaration of one method of a view."""
 
     scope: Scope | None
     query: type[StrictSerializer] | None
@@ -111,12 +111,11 @@ def operation(
     media_type: str = "application/json",
     detail: str = "",
 ) -> Callable[[_Method], _Method]:
-    """Declares a method of a Route. ``scope`` is what a token needs (None on public routes).
+    """Declare a method of an ApiView. ``scope`` is the scope that a token needs (None on public routes).
 
-    ``by_kind`` is for acts on one job, which a token may do with the scope of the job's kind: the method calls
-    ``require_scope_of`` with the job.
-    ``partial`` reads the body as a patch: only the fields that are there. ``refusals`` are statuses beyond
-    those that follow from the rest of the declaration.
+    ``scope_by_job_kind`` is for actions on one job that need the scope of the job's kind: the method calls
+    ``require_scope_of`` with the job. ``partial`` reads the body as a patch of the given fields.
+    ``error_statuses`` are statuses beyond those that follow from the rest of the declaration.
     """
     headers = []
     if idempotent:
@@ -173,9 +172,9 @@ def operation(
 
 
 class ApiView(APIView):
-    """A REST view. It needs ``@policy(...)``, and ``@operation(...)`` on each method, or nobody passes."""
+    """A REST view; requests need ``@access_policy(...)`` on it and ``@operation(...)`` on the method."""
 
-    checks_policy_itself = True  # tokens are read first; see portal.policy_middleware
+    checks_policy_itself = True  # tokens are authenticated first; see portal.policy_middleware
 
     authentication_classes: Sequence[type[BaseAuthentication]] = [
         BearerTokenAuthentication,
@@ -190,22 +189,21 @@ class ApiView(APIView):
     body: dict[str, Any]
     request: Request
 
-    # -- what methods use ----------------------------------------------------------------------
+    # -- for methods ---------------------------------------------------------------------------
 
     @property
     def user(self) -> User:
-        """Who asks."""
         return require_user(self.request.user)
 
     @property
     def token(self) -> ApiToken | None:
-        """The token that was used; None for a session."""
+        """The token of the request; None for a session."""
         return self.request.auth if isinstance(self.request.auth, ApiToken) else None
 
     def json_response(
         self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> HttpResponse:
-        """A JSON answer that no cache keeps."""
+        """Return a JSON response that is not cached."""
         answer = HttpResponse(
             json.dumps(body, separators=(",", ":")),
             status=status,
@@ -216,7 +214,6 @@ class ApiView(APIView):
         return answer
 
     def no_content(self) -> HttpResponse:
-        """An empty 204."""
         return HttpResponse(status=204)
 
     def paginated_response(
@@ -225,15 +222,14 @@ class ApiView(APIView):
         serialize: Callable[[_Row], Any],
         order: pagination.Order = pagination.NEWEST,
     ) -> HttpResponse:
-        """One page of a list."""
         return self.json_response(pagination.paginate(self.request, rows, order, self.query, serialize))
 
     def require_scope_of(self, job: Job) -> None:
-        """Raise NotAllowed unless a token that is used carries the scope of the job's kind."""
+        """Raise Forbidden unless the token, if any, has the scope of the job's kind."""
         self._require_scope(Scope.WORKSPACES if job.kind == JobKind.WORKSPACE.value else Scope.JOBS)
 
     def if_match(self, etag: str) -> bool:
-        """Whether the request is based on what stands; PreconditionNeeded when it does not say."""
+        """Return whether If-Match matches ``etag``. Raise PreconditionRequired without the header."""
         given = self.request.headers.get("If-Match")
         if not given:
             raise PreconditionRequired("Send the ETag you read as If-Match.", code="if_match_required")
@@ -242,9 +238,9 @@ class ApiView(APIView):
     def idempotent_response(
         self, work: Callable[[], Any], status: int = 201, *, precheck: Callable[[], object] | None = None
     ) -> HttpResponse:
-        """Does ``work`` (which gives the answer's body) at most once per Idempotency-Key.
+        """Run ``work``, which returns the response body, at most once per Idempotency-Key.
 
-        With a key ``work`` runs in a transaction; ``check`` is what has to be asked before that begins.
+        With a key, ``work`` runs in a transaction; ``precheck`` runs before the transaction begins.
         """
         key = self.request.headers.get("Idempotency-Key")
         if key is None:
@@ -258,13 +254,13 @@ class ApiView(APIView):
 
     @property
     def raw_body(self) -> dict[str, Any]:
-        """The body as it came, a JSON object; ``body`` holds it validated."""
+        """The JSON object as received; ``body`` holds the validated one."""
         return dict(self.request.data)
 
-    # -- the guard -----------------------------------------------------------------------------
+    # -- request checks ------------------------------------------------------------------------
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        """Who, whether, how often, and with what: in this order."""
+        """Authenticate, authorize, apply rate limits, then parse: in this order."""
         self.perform_authentication(request)
         wanted = getattr(type(self), "access_policy", None)
         if not isinstance(wanted, AccessPolicy):
@@ -274,7 +270,7 @@ class ApiView(APIView):
         word = (request.method or "").lower()
         method = getattr(self, word, None) if word in self.http_method_names else None
         if method is None:
-            return  # 405 follows
+            return  # DRF answers 405
         plan = getattr(method, "operation", None)
         if not isinstance(plan, Operation):
             raise Forbidden("This route declares no operation, so nobody may use it.", code="no_policy")
@@ -288,12 +284,12 @@ class ApiView(APIView):
         self.body = read_body(request.data, plan.body, partial=plan.partial) if plan.body else {}
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
-        """Answers are JSON, whatever was asked for."""
+        """Select JSON regardless of the Accept header."""
         renderer = self.get_renderers()[0]
         return renderer, renderer.media_type
 
     def handle_exception(self, exc: Exception) -> Any:
-        """Every failure as a problem; what nobody foresaw goes to the log, and no trace of it out."""
+        """Return every failure as a problem; unexpected ones are logged without exposing a traceback."""
         answer = problems.response_for(exc)
         if answer is None:
             log.exception("unforeseen while serving %s %r", self.request.method, self.request.path)
@@ -301,7 +297,7 @@ class ApiView(APIView):
         return answer
 
     def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
-        """Adds Allow and Vary, as DRF does."""
+        """Add Allow and Vary, as DRF does."""
         answer = super().finalize_response(request, response, *args, **kwargs)
         answer["Vary"] = "Authorization, Cookie"
         return answer
@@ -321,7 +317,8 @@ class ApiView(APIView):
             user = self.request.user.public_id
             own = f"token:{self.token.public_id}" if self.token else f"sessions:{user}"
             counts = [(rate, own), (rate_limits.shared_by_user(rate), user)]
-        for each, who in counts:  # in this order: what a token may not do does not count for its owner
+        # In this order: a request that the token may not make does not count for its owner.
+        for each, who in counts:
             wait_s = rate_limits.consume(each, who)
             if wait_s > 0:
                 raise Throttled(wait_s)
@@ -329,7 +326,7 @@ class ApiView(APIView):
 
 @cache
 def list_schema(item: type[serializers.Serializer[Any]]) -> type[serializers.Serializer[Any]]:
-    """The shape of one page of a list of ``item``."""
+    """Return the schema of one page of a list of ``item``."""
     return type(
         f"{item.__name__}Page",
         (serializers.Serializer,),

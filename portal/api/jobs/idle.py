@@ -1,4 +1,4 @@
-"""REST: keeping idle workspaces, for a while or for a reason."""
+"""REST: snoozes and exemptions of idle workspaces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from portal.services.workspaces.idle import (
 
 
 class IdleExemptionBody(StrictSerializer):
-    """Why a workspace is to be kept."""
+    """The reason for keeping a workspace."""
 
     reason = StrictCharField(
         min_length=MIN_REASON_LENGTH,
@@ -35,8 +35,6 @@ class IdleExemptionBody(StrictSerializer):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobSnoozeView(JobActionView):
-    """Keeping for a while."""
-
     @operation(
         "jobs_snooze",
         "Keep an idle workspace for a while",
@@ -48,15 +46,13 @@ class JobSnoozeView(JobActionView):
         detail="As long and as often as the policy says, until it is used again.",
     )
     def post(self, request: Request, job: str) -> HttpResponse:
-        """The workspace; it counts down no more."""
+        """The workspace, whose countdown is stopped."""
         do_snooze(self.user, get_job(self.user, job))
         return self.action_response(job)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobIdleExemptionView(ApiView):
-    """Keeping for a reason."""
-
     @operation(
         "jobs_idle_exemption",
         "Say why a workspace is kept although nobody uses it",
@@ -69,7 +65,7 @@ class JobIdleExemptionView(ApiView):
         detail="It holds as long as the policy says, unless somebody who manages the project cuts it short.",
     )
     def post(self, request: Request, job: str) -> HttpResponse:
-        """The reason, and until when it holds."""
+        """The exemption with its expiry."""
         row = do_exempt_from_idle(self.user, get_job(self.user, job), self.body["reason"])
         return self.json_response(
             representations.idle_exemption(get_exemption(self.user, row.public_id)), 201
@@ -78,8 +74,6 @@ class JobIdleExemptionView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class IdleExemptionsView(ApiView):
-    """The reasons that hold now."""
-
     @operation(
         "idle_exemptions_list",
         "List the reasons that keep idle workspaces",
@@ -89,14 +83,12 @@ class IdleExemptionsView(ApiView):
         response=list_schema(representations.IdleExemption),
     )
     def get(self, request: Request) -> HttpResponse:
-        """Newest first."""
+        """Exemptions, newest first."""
         return self.paginated_response(active_exemptions(self.user), representations.idle_exemption, NEWEST)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class IdleExemptionRevokeView(ApiView):
-    """Ending one."""
-
     @operation(
         "idle_exemptions_revoke",
         "Cut a reason short",
@@ -108,6 +100,6 @@ class IdleExemptionRevokeView(ApiView):
         detail="For managers of the project and administrators; from then on administrators alone give another.",
     )
     def post(self, request: Request, exemption: str) -> HttpResponse:
-        """The reason, which holds no more."""
+        """The revoked exemption."""
         do_revoke_exemption(self.user, get_exemption(self.user, exemption))
         return self.json_response(representations.idle_exemption(get_exemption(self.user, exemption)))

@@ -1,4 +1,4 @@
-"""What a submit carries, for jobs and workspaces: read once, turned into the service's request."""
+"""Bodies of job and workspace submissions, and their conversion to the service's request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REFERENCE_FIELDS = ("project", "environment", "pool", "template", "dependencies"
 
 
 class TopologyConstraintBody(StrictSerializer):
-    """How close together the tasks of a job stand, by levels of a topology (topologies/)."""
+    """How close together the tasks of a job are placed, by levels of a topology (topologies/)."""
 
     topology = StrictCharField(max_length=63, help_text="Its name.")
     required = StrictCharField(  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class TopologyConstraintBody(StrictSerializer):
 
 
 class JobVolumeBody(StrictSerializer):
-    """A volume that a job reaches (volumes/)."""
+    """A volume that a job mounts (volumes/)."""
 
     volume = StrictCharField(max_length=63, help_text="Its name.")
     target = StrictCharField(
@@ -73,7 +73,7 @@ class JobVolumeBody(StrictSerializer):
 
 
 class JobSecretBody(StrictSerializer):
-    """A secret that a job gets: as a variable, or as a file in the folder that FAIRWAY_SECRETS names."""
+    """A secret of a job: a variable, or a file in the folder that FAIRWAY_SECRETS names."""
 
     secret = StrictCharField(max_length=63, help_text="Its name.")
     owner_type = serializers.ChoiceField([USER_SCOPE, PROJECT_SCOPE], required=False, default=USER_SCOPE)
@@ -82,7 +82,7 @@ class JobSecretBody(StrictSerializer):
 
 
 class SubmitBody(StrictSerializer):
-    """What jobs and workspaces have in common. CPU and memory are for each task."""
+    """Fields common to jobs and workspaces. CPU and memory are per task."""
 
     name = StrictCharField(max_length=100)
     project = StrictCharField(max_length=63, help_text=ID_OR_NAME)
@@ -178,13 +178,13 @@ class JobBody(SubmitBody):
 
 
 class JobPreviewBody(JobBody):
-    """A request that is only asked about."""
+    """A request that is previewed, not submitted."""
 
     kind = serializers.ChoiceField([kind.value for kind in JobKind], required=False)
 
 
 def build_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBody]) -> JobRequest:
-    """The service's request from a body: template filled in, names looked up among what the person sees."""
+    """Return the service's request: template applied, names resolved among the rows visible to the user."""
     template = _get_template(user, given.get("template"))
     if template is not None:
         known = body().fields
@@ -208,7 +208,7 @@ def build_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBod
 
 
 def check_job_request(user: User, given: Mapping[str, Any], body: type[SubmitBody]) -> None:
-    """Raises what a submit would raise, the engine's answer included; must not run in a transaction."""
+    """Raise what a submission would raise, including refusals of the scheduler; not within a transaction."""
     wanted = build_job_request(user, given, body)
     validate_request(user, wanted)
     preview_start(user, wanted)
@@ -224,7 +224,7 @@ def _get_template(user: User, key: str | None) -> Template | None:
 
 
 def _get_jobs(user: User, keys: list[str]) -> list[Job]:
-    """The jobs of these ids, each once, in the order given. Raises Invalid for one that the person cannot see."""
+    """Return the distinct jobs of these ids in the given order. Raise InvalidRequest for an invisible one."""
     seen = {job.public_id: job for job in visible_jobs(user).filter(public_id__in=keys)}
     for key in keys:
         if key not in seen:

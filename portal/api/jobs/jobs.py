@@ -1,4 +1,4 @@
-"""REST: jobs, from submit to logs."""
+"""REST: jobs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ORDERS = {
 
 
 class JobsQuery(ListQuery):
-    """Which jobs, and in which order."""
+    """Filters and order of the job list."""
 
     state = serializers.ListField(
         child=serializers.ChoiceField(representations.STATES),
@@ -81,7 +81,6 @@ class JobsQuery(ListQuery):
 
 
 def build_filter(query: dict[str, Any]) -> JobFilter:
-    """The selector's filter from query parameters."""
     return JobFilter(
         states=tuple(JobState(word) for word in query["state"]),
         kinds=tuple(JobKind(word) for word in query.get("kind", [])),
@@ -94,7 +93,7 @@ def build_filter(query: dict[str, Any]) -> JobFilter:
 
 
 def serialize_job_detail(user: User, row: Job) -> dict[str, Any]:
-    """One job with all that the person may know of it."""
+    """Return one job with everything that the user may see of it."""
     standing = representations.current_verdict(row)
     newest = list(job_events(row).order_by("-id")[:TIMELINE_LIMIT])
     attempts, preempted_attempts, chain = (
@@ -123,8 +122,6 @@ def serialize_job_detail(user: User, row: Job) -> dict[str, Any]:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobsView(ApiView):
-    """The jobs one may see."""
-
     @operation(
         "jobs_list",
         "List jobs",
@@ -134,7 +131,7 @@ class JobsView(ApiView):
         response=list_schema(representations.Job),
     )
     def get(self, request: Request) -> HttpResponse:
-        """Newest first unless asked otherwise."""
+        """Jobs, by default newest first."""
         rows = list_jobs(self.user, build_filter(self.query))
         return self.paginated_response(rows, representations.job, ORDERS[self.query["order"]])
 
@@ -152,7 +149,7 @@ class JobsView(ApiView):
         "could. After 201 the job is never lost.",
     )
     def post(self, request: Request) -> HttpResponse:
-        """The job, PENDING."""
+        """The new job, PENDING."""
 
         def work() -> dict[str, Any]:
             job = do_submit_job(self.user, build_job_request(self.user, self.raw_body, JobBody))
@@ -165,8 +162,6 @@ class JobsView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobView(ApiView):
-    """One job."""
-
     @operation(
         "jobs_get",
         "Get a job",
@@ -176,7 +171,7 @@ class JobView(ApiView):
         error_statuses=[404],
     )
     def get(self, request: Request, job: str) -> HttpResponse:
-        """With verdict, attempts, tasks and timeline."""
+        """The job with verdict, attempts, tasks and timeline."""
         return self.json_response(serialize_job_detail(self.user, get_job(self.user, job)))
 
 
@@ -191,23 +186,21 @@ _ACTION: dict[str, Any] = {
 
 
 class JobActionView(ApiView):
-    """What the routes that act on one job share."""
+    """Base of routes that act on one job."""
 
     def get_job_for_action(self, public_id: str) -> Job:
-        """The job, where the person may see it and the token may act on jobs of its kind."""
+        """Return the job if the user may see it and the token may act on jobs of its kind."""
         row = get_job(self.user, public_id)
         self.require_scope_of(row)
         return row
 
     def action_response(self, public_id: str) -> HttpResponse:
-        """The job as it stands after the act."""
+        """Return the job after the action."""
         return self.json_response(serialize_job_detail(self.user, get_job(self.user, public_id)))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobCancelView(JobActionView):
-    """Cancelling."""
-
     @operation(
         "jobs_cancel",
         "Cancel a job",
@@ -215,37 +208,31 @@ class JobCancelView(JobActionView):
         **_ACTION,
     )
     def post(self, request: Request, job: str) -> HttpResponse:
-        """The job; it may take a moment until its nodes let go."""
+        """The job; it ends once its nodes have stopped it."""
         do_cancel_job(self.user, self.get_job_for_action(job))
         return self.action_response(job)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobHoldView(JobActionView):
-    """Holding back."""
-
     @operation("jobs_hold", "Hold a waiting job back", **_ACTION)
     def post(self, request: Request, job: str) -> HttpResponse:
-        """It keeps waiting until it is released."""
+        """The job, held until it is released."""
         do_hold_job(self.user, self.get_job_for_action(job), True)
         return self.action_response(job)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobReleaseView(JobActionView):
-    """Letting go."""
-
     @operation("jobs_release", "Release a held job", **_ACTION)
     def post(self, request: Request, job: str) -> HttpResponse:
-        """It may start at the next cycle."""
+        """The job, which may start in the next cycle."""
         do_hold_job(self.user, self.get_job_for_action(job), False)
         return self.action_response(job)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobSuspendView(JobActionView):
-    """Giving the GPUs back."""
-
     @operation(
         "jobs_suspend",
         "Suspend a job",
@@ -253,15 +240,13 @@ class JobSuspendView(JobActionView):
         **_ACTION,
     )
     def post(self, request: Request, job: str) -> HttpResponse:
-        """The job; it may take a moment until its nodes let go."""
+        """The job; it is suspended once its nodes have stopped it."""
         do_suspend_job(self.user, self.get_job_for_action(job))
         return self.action_response(job)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobResumeView(JobActionView):
-    """Asking for GPUs again."""
-
     @operation(
         "jobs_resume",
         "Resume a suspended job",
@@ -269,15 +254,13 @@ class JobResumeView(JobActionView):
         **_ACTION,
     )
     def post(self, request: Request, job: str) -> HttpResponse:
-        """The job, waiting."""
+        """The job, pending."""
         do_resume_job(self.user, self.get_job_for_action(job))
         return self.action_response(job)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobResubmitView(JobActionView):
-    """The same once more."""
-
     @operation(
         "jobs_resubmit",
         "Submit an ended job again",
@@ -298,7 +281,7 @@ class JobResubmitView(JobActionView):
         def work() -> dict[str, Any]:
             require_permission(
                 self.user, Permission.CONTROL, old
-            )  # its environ comes along, and may hold secrets
+            )  # The new job copies the environment variables, which may contain secrets.
             new = do_resubmit_job(self.user, old)
             return serialize_job_detail(self.user, get_job(self.user, new.public_id))
 
@@ -307,8 +290,6 @@ class JobResubmitView(JobActionView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobEventsView(ApiView):
-    """A job's timeline."""
-
     @operation(
         "jobs_events",
         "List a job's events",
@@ -319,7 +300,7 @@ class JobEventsView(ApiView):
         error_statuses=[404],
     )
     def get(self, request: Request, job: str) -> HttpResponse:
-        """Oldest first."""
+        """Events, oldest first."""
         return self.paginated_response(
             job_events(get_job(self.user, job)), representations.timeline_event, OLDEST
         )

@@ -1,4 +1,4 @@
-"""REST: the log of one rank, in pieces by byte offset, its last lines, or as a file; and a search in all of them."""
+"""REST: the log of one rank by byte offset, its last lines, or as a file; and a search in all ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from portal.services.accounts.tokens import Scope
 
 
 class TaskQuery(StrictSerializer):
-    """Which rank's log."""
+    """The rank whose log is read."""
 
     rank = serializers.IntegerField(required=False, default=0, min_value=0, max_value=100_000)
     attempt = serializers.IntegerField(
@@ -43,7 +43,7 @@ class TaskQuery(StrictSerializer):
 
 
 class LogQuery(TaskQuery):
-    """Which piece of it."""
+    """The part of the log to return."""
 
     offset = serializers.IntegerField(
         required=False, min_value=0, max_value=2**40, help_text="In bytes; go on at `next_offset`."
@@ -64,12 +64,12 @@ class LogQuery(TaskQuery):
 
 
 def requested_log(user: User, public_id: str, query: dict[str, Any]) -> LogFile:
-    """The log of the rank that is asked for, when the person may read it."""
+    """Return the log of the requested rank if the user may read it."""
     return get_log(user, get_job(user, public_id), query["rank"], query.get("attempt"))
 
 
 def serialize_connection_loss(log: LogFile) -> dict[str, Any] | None:
-    """The lost connection to the log's node, or null."""
+    """Return the lost connection to the log's node, or null."""
     if log.connection_loss is None:
         return None
     return {
@@ -81,8 +81,6 @@ def serialize_connection_loss(log: LogFile) -> dict[str, Any] | None:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobLogsView(ApiView):
-    """The log in pieces."""
-
     @operation(
         "jobs_logs",
         "Read a job's log",
@@ -95,7 +93,7 @@ class JobLogsView(ApiView):
         "that is no end, and `lost` says when the node cannot be reached for more.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
-        """Whole lines of one rank."""
+        """Complete lines of one rank."""
         if "tail" in self.query and "offset" in self.query:
             raise InvalidRequest(fields={"tail": "Ask for the last lines or for an offset, not both."})
         log = requested_log(self.user, job, self.query)
@@ -122,8 +120,6 @@ class JobLogsView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobLogFileView(ApiView):
-    """The log as a file."""
-
     @operation(
         "jobs_log_file",
         "Download a rank's log",
@@ -137,13 +133,13 @@ class JobLogFileView(ApiView):
         "it has an `ETag` for `If-Range`. Where stamps are left out, a range is counted without them.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
-        """Everything mirrored so far."""
+        """The whole log as mirrored so far."""
         log = requested_log(self.user, job, self.query)
         return log_download_response(request._request, log, job=job, timestamps=self.query["timestamps"])
 
 
 class SearchQuery(StrictSerializer):
-    """What is searched for, and where."""
+    """The search text and its scope."""
 
     q = StrictCharField(max_length=MAX_QUERY_LENGTH)
     regex = QueryBooleanField(
@@ -170,7 +166,7 @@ class SearchQuery(StrictSerializer):
 
 
 def search_log(user: User, public_id: str, query: dict[str, Any]) -> SearchResult:
-    """The lines that match, of the rank that is named or of all."""
+    """Return matching lines of the named rank, or of all ranks."""
     job, rank = get_job(user, public_id), query.get("rank")
     if rank is None:
         logs = list_logs(user, job, query.get("attempt"))
@@ -183,8 +179,6 @@ def search_log(user: User, public_id: str, query: dict[str, Any]) -> SearchResul
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobLogSearchView(ApiView):
-    """The lines of a log that match."""
-
     @operation(
         "jobs_log_search",
         "Search a job's logs",
@@ -197,7 +191,7 @@ class JobLogSearchView(ApiView):
         "until that is null. A pattern that takes too long on a few lines is refused.",
     )
     def get(self, request: Request, job: str) -> HttpResponseBase:
-        """Matches with their places."""
+        """Matches with rank and offset."""
         found = search_log(self.user, job, self.query)
         matches = [
             {

@@ -1,4 +1,4 @@
-"""REST: would this start now? Asks without submitting."""
+"""REST: whether a request would start now, without submitting it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from portal.valkey import rate_limits
 
 
 class PreviewInterval(serializers.Serializer[Any]):
-    """When it would start: 8 of 10 such intervals are meant to hold."""
+    """The expected start: 8 of 10 such intervals should contain the actual one."""
 
     p10_at = serializers.DateTimeField()
     p50_at = serializers.DateTimeField()
@@ -33,7 +33,7 @@ class PreviewInterval(serializers.Serializer[Any]):
 
 
 class PreviewVictim(serializers.Serializer[Any]):
-    """A running job that would be asked to leave."""
+    """A running job that would be preempted."""
 
     job = Reference(allow_null=True, help_text="null: a job that one may not see.")
     project = Reference(allow_null=True)
@@ -48,7 +48,7 @@ class PreviewVictim(serializers.Serializer[Any]):
 
 
 class JobPreview(serializers.Serializer[Any]):
-    """Whether a request could run here, and whether it would start now."""
+    """Whether a request fits this cluster, and whether it would start now."""
 
     feasible = serializers.BooleanField(
         help_text="This cluster could run it. What no node could ever hold gets 422 with the nearest request."
@@ -72,8 +72,6 @@ class JobPreview(serializers.Serializer[Any]):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobPreviewView(ApiView):
-    """A question to the scheduler."""
-
     @operation(
         "jobs_preview",
         "Would this start now",
@@ -89,25 +87,25 @@ class JobPreviewView(ApiView):
         """The scheduler's answer, or null when it takes longer than a second."""
         wanted = build_job_request(self.user, self.raw_body, JobPreviewBody)
         validate_request(self.user, wanted)
-        told = preview_start(self.user, wanted) or {}
-        verdict = told.get("verdict")
+        reported = preview_start(self.user, wanted) or {}
+        verdict = reported.get("verdict")
         if verdict is not None:
             seen = visible_job_ids(self.user, verdict.get("jobs_ahead") or [])
             verdict = {
                 **verdict,
                 "jobs_ahead": [job for job in verdict.get("jobs_ahead") or [] if job in seen],
             }
-        leaving = preemption_candidates(self.user, told.get("victims") or [])
+        leaving = preemption_candidates(self.user, reported.get("victims") or [])
         return self.json_response(
             {
                 "feasible": True,
-                "starts_now": told.get("starts_now"),
-                "nodes": told.get("where", []),
+                "starts_now": reported.get("starts_now"),
+                "nodes": reported.get("where", []),
                 "verdict": verdict,
-                "alternatives": told.get("alternatives", []),
-                "interval": _serialize_interval(told.get("interval")),
+                "alternatives": reported.get("alternatives", []),
+                "interval": _serialize_interval(reported.get("interval")),
                 "victims": [_serialize_victim(one) for one in leaving],
-                "lost_gpu_seconds": total_lost_gpu_seconds(leaving) if told else None,
+                "lost_gpu_seconds": total_lost_gpu_seconds(leaving) if reported else None,
             }
         )
 

@@ -1,4 +1,4 @@
-"""REST: the waiting jobs in the order the scheduler would take them; names only of those one may see."""
+"""REST: pending jobs in queue order; names only of visible jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_OFFSET = 1_000_000
 
 
 class QueueQuery(StrictSerializer):
-    """What of the queue, and from where on."""
+    """The part of the queue to return."""
 
     pool = StrictCharField(required=False, max_length=63, default="", help_text="Name of a pool.")
     mine = QueryBooleanField(required=False, default=False)
@@ -35,7 +35,7 @@ class QueueQuery(StrictSerializer):
 
 
 class QueuedJob(serializers.Serializer[Any]):
-    """A waiting job. Its name, project, person and message are null where one may not see it."""
+    """A pending job. Name, project, person and message are null where the reader may not see it."""
 
     position = serializers.IntegerField(
         allow_null=True,
@@ -57,7 +57,7 @@ class QueuedJob(serializers.Serializer[Any]):
 
 
 class QueuePage(serializers.Serializer[Any]):
-    """A part of the queue. It moves with each cycle, so pages are by offset."""
+    """A part of the queue. The order changes with each cycle, so pages use offsets."""
 
     total = serializers.IntegerField()
     items = QueuedJob(many=True)
@@ -67,7 +67,7 @@ class QueuePage(serializers.Serializer[Any]):
 
 
 def serialize_queued_job(visibility: NameVisibility, job: Job) -> dict[str, Any]:
-    """A waiting job as JSON; ``job`` comes from ``selectors.queue.with_rows``."""
+    """Return a pending job as JSON; ``job`` comes from ``with_job_rows``."""
     seen = visibility.can_name_job(job)
     verdict = getattr(job, "verdict", None)
     turn = int(getattr(job, "turn", NO_POSITION))
@@ -89,8 +89,6 @@ def serialize_queued_job(visibility: NameVisibility, job: Job) -> dict[str, Any]
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class QueueView(ApiView):
-    """Who comes next."""
-
     @operation(
         "queue",
         "Who comes next",
@@ -102,7 +100,7 @@ class QueueView(ApiView):
         "Jobs of projects that one may not see stand there without a name.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """From an offset on."""
+        """Pending jobs from an offset on."""
         visibility, limit, offset = visibility_of(self.user), self.query["limit"], self.query["offset"]
         rows = pending_jobs(visibility, QueueFilter(pool=self.query["pool"], mine=self.query["mine"]))
         total = rows.count()

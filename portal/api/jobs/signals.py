@@ -1,4 +1,4 @@
-"""REST: a signal to a running job."""
+"""REST: signals to running jobs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from portal.services.jobs.signals import do_send_signal
 
 
 class SignalBody(StrictSerializer):
-    """Which signal."""
+    """The signal to send."""
 
     signal = serializers.ChoiceField(list(SIGNALS))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobSignalView(JobActionView):
-    """A signal to all ranks."""
-
     @operation(
         "jobs_signal",
         "Send a signal to a running job",
@@ -43,7 +41,7 @@ class JobSignalView(JobActionView):
         "pass it on. Refused with `not_running`.",
     )
     def post(self, request: Request, job: str) -> HttpResponse:
-        """The job; the signal is on its way."""
+        """The job; delivery is asynchronous."""
         found = self.get_job_for_action(job)
 
         def work() -> dict[str, Any]:

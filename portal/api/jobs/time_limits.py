@@ -1,4 +1,4 @@
-"""REST: more time for running jobs, and who decides on it."""
+"""REST: requests to extend the time limit of running jobs, and decisions on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from portal.valkey import rate_limits
 
 
 class ExtensionRequestBody(StrictSerializer):
-    """More time."""
+    """A request for more time."""
 
     extra_s = StrictIntegerField(min_value=MIN_EXTENSION_S, max_value=MAX_TIME_LIMIT_S)
     reason = StrictCharField(required=False, allow_blank=True, default="", max_length=500)
@@ -40,7 +40,7 @@ class ExtensionDecisionBody(StrictSerializer):
 
 
 class ExtensionsQuery(ListQuery):
-    """Which requests."""
+    """Filters of the list of requests."""
 
     waiting = QueryBooleanField(
         required=False,
@@ -51,15 +51,14 @@ class ExtensionsQuery(ListQuery):
 
 
 class BaseExtensionView(ApiView):
-    """What the routes about requests share."""
+    """Base of extension routes."""
 
     def serialize(self, row: TimeLimitExtension) -> dict[str, Any]:
-        """A request; delayed jobs are named only to those who may see them."""
+        """Return the request; delayed jobs are named only to users who may see them."""
         seen = visible_job_ids(self.user, [each["job"] for each in row.delays])
         return representations.extension_detail(row, seen)
 
     def decision_response(self, public_id: str, *, grant: bool) -> HttpResponse:
-        """The request, decided."""
         row = get_extension(self.user, public_id)
         self.require_scope_of(row.job)
         do_decide_extension(self.user, row, grant=grant, answer=self.body["answer"])
@@ -68,8 +67,6 @@ class BaseExtensionView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class JobExtendView(BaseExtensionView):
-    """Asking for more time."""
-
     @operation(
         "jobs_extend",
         "Ask for more time",
@@ -85,7 +82,7 @@ class JobExtendView(BaseExtensionView):
         "administrators on all others.",
     )
     def post(self, request: Request, job: str) -> HttpResponse:
-        """The request: granted, or waiting."""
+        """The request, granted or pending."""
         row = get_job(self.user, job)
         self.require_scope_of(row)
         asked = do_request_extension(self.user, row, self.body["extra_s"], self.body["reason"])
@@ -94,8 +91,6 @@ class JobExtendView(BaseExtensionView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ExtensionsView(BaseExtensionView):
-    """The requests one may see."""
-
     @operation(
         "extensions_list",
         "List requests for more time",
@@ -105,15 +100,13 @@ class ExtensionsView(BaseExtensionView):
         response=list_schema(representations.ExtensionSummary),
     )
     def get(self, request: Request) -> HttpResponse:
-        """Newest first."""
+        """Requests, newest first."""
         rows = list_extensions(self.user, pending_only=self.query["waiting"])
         return self.paginated_response(rows, representations.extension_summary, NEWEST)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ExtensionView(BaseExtensionView):
-    """One request."""
-
     @operation(
         "extensions_get",
         "Get a request for more time",
@@ -123,7 +116,7 @@ class ExtensionView(BaseExtensionView):
         error_statuses=[404],
     )
     def get(self, request: Request, extension: str) -> HttpResponse:
-        """What was asked, and what became of it."""
+        """The request and its decision."""
         return self.json_response(self.serialize(get_extension(self.user, extension)))
 
 
@@ -139,19 +132,15 @@ _DECIDE: dict[str, Any] = {
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ExtensionGrantView(BaseExtensionView):
-    """Yes."""
-
     @operation("extensions_grant", "Grant more time", **_DECIDE)
     def post(self, request: Request, extension: str) -> HttpResponse:
-        """The job's limit has grown."""
+        """The granted request; the job's limit has grown."""
         return self.decision_response(extension, grant=True)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ExtensionRefuseView(BaseExtensionView):
-    """No."""
-
     @operation("extensions_refuse", "Refuse more time", **_DECIDE)
     def post(self, request: Request, extension: str) -> HttpResponse:
-        """The job's limit stays."""
+        """The refused request; the job's limit is unchanged."""
         return self.decision_response(extension, grant=False)

@@ -25,7 +25,7 @@ from portal.valkey import rate_limits
 
 
 class WorkspacesQuery(ListQuery):
-    """Which workspaces."""
+    """Filters of the workspace list."""
 
     state = serializers.ListField(
         child=serializers.ChoiceField(representations.STATES),
@@ -42,7 +42,7 @@ class WorkspacesQuery(ListQuery):
 
 
 def get_workspace(user: User, public_id: str) -> Job:
-    """The workspace, when the person may see it; NotThere otherwise."""
+    """Return the workspace if the user may see it. Raise NotFound otherwise."""
     row = list_workspaces(user).filter(public_id=public_id).first()
     if row is None:
         raise NotFound("There is no such workspace.")
@@ -50,14 +50,12 @@ def get_workspace(user: User, public_id: str) -> Job:
 
 
 def serialize_workspace(row: Job) -> dict[str, Any]:
-    """A workspace with its address."""
+    """Return a workspace with its URL."""
     return representations.workspace(row, workspace_origin(row))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class WorkspacesView(ApiView):
-    """The workspaces one may see."""
-
     @operation(
         "workspaces_list",
         "List workspaces",
@@ -67,7 +65,7 @@ class WorkspacesView(ApiView):
         response=list_schema(representations.Workspace),
     )
     def get(self, request: Request) -> HttpResponse:
-        """Newest first unless asked otherwise."""
+        """Workspaces, by default newest first."""
         rows = list_workspaces(self.user, build_filter(self.query))
         return self.paginated_response(rows, serialize_workspace, ORDERS[self.query["order"]])
 
@@ -83,7 +81,7 @@ class WorkspacesView(ApiView):
         idempotent=True,
     )
     def post(self, request: Request) -> HttpResponse:
-        """The workspace, waiting; it can be opened once it is ready."""
+        """The new workspace, pending; it can be opened once it is ready."""
 
         def work() -> dict[str, Any]:
             job = do_submit_job(self.user, build_job_request(self.user, self.raw_body, WorkspaceBody))
@@ -96,8 +94,6 @@ class WorkspacesView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class WorkspaceView(ApiView):
-    """One workspace."""
-
     @operation(
         "workspaces_get",
         "Get a workspace",
@@ -107,14 +103,12 @@ class WorkspaceView(ApiView):
         error_statuses=[404],
     )
     def get(self, request: Request, workspace: str) -> HttpResponse:
-        """Whether it is ready, and where it is."""
+        """The workspace with its readiness and URL."""
         return self.json_response(serialize_workspace(get_workspace(self.user, workspace)))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class WorkspaceOpenView(ApiView):
-    """Getting in."""
-
     @operation(
         "workspaces_open",
         "Open a workspace",
@@ -127,7 +121,7 @@ class WorkspaceOpenView(ApiView):
         "token gets the address of the page that hands a signed-in browser over. Only the owner gets in.",
     )
     def post(self, request: Request, workspace: str) -> HttpResponse:
-        """A ticket, or the page to go to."""
+        """A ticket, or the URL to open."""
         job = get_workspace(self.user, workspace)
         require_permission(self.user, Permission.ENTER, job)
         page = f"{settings.PORTAL_URL}/jobs/{job.public_id}/"
@@ -139,8 +133,6 @@ class WorkspaceOpenView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class WorkspaceStopView(ApiView):
-    """Stopping."""
-
     @operation(
         "workspaces_stop",
         "Stop a workspace",
@@ -152,15 +144,13 @@ class WorkspaceStopView(ApiView):
         detail="Its GPUs go back; its home stays. Repeatable.",
     )
     def post(self, request: Request, workspace: str) -> HttpResponse:
-        """The workspace; it may take a moment until its node lets go."""
+        """The workspace; it ends once its node has stopped it."""
         do_cancel_job(self.user, get_workspace(self.user, workspace))
         return self.json_response(serialize_workspace(get_workspace(self.user, workspace)))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class WorkspaceResubmitView(ApiView):
-    """The same once more."""
-
     @operation(
         "workspaces_resubmit",
         "Start a stopped workspace again",
@@ -174,7 +164,7 @@ class WorkspaceResubmitView(ApiView):
         error_statuses=[404],
     )
     def post(self, request: Request, workspace: str) -> HttpResponse:
-        """A new workspace with the same request and the same home."""
+        """A new workspace with the same request and home volume."""
 
         def work() -> dict[str, Any]:
             new = do_resubmit_job(self.user, get_workspace(self.user, workspace))

@@ -1,4 +1,4 @@
-"""Whether this process lives (``/healthz``) and whether what it needs answers (``/readyz``); no sign-in."""
+"""Liveness (``/healthz``) and readiness (``/readyz``) of this process; no sign-in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 REDIS_TIMEOUT_S = 2.0
 SCHEDULER_LEASE = "leader"
 SCHEDULER_STALE_AFTER_S = 30
-"""A scheduler that works finishes a cycle every few seconds; six missed periods mean that it does not."""
+"""A working scheduler finishes a cycle every few seconds; this is six missed periods."""
 
 
 HEALTHZ_PATH = "/healthz"
@@ -35,12 +35,12 @@ ALIVE_BODY = {"ok": True}
 @access_policy(AccessPolicy.PUBLIC)
 @require_safe
 def healthz(request: HttpRequest) -> JsonResponse:
-    """200 as long as this process answers at all."""
+    """Answer 200 as long as this process answers at all."""
     return _json_response(ALIVE_BODY, 200)
 
 
 async def send_healthz(scope: Any, send: Any) -> None:
-    """The same, before Django: without a thread, a session or a connection, all of which may be in use."""
+    """Answer /healthz before Django: needs no thread, session or connection, which may be exhausted."""
     body = json.dumps(ALIVE_BODY).encode()
     headers = [
         (b"content-type", b"application/json"),
@@ -55,7 +55,7 @@ async def send_healthz(scope: Any, send: Any) -> None:
 @access_policy(AccessPolicy.PUBLIC)
 @require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
-    """200 when database and Redis answer, else 503. The scheduler is told, but pages work without it."""
+    """Answer 200 when database and Valkey answer, else 503. The scheduler's state is only reported."""
     parts = {"database": _check(_database), "redis": _check(_redis)}
     alive = parts["database"]["ok"] and _check(_scheduler)["ok"]
     parts["scheduler"] = {"ok": alive}
@@ -84,7 +84,7 @@ def _redis() -> bool:
 
 
 def _scheduler() -> bool:
-    """True while a cycle runs, or when one has finished lately: the lease is released between cycles."""
+    """Return whether a cycle runs or finished recently; the lease is released between cycles."""
     if Lease.objects.filter(name=SCHEDULER_LEASE, expires_at__gt=Now()).exists():
         return True
     newest = Cycle.objects.order_by("-id").values_list("started_at", flat=True).first()

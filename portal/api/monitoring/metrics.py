@@ -1,4 +1,4 @@
-"""``/metrics``: the portal's figures for Prometheus, read from the record, so that any process may answer."""
+"""``/metrics``: metrics for Prometheus, read from the database, so that any process can answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class DatabaseMetricsCollector(Collector):
-    """One reading of the record as Prometheus's families."""
+    """Read the metrics from the database once per scrape."""
 
     def __init__(self, found: ClusterMetrics) -> None:
         self.found = found
 
     def collect(self) -> Iterator[Metric]:
-        """Cycles first, then the queue and the GPUs, then alarm, nodes and forecasts."""
         yield from self._cycles()
         yield from self._cluster()
         yield from self._nodes()
@@ -99,14 +98,14 @@ class DatabaseMetricsCollector(Collector):
         for labels, number in sorted(self.found.unhealthy_gpus.items()):
             unwell.add_metric(labels, number)
         yield unwell
-        aside = GaugeMetricFamily(
+        quarantined = GaugeMetricFamily(
             "fairway_nodes_quarantined",
             "Nodes that are not trusted with new work, by cause.",
             labels=["cause"],
         )
         for cause, number in self.found.quarantined_nodes.items():
-            aside.add_metric([cause], number)
-        yield aside
+            quarantined.add_metric([cause], number)
+        yield quarantined
         yield GaugeMetricFamily(
             "fairway_nodes_clock_skewed",
             "Nodes whose clock is off by more than 2 s.",
@@ -114,35 +113,37 @@ class DatabaseMetricsCollector(Collector):
         )
 
     def _nodes(self) -> Iterator[Metric]:
-        """What nodes did last, one figure a node: GPUs one by one would be too many."""
+        """Yield metrics per node; metrics per GPU would be too many."""
         for name, words, value in (
             ("up", "1 while the node answers.", lambda node: float(node.reachable)),
             ("lag_seconds", "How old its newest sample is.", lambda node: node.lag_s),
-            ("gpu_use_ratio", "Mean use of its GPUs.", lambda node: node.gpu_use),
+            ("gpu_use_ratio", "Mean use of its GPUs.", lambda node: node.gpu_utilisation),
             ("gpu_memory_used_bytes", "Memory in use on all its GPUs.", _memory_bytes),
             ("gpu_power_watts", "Power of all its GPUs.", lambda node: node.power_watts),
         ):
             family = GaugeMetricFamily(f"fairway_node_{name}", words, labels=["node"])
             for node in self.found.node_metrics:
-                if (told := value(node)) is not None:
-                    family.add_metric([node.name], told)
+                if (reported := value(node)) is not None:
+                    family.add_metric([node.name], reported)
             yield family
 
     def _forecasts(self) -> Iterator[Metric]:
-        told = self.found.forecasts
-        if told is None:
+        reported = self.found.forecasts
+        if reported is None:
             return
         yield GaugeMetricFamily(
-            "fairway_forecasts_scored", f"First forecasts scored in {told.days} days.", told.scored
+            "fairway_forecasts_scored", f"First forecasts scored in {reported.days} days.", reported.scored
         )
-        if told.coverage is not None and told.mean_score_s is not None:
+        if reported.coverage is not None and reported.mean_score_s is not None:
             yield GaugeMetricFamily(
-                "fairway_forecast_coverage_ratio", "The part of them that held; 0.8 is meant.", told.coverage
+                "fairway_forecast_coverage_ratio",
+                "The part of them that held; 0.8 is meant.",
+                reported.coverage,
             )
             yield GaugeMetricFamily(
                 "fairway_forecast_interval_score_seconds",
                 "Their mean interval score (Winkler, alpha 0.2).",
-                told.mean_score_s,
+                reported.mean_score_s,
             )
 
 
@@ -152,8 +153,6 @@ def _memory_bytes(node: NodeMetrics) -> float | None:
 
 @access_policy(AccessPolicy.ADMIN)
 class MetricsView(ApiView):
-    """The figures in Prometheus's text format."""
-
     @operation(
         "metrics",
         "Figures for Prometheus",
@@ -164,7 +163,7 @@ class MetricsView(ApiView):
         detail="Prometheus's text format. For administrators; a token of one needs only the scope `metrics`.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Read anew for each answer."""
+        """Current metrics in Prometheus's text format."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(DatabaseMetricsCollector(collect_metrics()))
         answer = HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE)

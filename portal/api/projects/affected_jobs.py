@@ -1,4 +1,4 @@
-"""REST: what becomes of jobs when a request takes away a right that they need."""
+"""REST: the choice for jobs that lose a permission which they need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portal.services.lifecycle.rights_changes import JobChoice, QueuedJobs, Runn
 
 
 class AffectedJobsFields(StrictSerializer):
-    """For jobs whose owner may not run them any more."""
+    """What happens to jobs whose owner may no longer run them."""
 
     queued_jobs = serializers.ChoiceField(
         [choice.value for choice in QueuedJobs],
@@ -29,7 +29,7 @@ class AffectedJobsFields(StrictSerializer):
 
 
 def parse_job_choice(values: Mapping[str, Any]) -> JobChoice:
-    """The choice of a body or a query, with the defaults for what it leaves out."""
+    """Return the choice in a body or query; omitted fields have their defaults."""
     return JobChoice(
         QueuedJobs(values.get("queued_jobs", QueuedJobs.HOLD)),
         RunningJobs(values.get("running_jobs", RunningJobs.FINISH)),

@@ -51,7 +51,7 @@ from portal.services.projects.projects import (
 
 
 class ProjectsQuery(ListQuery):
-    """Which projects."""
+    """Filters of the project list."""
 
     archived = QueryBooleanField(required=False, default=False)
     search = StrictCharField(required=False, max_length=100)
@@ -87,13 +87,13 @@ class ProjectChangeBody(AffectedJobsFields):
 
 
 class MemberBody(AffectedJobsFields):
-    """A role; a viewer runs no jobs."""
+    """A role; viewers may not run jobs."""
 
     role = serializers.ChoiceField(ROLES)
 
 
 def find_parent(user: User, key: str | None) -> Project | None:
-    """The visible project a body names as parent; a field error otherwise."""
+    """Return the visible project that a body names as parent, or raise a field error."""
     if key is None:
         return None
     found = visible_projects(user).filter(Q(public_id=key) | Q(name=key)).first()
@@ -103,15 +103,13 @@ def find_parent(user: User, key: str | None) -> Project | None:
 
 
 def serialize_current(user: User, key: str) -> dict[str, Any]:
-    """A project as it stands now, for an answer."""
+    """Return the project as stored now."""
     row = get_project(user, key)
     return representations.project(row, roles_by_project(user).get(row.pk), project_counts([row])[row.pk])
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectsView(ApiView):
-    """The projects one may see."""
-
     @operation(
         "projects_list",
         "List projects",
@@ -121,7 +119,7 @@ class ProjectsView(ApiView):
         response=list_schema(representations.Project),
     )
     def get(self, request: Request) -> HttpResponse:
-        """By name."""
+        """Projects by name."""
         roles = roles_by_project(self.user)
         rows = list_projects(self.user, archived=self.query["archived"])
         if "search" in self.query:
@@ -159,8 +157,6 @@ class ProjectsView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectView(ApiView):
-    """One project."""
-
     @operation(
         "projects_get",
         "Get a project",
@@ -170,7 +166,7 @@ class ProjectView(ApiView):
         error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
-        """By id or name."""
+        """A project by id or name."""
         return self.json_response(serialize_current(self.user, project))
 
     @operation(
@@ -186,7 +182,7 @@ class ProjectView(ApiView):
         "`egress_allow`.",
     )
     def patch(self, request: Request, project: str) -> HttpResponse:
-        """The project as it stands then."""
+        """The changed project."""
         row = get_project(self.user, project)
         changes = {key: value for key, value in self.body.items() if key not in AffectedJobsFields().fields}
         if "parent" in changes:
@@ -199,8 +195,6 @@ class ProjectView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class MembersView(ApiView):
-    """Who belongs to a project."""
-
     @operation(
         "members_list",
         "List a project's members",
@@ -218,8 +212,6 @@ class MembersView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class MemberView(ApiView):
-    """One person's role in a project."""
-
     @operation(
         "members_put",
         "Set a person's role",
@@ -230,7 +222,7 @@ class MemberView(ApiView):
         error_statuses=[404],
     )
     def put(self, request: Request, project: str, user: str) -> HttpResponse:
-        """Adds the person, or changes their role."""
+        """The member with this role, added if new."""
         row = get_project(self.user, project)
         require_permission(self.user, Permission.MANAGE, row)
         member = do_set_member(
@@ -250,7 +242,7 @@ class MemberView(ApiView):
         detail="By default queued jobs of this person are held and running ones finish.",
     )
     def delete(self, request: Request, project: str, user: str) -> HttpResponse:
-        """Their jobs follow the choice; their open workspaces close within seconds."""
+        """Empty. Jobs of the user follow the choice; their open workspaces close within seconds."""
         row = get_project(self.user, project)
         require_permission(self.user, Permission.MANAGE, row)
         found = list_members(row).filter(Q(user__public_id=user) | Q(user__username=user)).first()

@@ -1,4 +1,4 @@
-"""REST: quotas, edited under an entity tag so that nobody overwrites what they have not seen."""
+"""REST: quotas, changed under an entity tag so that no edit overwrites an unseen one."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from portal.services.projects.projects import (
 
 
 class QuotasQuery(ListQuery):
-    """Which quotas."""
+    """Filters of the quota list."""
 
     project = StrictCharField(required=False, max_length=63, default="", help_text="Id or name.")
     pool = StrictCharField(required=False, max_length=63, default="", help_text="Id or name.")
 
 
 class QuotaBody(StrictSerializer):
-    """The numbers of a quota; GPUs in thousandths."""
+    """The values of a quota; GPUs in thousandths."""
 
     guaranteed_milli = StrictIntegerField(min_value=0, max_value=MAX_MILLI)
     limit_milli = StrictIntegerField(
@@ -64,14 +64,14 @@ class QuotaBody(StrictSerializer):
 
 
 class UndoBody(StrictSerializer):
-    """Why the newest change is undone."""
+    """The reason for undoing the newest change."""
 
     reason = StrictCharField(required=False, max_length=500, allow_blank=True, default="")
 
 
 @dataclass(frozen=True)
 class QuotaTarget:
-    """A project and a pool, and the quota between them when one was set."""
+    """A project and a pool, with their quota if one was set."""
 
     project: Project
     pool: NodePool
@@ -79,11 +79,11 @@ class QuotaTarget:
 
     @property
     def etag(self) -> str:
-        """The entity tag of what stands."""
+        """The entity tag of the current quota."""
         return self.quota.etag if self.quota else representations.unset_etag(self.project, self.pool)
 
     def representation(self) -> dict[str, Any]:
-        """What stands, set or default."""
+        """The current quota, set or default."""
         return (
             representations.quota(self.quota)
             if self.quota
@@ -92,10 +92,10 @@ class QuotaTarget:
 
 
 class BaseQuotaView(ApiView):
-    """What the routes of one quota share: finding it, and changing it under its entity tag."""
+    """Base of routes of one quota: lookup, and changes under an entity tag."""
 
     def get_target(self, **where: str) -> QuotaTarget:
-        """The quota a route names: by its own id, or by project and pool."""
+        """Return the quota that the path names by its id, or by project and pool."""
         if "quota" in where:
             row = list_quotas(self.user).filter(public_id=where["quota"]).first()
             if row is None:
@@ -106,25 +106,25 @@ class BaseQuotaView(ApiView):
         return QuotaTarget(project, pool, list_quotas(self.user).filter(project=project, pool=pool).first())
 
     def etag_response(self, target: QuotaTarget, status: int = 200) -> HttpResponse:
-        """What stands, with its ETag."""
+        """Return the current quota with its ETag."""
         return self.json_response(target.representation(), status, {"ETag": target.etag})
 
     def check_etag(self, target: QuotaTarget) -> int:
-        """The version that If-Match names; PreconditionNeeded without it, Stale when it is another."""
+        """Return the version in If-Match. Raise PreconditionRequired or, if outdated, PreconditionFailed."""
         require_admin(self.user, "change quotas")
         if not self.if_match(target.etag):
             raise self.stale_error(target)
         return target.quota.version if target.quota else 0
 
     def stale_error(self, target: QuotaTarget) -> PreconditionFailed:
-        """The refusal of an edit that is based on an older version, with what stands now."""
+        """Return the refusal of an edit of an outdated version, with the current quota."""
         return PreconditionFailed(
             "Somebody else changed this quota while you were editing it.",
             details={"current": target.representation()},
         )
 
     def set_quota(self, target: QuotaTarget, numbers: dict[str, Any]) -> HttpResponse:
-        """Sets the quota, if it is still what the editor saw."""
+        """Set the quota if its version is the one in If-Match."""
         version = self.check_etag(target)
         reason = numbers.pop("reason", "")
         kept = {"user_limit_milli": target.quota.user_limit_milli if target.quota else None}
@@ -143,7 +143,7 @@ class BaseQuotaView(ApiView):
         return self.etag_response(QuotaTarget(target.project, target.pool, row))
 
     def undo_change(self, target: QuotaTarget) -> HttpResponse:
-        """Puts back what stood before the newest change."""
+        """Restore the values before the newest change."""
         self.check_etag(target)
         newest = list_quota_changes(target.quota).first() if target.quota else None
         if newest is None:
@@ -152,15 +152,13 @@ class BaseQuotaView(ApiView):
         return self.etag_response(QuotaTarget(target.project, target.pool, row))
 
     def patch_quota(self, target: QuotaTarget) -> HttpResponse:
-        """Changes only the numbers that are given."""
+        """Change only the given values."""
         standing = quota_values(target.quota) if target.quota else DEFAULT_QUOTA_VALUES
         return self.set_quota(target, {**standing, **self.body})
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class QuotasView(ApiView):
-    """Quotas that were set."""
-
     @operation(
         "quotas_list",
         "List quotas",
@@ -172,15 +170,13 @@ class QuotasView(ApiView):
         "no limit, weight 1.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Newest first."""
+        """Quotas that were set, newest first."""
         rows = list_quotas(self.user, project=self.query["project"], pool=self.query["pool"])
         return self.paginated_response(rows, representations.quota, NEWEST)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectQuotasView(ApiView):
-    """A project's quota in every pool."""
-
     @operation(
         "project_quotas_list",
         "List a project's quotas, one for each pool",
@@ -191,7 +187,7 @@ class ProjectQuotasView(ApiView):
         error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
-        """Defaults where none was set."""
+        """A quota for every pool; defaults where none was set."""
         found = get_project(self.user, project)
         rows = {row.pool_id: row for row in list_quotas(self.user).filter(project=found)}
 
@@ -221,50 +217,44 @@ _WRITE: dict[str, Any] = {
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class QuotaView(BaseQuotaView):
-    """One quota that was set."""
-
     @operation("quotas_get", "Get a quota", **_READ)
     def get(self, request: Request, quota: str) -> HttpResponse:
-        """With its ETag."""
+        """The quota with its ETag."""
         return self.etag_response(self.get_target(quota=quota))
 
     @operation("quotas_put", "Set a quota", body=QuotaBody, **_WRITE)
     def put(self, request: Request, quota: str) -> HttpResponse:
-        """All numbers."""
+        """All values are required."""
         return self.set_quota(self.get_target(quota=quota), self.body)
 
     @operation("quotas_patch", "Change a quota", body=QuotaBody, partial=True, **_WRITE)
     def patch(self, request: Request, quota: str) -> HttpResponse:
-        """Only the numbers given."""
+        """Changes the given values."""
         return self.patch_quota(self.get_target(quota=quota))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectQuotaView(BaseQuotaView):
-    """A project's quota in one pool, set or not."""
-
     @operation("project_quota_get", "Get a project's quota in a pool", **_READ)
     def get(self, request: Request, project: str, pool: str) -> HttpResponse:
-        """With its ETag; defaults where none was set."""
+        """The quota with its ETag; defaults where none was set."""
         return self.etag_response(self.get_target(project=project, pool=pool))
 
     @operation("project_quota_put", "Set a project's quota in a pool", body=QuotaBody, **_WRITE)
     def put(self, request: Request, project: str, pool: str) -> HttpResponse:
-        """All numbers."""
+        """All values are required."""
         return self.set_quota(self.get_target(project=project, pool=pool), self.body)
 
     @operation(
         "project_quota_patch", "Change a project's quota in a pool", body=QuotaBody, partial=True, **_WRITE
     )
     def patch(self, request: Request, project: str, pool: str) -> HttpResponse:
-        """Only the numbers given."""
+        """Changes the given values."""
         return self.patch_quota(self.get_target(project=project, pool=pool))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class QuotaChangesView(BaseQuotaView):
-    """The history of a quota."""
-
     @operation(
         "quota_changes",
         "List a quota's changes",
@@ -275,7 +265,7 @@ class QuotaChangesView(BaseQuotaView):
         error_statuses=[404],
     )
     def get(self, request: Request, quota: str) -> HttpResponse:
-        """Newest first; kept for ever."""
+        """Changes, newest first; they are never deleted."""
         found = self.get_target(quota=quota).quota
         if found is None:
             raise NotFound("There is no such quota.")
@@ -284,8 +274,6 @@ class QuotaChangesView(BaseQuotaView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class QuotaUndoView(BaseQuotaView):
-    """Taking back the newest change."""
-
     @operation(
         "quota_undo",
         "Undo the newest change of a quota",
@@ -293,5 +281,5 @@ class QuotaUndoView(BaseQuotaView):
         **{**_WRITE, "error_statuses": [404, 409]},
     )
     def post(self, request: Request, quota: str) -> HttpResponse:
-        """The quota as it stood before, as a change of its own."""
+        """The restored quota; the undo is a change of its own."""
         return self.undo_change(self.get_target(quota=quota))

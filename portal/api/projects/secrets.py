@@ -1,4 +1,4 @@
-"""REST: secrets of people and projects. A value goes in and never comes out."""
+"""REST: secrets of users and projects; values are write-only."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from portal.services.projects.secrets import do_delete_secret, do_save_secret
 
 
 class SecretValueBody(StrictSerializer):
-    """What a secret holds."""
+    """The value of a secret."""
 
     value = StrictCharField(max_length=MAX_VALUE_BYTES, help_text="Written once; no answer ever tells it.")
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class SecretsView(ApiView):
-    """One's own secrets."""
-
     @operation(
         "secrets_list",
         "List one's own secrets",
@@ -35,7 +33,7 @@ class SecretsView(ApiView):
         response=list_schema(representations.Secret),
     )
     def get(self, request: Request) -> HttpResponse:
-        """By name, without values."""
+        """Secrets of the user by name, without values."""
         return self.paginated_response(
             visible_secrets(self.user).filter(owner=self.user), representations.secret, Order("name")
         )
@@ -43,8 +41,6 @@ class SecretsView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class SecretView(ApiView):
-    """One of one's own secrets."""
-
     @operation(
         "secrets_put",
         "Write a secret",
@@ -70,15 +66,13 @@ class SecretView(ApiView):
         error_statuses=[404],
     )
     def delete(self, request: Request, secret: str) -> HttpResponse:
-        """What runs keeps it; a job that names it fails to start."""
+        """Running jobs keep the value; new starts of jobs that name the secret fail."""
         do_delete_secret(self.user, self.user, secret)
         return self.no_content()
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectSecretsView(ApiView):
-    """The secrets of a project."""
-
     @operation(
         "project_secrets_list",
         "List a project's secrets",
@@ -89,7 +83,7 @@ class ProjectSecretsView(ApiView):
         error_statuses=[403, 404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
-        """By name, without values; for those who may run jobs in it."""
+        """Secrets by name, without values; for users who may run jobs in the project."""
         row = get_project(self.user, project)
         require_permission(self.user, Permission.SUBMIT, row)
         return self.paginated_response(
@@ -99,8 +93,6 @@ class ProjectSecretsView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectSecretView(ApiView):
-    """One secret of a project."""
-
     @operation(
         "project_secrets_put",
         "Write a secret of a project",
@@ -128,6 +120,6 @@ class ProjectSecretView(ApiView):
         error_statuses=[404],
     )
     def delete(self, request: Request, project: str, secret: str) -> HttpResponse:
-        """What runs keeps it; a job that names it fails to start."""
+        """Running jobs keep the value; new starts of jobs that name the secret fail."""
         do_delete_secret(self.user, get_project(self.user, project), secret)
         return self.no_content()

@@ -1,4 +1,4 @@
-"""REST: what was used, from the ledger of starts and ends."""
+"""REST: usage, from the ledger of starts and ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUPINGS = [word.value for word in UsageGrouping]
 
 
 class UsageQuery(StrictSerializer):
-    """Which use, and summed by what."""
+    """The period, filters and grouping of a usage report."""
 
     start = serializers.DateTimeField(required=False, help_text="Default: 30 days before the end.")
     end = serializers.DateTimeField(required=False, help_text="Default: now.")
@@ -35,7 +35,7 @@ class UsageQuery(StrictSerializer):
 
 
 class UsageItem(serializers.Serializer[Any]):
-    """One sum."""
+    """One group with its total."""
 
     key = serializers.CharField(help_text="Public id, or the date of a day of UTC.")
     name = serializers.CharField()
@@ -44,7 +44,7 @@ class UsageItem(serializers.Serializer[Any]):
 
 
 class UsageReport(serializers.Serializer[Any]):
-    """GPU-hours of a span of time."""
+    """GPU-hours of a period."""
 
     start = serializers.DateTimeField()
     end = serializers.DateTimeField()
@@ -55,8 +55,6 @@ class UsageReport(serializers.Serializer[Any]):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class UsageView(ApiView):
-    """GPU-hours."""
-
     @operation(
         "usage",
         "GPU-hours by project, person, pool or day",
@@ -68,7 +66,7 @@ class UsageView(ApiView):
         "now count up to now.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """From the ledger, so it is the same tomorrow."""
+        """GPU-hours from the ledger; a past period always gives the same result."""
         end = self.query.get("end") or timezone.now()
         start = self.query.get("start") or _before(end)
         if not start < end:

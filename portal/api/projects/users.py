@@ -1,4 +1,4 @@
-"""REST: the person who asks, and their tokens."""
+"""REST: the current user and their tokens."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from portal.valkey import rate_limits
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class CurrentUserView(ApiView):
-    """The person who asks."""
-
     @operation("me", "Who am I", tag="me", scope=Scope.READ, response=representations.CurrentUser)
     def get(self, request: Request) -> HttpResponse:
-        """Account, projects with roles, and the scopes of this way of asking."""
+        """Account, projects with roles, and the scopes of this authentication."""
         return self.json_response(
             representations.current_user(
                 self.user, list(list_projects(self.user)), roles_by_project(self.user), self.token
@@ -50,8 +48,6 @@ class NewTokenBody(StrictSerializer):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TokensView(ApiView):
-    """One's own tokens."""
-
     @operation(
         "tokens_list",
         "List my tokens",
@@ -62,7 +58,7 @@ class TokensView(ApiView):
         detail="Asked with a token: those that have no scope it lacks.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Newest first, revoked and expired ones included."""
+        """Tokens, newest first, including revoked and expired ones."""
         return self.paginated_response(visible_tokens(self.user, self.token), representations.token)
 
     @operation(
@@ -78,7 +74,7 @@ class TokensView(ApiView):
         detail="The answer holds the token's text, this once. A token makes none stronger than itself.",
     )
     def post(self, request: Request) -> HttpResponse:
-        """Shows the secret once."""
+        """The new token; its secret is shown only here."""
         scopes = {Scope(word) for word in self.body["scopes"]}
         row, text = do_create_token(
             self.user, name=self.body["name"].strip(), scopes=scopes, days=self.body["days"], by=self.token
@@ -88,8 +84,6 @@ class TokensView(ApiView):
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TokenView(ApiView):
-    """One of one's own tokens."""
-
     @operation(
         "tokens_revoke",
         "Revoke a token",
@@ -101,6 +95,6 @@ class TokenView(ApiView):
         detail="It stops working at once. A token revokes none that has a scope it lacks.",
     )
     def delete(self, request: Request, token: str) -> HttpResponse:
-        """It stops working at once."""
+        """The token stops working at once."""
         do_revoke_token(self.user, token, by=self.token)
         return self.no_content()

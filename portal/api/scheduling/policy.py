@@ -1,4 +1,4 @@
-"""REST: the knobs of scheduling policy, for the cluster and for each pool, changed under an entity tag."""
+"""REST: scheduling policy of the cluster and of pools, changed under an entity tag."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from portal.services.cluster.policy_settings import do_change_policy
 
 
 def settings_field(names: Collection[str]) -> serializers.Field[Any, Any, Any, Any]:
-    """Return a field of values by name, described with the range of each."""
+    """Return a field of values by setting name, documented with the range of each."""
     shape = {
         "type": "object",
         "description": "Values by name; null gives up the own value, so that the inherited one holds.",
@@ -42,10 +42,10 @@ def _value_schema(name: str) -> dict[str, Any]:
             "enum": [*CHOICE_SETTINGS[name].options, None],
             "description": CHOICE_SETTINGS[name].description,
         }
-    knob = NUMBER_SETTINGS[name]
-    kind = "integer" if isinstance(knob.default, int) else "number"
-    bounds = {"minimum": knob.minimum, "maximum": knob.maximum}
-    return {"type": [kind, "null"], **bounds, "description": knob.description}
+    setting = NUMBER_SETTINGS[name]
+    kind = "integer" if isinstance(setting.default, int) else "number"
+    bounds = {"minimum": setting.minimum, "maximum": setting.maximum}
+    return {"type": [kind, "null"], **bounds, "description": setting.description}
 
 
 class PolicyBody(StrictSerializer):
@@ -64,7 +64,7 @@ class PoolPolicyBody(PolicyBody):
 
 
 class PolicySetting(serializers.Serializer[Any]):
-    """One knob as it stands."""
+    """One setting with its effective value."""
 
     name = serializers.CharField()
     value = serializers.JSONField(help_text="What holds: a number, or one of the options.")
@@ -80,7 +80,7 @@ class PolicySetting(serializers.Serializer[Any]):
 
 
 class PolicyDocument(serializers.Serializer[Any]):
-    """The knobs of the cluster, or of one pool."""
+    """The settings of the cluster, or of one pool."""
 
     pool = Reference(allow_null=True, help_text="null: the cluster's.")
     version = serializers.IntegerField()
@@ -89,40 +89,39 @@ class PolicyDocument(serializers.Serializer[Any]):
 
 
 def serialize_policy(sheet: SettingsSheet) -> dict[str, Any]:
-    """A sheet of knobs as JSON."""
     return {
         "pool": reference(sheet.pool),
         "version": sheet.version,
         "etag": sheet.etag,
         "settings": [
             {
-                "name": knob.name,
-                "value": knob.value,
-                "own": knob.own_value,
-                "inherited": knob.inherited_value,
-                "inherited_from": "cluster" if knob.from_cluster else "default",
-                "default": knob.default,
-                "unit": knob.unit,
-                "low": knob.bounds[0] if knob.bounds else None,
-                "high": knob.bounds[1] if knob.bounds else None,
-                "options": list(knob.options),
-                "message": knob.description,
+                "name": setting.name,
+                "value": setting.value,
+                "own": setting.own_value,
+                "inherited": setting.inherited_value,
+                "inherited_from": "cluster" if setting.from_cluster else "default",
+                "default": setting.default,
+                "unit": setting.unit,
+                "low": setting.bounds[0] if setting.bounds else None,
+                "high": setting.bounds[1] if setting.bounds else None,
+                "options": list(setting.options),
+                "message": setting.description,
             }
-            for knob in sheet.settings
+            for setting in sheet.settings
         ],
     }
 
 
 class BasePolicyView(ApiView):
-    """What both routes share."""
+    """Base of the policy routes."""
 
     def policy_response(self, pool: NodePool | None) -> HttpResponse:
-        """What stands, with its ETag."""
+        """Return the current settings with their ETag."""
         sheet = settings_sheet(pool)
         return self.json_response(serialize_policy(sheet), headers={"ETag": sheet.etag})
 
     def update_policy(self, pool: NodePool | None) -> HttpResponse:
-        """Turns knobs, if they are still as the editor saw them."""
+        """Change settings if their version is the one in If-Match."""
         require_admin(self.user, "change the policy")
         sheet = settings_sheet(pool)
         if not self.if_match(sheet.etag):
@@ -159,26 +158,22 @@ _WRITE: dict[str, Any] = {
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ClusterPolicyView(BasePolicyView):
-    """The knobs of the cluster."""
-
     @operation("policy_get", "Get the policy of the cluster", **_READ)
     def get(self, request: Request) -> HttpResponse:
-        """With its ETag."""
+        """The settings with their ETag."""
         return self.policy_response(None)
 
     @operation("policy_change", "Change the policy of the cluster", body=PolicyBody, **_WRITE)
     def patch(self, request: Request) -> HttpResponse:
-        """Only the knobs given."""
+        """Changes the given settings."""
         return self.update_policy(None)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class PoolPolicyView(BasePolicyView):
-    """The knobs of a pool: what it turns otherwise than the cluster."""
-
     @operation("pool_policy_get", "Get the policy of a pool", error_statuses=[404], **_READ)
     def get(self, request: Request, pool: str) -> HttpResponse:
-        """With its ETag."""
+        """The settings with their ETag."""
         return self.policy_response(get_pool(pool))
 
     @operation(
@@ -189,5 +184,5 @@ class PoolPolicyView(BasePolicyView):
         **_WRITE,
     )
     def patch(self, request: Request, pool: str) -> HttpResponse:
-        """Only the knobs given."""
+        """Changes the given settings."""
         return self.update_policy(get_pool(pool))

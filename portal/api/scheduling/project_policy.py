@@ -1,4 +1,4 @@
-"""REST: what a project holds of idle workspaces otherwise than its pools, changed under an entity tag."""
+"""REST: idle settings that a project overrides, changed under an entity tag."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ProjectPolicyBody(PolicyBody):
 
 
 class ProjectPoolSetting(IdleSettingDetail):
-    """A knob as it holds for the project in one pool."""
+    """The effective value of a setting for the project in one pool."""
 
     pool = Reference()
 
 
 class ProjectSetting(serializers.Serializer[Any]):
-    """One knob of a project."""
+    """One setting of a project."""
 
     name = serializers.CharField()
     own = serializers.JSONField(help_text="null: it holds what the project above or the pool has.")
@@ -46,7 +46,7 @@ class ProjectSetting(serializers.Serializer[Any]):
 
 
 class ProjectPolicyDocument(serializers.Serializer[Any]):
-    """The knobs that a project may hold otherwise than its pools."""
+    """The settings that a project can override."""
 
     project = Reference()
     version = serializers.IntegerField()
@@ -55,27 +55,24 @@ class ProjectPolicyDocument(serializers.Serializer[Any]):
 
 
 def serialize_project_policy(sheet: ProjectSettingsSheet) -> dict[str, Any]:
-    """A sheet of knobs as JSON."""
     return {
         "project": reference(sheet.project),
         "version": sheet.version,
         "etag": sheet.etag,
         "settings": [
             {
-                "name": knob.name,
-                "own": knob.own_value,
-                "loosest_effective": knob.loosest_effective,
-                "pools": [idle_setting(each) | {"pool": reference(each.pool)} for each in knob.rules],
+                "name": setting.name,
+                "own": setting.own_value,
+                "loosest_effective": setting.loosest_effective,
+                "pools": [idle_setting(each) | {"pool": reference(each.pool)} for each in setting.rules],
             }
-            for knob in sheet.settings
+            for setting in sheet.settings
         ],
     }
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class ProjectPolicyView(ApiView):
-    """The knobs of a project."""
-
     @operation(
         "project_policy_get",
         "Get what a project holds of idle workspaces",
@@ -85,7 +82,7 @@ class ProjectPolicyView(ApiView):
         error_statuses=[404],
     )
     def get(self, request: Request, project: str) -> HttpResponse:
-        """With its ETag."""
+        """The settings with their ETag."""
         return self._policy_response(get_project(self.user, project))
 
     @operation(
@@ -102,15 +99,15 @@ class ProjectPolicyView(ApiView):
         "or a project above lets it have is refused, and nothing is changed.",
     )
     def patch(self, request: Request, project: str) -> HttpResponse:
-        """Only the knobs given."""
+        """Changes the given settings."""
         row = get_project(self.user, project)
         require_permission(self.user, Permission.MANAGE, row)
         sheet = project_settings_sheet(row)
         if not self.if_match(sheet.etag):
             raise self._stale_error(row)
-        knobs, reason = self.body.get("settings", {}), self.body["reason"]
+        settings, reason = self.body.get("settings", {}), self.body["reason"]
         try:
-            do_change_policy(self.user, row, knobs, version=sheet.version, reason=reason)
+            do_change_policy(self.user, row, settings, version=sheet.version, reason=reason)
         except PreconditionFailed as lost:
             raise self._stale_error(row) from lost
         return self._policy_response(row)

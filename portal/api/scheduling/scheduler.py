@@ -1,4 +1,4 @@
-"""REST: how the scheduler does, and what its failed cycles had to decide on."""
+"""REST: status of the scheduler, and the input of failed cycles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOPPED_MESSAGE = "The scheduler has stopped; administrators see why."
 
 
 class SchedulingCycle(serializers.Serializer[Any]):
-    """A cycle that decided something."""
+    """A completed cycle."""
 
     started_at = serializers.DateTimeField()
     trigger = serializers.CharField()
@@ -39,7 +39,7 @@ class SchedulingCycle(serializers.Serializer[Any]):
 
 
 class ForecastAccuracy(serializers.Serializer[Any]):
-    """How the first forecasts of jobs that started in the last days did; jobs that waited a minute or more."""
+    """How the first forecasts of recently started jobs did; only jobs that waited at least a minute."""
 
     days = serializers.IntegerField()
     scored = serializers.IntegerField()
@@ -51,7 +51,7 @@ class ForecastAccuracy(serializers.Serializer[Any]):
 
 
 class SchedulerStatus(serializers.Serializer[Any]):
-    """How the scheduler does."""
+    """Status of the scheduler."""
 
     alert = serializers.CharField(
         allow_blank=True, help_text="Why nothing is started, in full for administrators; blank: it works."
@@ -62,7 +62,7 @@ class SchedulerStatus(serializers.Serializer[Any]):
 
 
 class FailedSchedulingCycle(serializers.Serializer[Any]):
-    """A cycle that decided nothing."""
+    """A cycle that failed before it had a plan."""
 
     id = serializers.CharField()
     first_at = serializers.DateTimeField()
@@ -76,7 +76,6 @@ class FailedSchedulingCycle(serializers.Serializer[Any]):
 
 
 def serialize_cycle(row: Cycle) -> dict[str, Any]:
-    """A cycle as JSON."""
     return {
         "started_at": timestamp(row.started_at),
         "trigger": row.trigger,
@@ -93,7 +92,6 @@ def serialize_cycle(row: Cycle) -> dict[str, Any]:
 
 
 def serialize_failed_cycle(row: FailedCycle) -> dict[str, Any]:
-    """A failed cycle as JSON."""
     return {
         "id": row.public_id,
         "first_at": timestamp(row.first_at),
@@ -109,13 +107,11 @@ def serialize_failed_cycle(row: FailedCycle) -> dict[str, Any]:
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class SchedulerView(ApiView):
-    """The alarm and the newest cycle."""
-
     @operation(
         "scheduler_get", "How the scheduler does", tag="scheduler", scope=Scope.READ, response=SchedulerStatus
     )
     def get(self, request: Request) -> HttpResponse:
-        """As it stands now."""
+        """The current alarm and the newest cycle."""
         now, forecasts = scheduler_health(), forecast_accuracy()
         return self.json_response(
             {
@@ -137,8 +133,6 @@ class SchedulerView(ApiView):
 
 @access_policy(AccessPolicy.ADMIN)
 class FailedCyclesView(ApiView):
-    """Cycles that decided nothing."""
-
     @operation(
         "failed_cycles_list",
         "List failed cycles",
@@ -150,14 +144,12 @@ class FailedCyclesView(ApiView):
         "last 30 days are kept.",
     )
     def get(self, request: Request) -> HttpResponse:
-        """Newest first."""
+        """Failed cycles, newest first."""
         return self.paginated_response(failed_cycles(), serialize_failed_cycle)
 
 
 @access_policy(AccessPolicy.ADMIN)
 class FailedCycleView(ApiView):
-    """One of them as a file."""
-
     @operation(
         "failed_cycles_download",
         "Download a failed cycle",
@@ -169,7 +161,7 @@ class FailedCycleView(ApiView):
         detail="Snapshot and policy as gzip JSON, for `python -m scheduler.replay snapshot FILE`. Audited.",
     )
     def get(self, request: Request, cycle: str) -> HttpResponseBase:
-        """The file."""
+        """The input of the cycle as a file."""
         name, content = do_export_failed_cycle(self.user, cycle)
         answer = FileResponse(
             io.BytesIO(content), as_attachment=True, filename=name, content_type="application/gzip"

@@ -1,4 +1,4 @@
-"""The shapes of the machines, and of what runs on them: pools, nodes, GPUs, environments, templates."""
+"""Serializers of pools, nodes, GPUs, environments, templates and node operations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUNTIMES = [word.value for word in RuntimeKind]
 
 
 class GpuSummary(serializers.Serializer[Any]):
-    """A GPU in its node."""
+    """A GPU of a node."""
 
     uuid = serializers.CharField()
     index = serializers.IntegerField()
@@ -61,7 +61,7 @@ class GpuSummary(serializers.Serializer[Any]):
 
 
 class Gpu(GpuSummary):
-    """A GPU with where it is."""
+    """A GPU with its node and pool."""
 
     node = Reference()
     pool = Reference()
@@ -87,7 +87,7 @@ class Pool(Reference):
 
 
 class NodeBreaker(serializers.Serializer[Any]):
-    """How far a node is trusted with new work."""
+    """State of a node's circuit breaker."""
 
     state = serializers.ChoiceField(
         [phase.value for phase in BreakerState], help_text="aside: it gets none; trial: it gets one job."
@@ -102,7 +102,7 @@ class NodeBreaker(serializers.Serializer[Any]):
 
 
 class Node(Reference):
-    """A machine."""
+    """A node with its GPUs."""
 
     pool = Reference()
     state = serializers.ChoiceField(NODE_STATES)
@@ -141,14 +141,14 @@ class Node(Reference):
 
 
 class Topology(Reference):
-    """A fabric, read from labels of nodes."""
+    """Levels of distance between nodes, read from their labels, such as block and rack."""
 
     levels = serializers.ListField(child=serializers.CharField(), help_text="Label keys, outermost first.")
     nodes = serializers.IntegerField(help_text="Nodes that have the label of its outermost level.")
 
 
 class ReturningNode(Node):
-    """A machine that comes back into service."""
+    """A node that returns to service."""
 
     operation = serializers.CharField(
         allow_null=True, help_text="The check that decides, under checks/; null: it is in service."
@@ -156,7 +156,7 @@ class ReturningNode(Node):
 
 
 class OperationStep(serializers.Serializer[Any]):
-    """One step of a connection test."""
+    """One step of an operation on a node."""
 
     name = serializers.CharField()
     ok = serializers.BooleanField()
@@ -165,7 +165,7 @@ class OperationStep(serializers.Serializer[Any]):
 
 
 class NodeOperation(serializers.Serializer[Any]):
-    """An act on a node, such as a test or an upgrade, with the steps that have finished."""
+    """An operation on a node, such as a test or an upgrade, with its finished steps."""
 
     id = serializers.CharField()
     kind = serializers.ChoiceField([act.value for act in OperationKind])
@@ -176,7 +176,7 @@ class NodeOperation(serializers.Serializer[Any]):
 
 
 class AgentRolloutNode(serializers.Serializer[Any]):
-    """One node of an upgrade of many."""
+    """One node of a rollout."""
 
     node = Reference()
     operation = serializers.CharField(help_text="The act on that node, under checks/.")
@@ -184,7 +184,7 @@ class AgentRolloutNode(serializers.Serializer[Any]):
 
 
 class AgentRollout(serializers.Serializer[Any]):
-    """An upgrade of many nodes: one first, then some side by side, up to the first that fails."""
+    """An upgrade of many nodes: first one, then several in parallel, until one fails."""
 
     id = serializers.CharField()
     ok = serializers.BooleanField(allow_null=True, help_text="null: it has not finished.")
@@ -195,14 +195,14 @@ class AgentRollout(serializers.Serializer[Any]):
 
 
 class ImageClaim(serializers.Serializer[Any]):
-    """An image that nodes report under an environment's tag."""
+    """The image that nodes report under an environment's tag."""
 
     image_digest = serializers.CharField()
     nodes = serializers.ListField(child=serializers.CharField(), help_text="Names.")
 
 
 class Environment(Reference):
-    """What a job runs in."""
+    """An approved image or virtual environment for jobs."""
 
     title = serializers.CharField()
     description = serializers.CharField(allow_blank=True)
@@ -248,7 +248,7 @@ class Environment(Reference):
 
 
 class Template(Reference):
-    """A filled launch form."""
+    """A prefilled launch form."""
 
     title = serializers.CharField()
     description = serializers.CharField(allow_blank=True)
@@ -260,7 +260,7 @@ class Template(Reference):
 
 
 def gpu_summary(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
-    """A GPU in its node; ``holders`` gives visible job ids by GPU row."""
+    """Return a GPU of a node; ``holders`` maps GPU rows to ids of visible jobs."""
     return {
         "uuid": row.uuid,
         "index": row.index,
@@ -283,12 +283,11 @@ def gpu_summary(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]
 
 
 def gpu(row: GpuRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
-    """A GPU with where it is."""
     return {**gpu_summary(row, holders), "node": reference(row.node), "pool": reference(row.node.pool)}
 
 
 def pool(row: Any) -> dict[str, Any]:
-    """A pool with its sums; ``row`` comes from ``selectors.cluster.pools``."""
+    """Return a pool with its totals; ``row`` comes from ``list_pools``."""
     return {
         "id": row.public_id,
         "name": row.name,
@@ -306,7 +305,7 @@ def pool(row: Any) -> dict[str, Any]:
 
 
 def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
-    """A machine with its GPUs, which come prefetched."""
+    """Return a node with its GPUs, which must be prefetched."""
     return {
         "id": row.public_id,
         "name": row.name,
@@ -328,7 +327,7 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
         "simulated": row.simulated,
         "runtime": row.runtime,
         "agent_version": row.agent_version,
-        "agent_program": row.agent_info.get("program"),
+        "agent_program": row.agent_info.get("agent_digest"),
         "agent_newer": has_newer_agent_for(row),
         "last_seen_at": timestamp(row.last_seen_at),
         "cpu_milli": row.cpu_milli,
@@ -344,12 +343,11 @@ def node(row: NodeRow, holders: Mapping[int, list[str]]) -> dict[str, Any]:
 
 
 def topology(row: TopologyRow, nodes: int) -> dict[str, Any]:
-    """A topology, and how many nodes it places."""
+    """Return a topology; ``nodes`` is the number of nodes with its labels."""
     return {"id": row.public_id, "name": row.name, "levels": row.levels, "nodes": nodes}
 
 
 def node_operation(row: NodeOperationRow) -> dict[str, Any]:
-    """A connection test with the steps that have finished."""
     return {
         "id": row.public_id,
         "kind": row.kind,
@@ -361,7 +359,6 @@ def node_operation(row: NodeOperationRow) -> dict[str, Any]:
 
 
 def agent_rollout(row: AgentRolloutRow) -> dict[str, Any]:
-    """An upgrade of many nodes, and where each stands."""
     checks = row.operations.select_related("node").order_by("node__name")
     return {
         "id": row.public_id,
@@ -377,7 +374,7 @@ def agent_rollout(row: AgentRolloutRow) -> dict[str, Any]:
 
 
 def environment(row: EnvironmentRow) -> dict[str, Any]:
-    """What a job runs in, as ``environments_for`` reads it."""
+    """Return an environment; ``row`` comes from ``list_environments``."""
     return {
         "id": row.public_id,
         "name": row.name,
@@ -390,7 +387,7 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
         "image_resolved_by": row.image_resolved_by,
         "image_claims": [
             {"image_digest": pin, "nodes": nodes}
-            for pin, nodes in nodes_by_pin(getattr(row, "claimed_alerts", ())).items()
+            for pin, nodes in nodes_by_pin(getattr(row, "claims", ())).items()
         ],
         "min_driver": row.min_driver,
         "image_cuda": row.image_cuda,
@@ -406,7 +403,6 @@ def environment(row: EnvironmentRow) -> dict[str, Any]:
 
 
 def template(row: TemplateRow) -> dict[str, Any]:
-    """A filled launch form."""
     return {
         "id": row.public_id,
         "name": row.name,

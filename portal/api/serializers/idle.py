@@ -1,4 +1,4 @@
-"""The shapes of idle workspaces: how far a countdown is, and reasons to keep one."""
+"""Serializers of idle status, idle settings and exemptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portal.selectors.scheduling.project_settings import EffectiveRule
 
 
 class IdleExemption(serializers.Serializer[Any]):
-    """Why a workspace is kept although nobody uses it."""
+    """Why an idle workspace is kept."""
 
     id = serializers.CharField()
     job = Reference()
@@ -27,7 +27,7 @@ class IdleExemption(serializers.Serializer[Any]):
 
 
 class IdleSettingDetail(serializers.Serializer[Any]):
-    """One knob of idleness as it holds for a project in a pool."""
+    """An idle setting as it applies to a project in a pool."""
 
     name = serializers.CharField()
     value = serializers.JSONField(help_text="A number, or one of the knob's options.")
@@ -42,7 +42,7 @@ class IdleSettingDetail(serializers.Serializer[Any]):
 
 
 class IdleDetail(serializers.Serializer[Any]):
-    """Whether a running workspace is used, and what follows if not."""
+    """Activity of a running workspace, and the action when it stays idle."""
 
     action = serializers.ChoiceField(["off", "notify", "suspend"], help_text="What the policy does.")
     idle_after_s = serializers.IntegerField()
@@ -63,7 +63,6 @@ class IdleDetail(serializers.Serializer[Any]):
 
 
 def idle_exemption(row: IdleExemptionRow) -> dict[str, Any]:
-    """A reason to keep a workspace."""
     return {
         "id": row.public_id,
         "job": reference(row.job),
@@ -76,7 +75,6 @@ def idle_exemption(row: IdleExemptionRow) -> dict[str, Any]:
 
 
 def idle_setting(row: EffectiveRule) -> dict[str, Any]:
-    """One knob as it holds."""
     return {
         "name": row.name,
         "value": row.value,
@@ -87,7 +85,7 @@ def idle_setting(row: EffectiveRule) -> dict[str, Any]:
 
 
 def idle_status(found: IdleStatus | None) -> dict[str, Any] | None:
-    """How idle a workspace is; null for what nobody looks at."""
+    """Return the idle status of a workspace; null where activity is not monitored."""
     if found is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""The shapes of jobs: the row of a list, one job whole, its attempts, tasks and events."""
+"""Serializers of jobs: list rows, details, attempts, tasks and events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ATTEMPT_STATES = [state.value for state in AttemptState]
 
 
 class VerdictSummary(serializers.Serializer[Any]):
-    """Why it waits, in a list."""
+    """Why a job is pending, for lists."""
 
     code = serializers.CharField()
     message = serializers.CharField()
@@ -40,7 +40,7 @@ class VerdictSummary(serializers.Serializer[Any]):
 
 
 class VerdictDetail(VerdictSummary):
-    """Why it waits, with the numbers behind it."""
+    """Why a job is pending, with the numbers behind it."""
 
     details = serializers.DictField()
     jobs_ahead = serializers.ListField(
@@ -52,7 +52,7 @@ class VerdictDetail(VerdictSummary):
 
 
 class StartInterval(serializers.Serializer[Any]):
-    """When it is expected to start: 8 of 10 such intervals, from p10 to p90, are meant to hold."""
+    """Expected start: 8 of 10 intervals from p10 to p90 should contain the actual one."""
 
     made_at = serializers.DateTimeField()
     p10_at = serializers.DateTimeField()
@@ -80,7 +80,7 @@ class StartForecast(StartInterval):
 
 
 class FairShareStep(serializers.Serializer[Any]):
-    """One step of a fair share."""
+    """One step of the calculation of a fair share."""
 
     kind = serializers.ChoiceField(["guaranteed", "round", "remainder"])
     amount_milli = serializers.FloatField(help_text="What it adds.")
@@ -88,7 +88,7 @@ class FairShareStep(serializers.Serializer[Any]):
 
 
 class FairShareBreakdownDetail(serializers.Serializer[Any]):
-    """How the fair share of a project in a pool came about in the newest cycle; the steps add up."""
+    """How the fair share of a project in a pool was calculated in the newest cycle; the steps add up."""
 
     project = Reference()
     pool = Reference()
@@ -101,7 +101,7 @@ class FairShareBreakdownDetail(serializers.Serializer[Any]):
 
 
 class Job(serializers.Serializer[Any]):
-    """A job as a list shows it."""
+    """A job in lists."""
 
     id = serializers.CharField()
     name = serializers.CharField()
@@ -162,7 +162,7 @@ class Task(serializers.Serializer[Any]):
 
 
 class RelatedJob(serializers.Serializer[Any]):
-    """Another job that had to do with this one; without names where one may not see it."""
+    """A related job; its names are null where the reader may not see it."""
 
     job = Reference(allow_null=True, help_text="null: a job that you may not see.")
     project = Reference(allow_null=True)
@@ -175,7 +175,7 @@ class DependencyJob(RelatedJob):
 
 
 class PreemptedJob(RelatedJob):
-    """An attempt of another job that was asked to leave for this one."""
+    """An attempt of another job that was preempted for this one."""
 
     reason = serializers.CharField(help_text="preempted: inside the project; reclaimed: from another one.")
     requested_at = serializers.DateTimeField()
@@ -183,7 +183,7 @@ class PreemptedJob(RelatedJob):
 
 
 class Rendezvous(serializers.Serializer[Any]):
-    """Where the ranks of a gang meet."""
+    """Where the ranks of a gang connect."""
 
     address = serializers.CharField(allow_blank=True, help_text="Blank: all stand on its node, which knows.")
     port = serializers.IntegerField()
@@ -191,7 +191,7 @@ class Rendezvous(serializers.Serializer[Any]):
 
 
 class Attempt(serializers.Serializer[Any]):
-    """One try at running a job."""
+    """One run of a job."""
 
     number = serializers.IntegerField()
     state = serializers.ChoiceField(ATTEMPT_STATES)
@@ -220,7 +220,7 @@ class Attempt(serializers.Serializer[Any]):
 
 
 class TimelineEvent(serializers.Serializer[Any]):
-    """Something that happened to a job."""
+    """An event of a job."""
 
     number = serializers.IntegerField()
     at = serializers.DateTimeField()
@@ -235,7 +235,7 @@ class TimelineEvent(serializers.Serializer[Any]):
 
 
 class ExtensionSummary(serializers.Serializer[Any]):
-    """More time that was asked for a running job."""
+    """A request for more time of a running job."""
 
     id = serializers.CharField()
     job = Reference()
@@ -258,20 +258,20 @@ class ExtensionSummary(serializers.Serializer[Any]):
 
 
 class StartDelay(serializers.Serializer[Any]):
-    """A waiting job that would start later."""
+    """A pending job that would start later."""
 
     job = serializers.CharField(allow_null=True, help_text="null: a job that you may not see.")
     by_s = serializers.FloatField(allow_null=True, help_text="null: nobody knows by how much.")
 
 
 class ExtensionDetail(ExtensionSummary):
-    """The same with the jobs that it delays."""
+    """A request for more time with the jobs that it delays."""
 
     delays = StartDelay(many=True, help_text="The longest first, at most 20.")
 
 
 class TopologyConstraint(serializers.Serializer[Any]):
-    """How close together the tasks of a job stand, by levels of a topology."""
+    """How close together the tasks of a job are placed, by levels of a topology."""
 
     topology = serializers.CharField()
     required = serializers.CharField(allow_null=True)  # type: ignore[assignment]
@@ -279,7 +279,7 @@ class TopologyConstraint(serializers.Serializer[Any]):
 
 
 class JobVolume(serializers.Serializer[Any]):
-    """A volume that a job reaches."""
+    """A volume that a job mounts."""
 
     volume = serializers.CharField(help_text="Its name.")
     target = serializers.CharField(help_text="Where it stands in the container.")
@@ -289,7 +289,7 @@ class JobVolume(serializers.Serializer[Any]):
 
 
 class JobSecret(serializers.Serializer[Any]):
-    """A secret that a job gets, by name."""
+    """A secret of a job, by name."""
 
     secret = serializers.CharField()
     owner_type = serializers.CharField(help_text="me or project.")
@@ -298,7 +298,7 @@ class JobSecret(serializers.Serializer[Any]):
 
 
 class JobDetail(Job):
-    """One job with everything that is known of it."""
+    """A job with all details."""
 
     verdict = VerdictDetail(allow_null=True)
     interval = StartInterval(allow_null=True, help_text="null: it does not wait, or no start is foreseen.")
@@ -375,7 +375,7 @@ class Workspace(Job):
 
 
 class WorkspaceAccess(serializers.Serializer[Any]):
-    """How to get into a workspace."""
+    """How to open a workspace."""
 
     post_to = serializers.CharField(
         allow_null=True, help_text="A browser posts the form field `ticket` to this address."
@@ -385,7 +385,7 @@ class WorkspaceAccess(serializers.Serializer[Any]):
 
 
 def job(row: JobRow) -> dict[str, Any]:
-    """A job as a list shows it; ``row`` comes with ``selectors.jobs.ROW_RELATIONS``."""
+    """Return a job for lists; ``row`` was read with ``ROW_RELATIONS``."""
     return {
         "id": row.public_id,
         "name": row.name,
@@ -416,13 +416,12 @@ def job(row: JobRow) -> dict[str, Any]:
 
 
 def current_verdict(row: JobRow) -> JobVerdict | None:
-    """The verdict of a job that waits; the last one of a job that runs says nothing any more."""
+    """Return the verdict of a pending job; the last verdict of a running job is outdated."""
     standing: JobVerdict | None = getattr(row, "verdict", None)
     return standing if row.state == JobState.PENDING.value else None
 
 
 def verdict_summary(standing: JobVerdict | None) -> dict[str, Any] | None:
-    """Why it waits, in a list."""
     if standing is None:
         return None
     return {
@@ -433,7 +432,7 @@ def verdict_summary(standing: JobVerdict | None) -> dict[str, Any] | None:
 
 
 def verdict_detail(standing: JobVerdict | None, seen: Collection[str]) -> dict[str, Any] | None:
-    """Why it waits; of the jobs ahead only those in ``seen`` are named."""
+    """Return why a job is pending; jobs ahead are named only when in ``seen``."""
     if standing is None:
         return None
     return {
@@ -461,7 +460,7 @@ def job_detail(
     extensions: list[TimeLimitExtensionRow],
     idle: IdleStatus | None,
 ) -> dict[str, Any]:
-    """One job with everything that is known of it; other jobs are named only when in ``seen``."""
+    """Return a job with all details; other jobs are named only when in ``seen``."""
     missing = no_forecast_reason(row, current_verdict(row))
     return {
         **job(row),
@@ -513,7 +512,6 @@ def job_detail(
 
 
 def extension_summary(one: TimeLimitExtensionRow) -> dict[str, Any]:
-    """More time that was asked for."""
     return {
         "id": one.public_id,
         "job": reference(one.job),
@@ -533,13 +531,13 @@ def extension_summary(one: TimeLimitExtensionRow) -> dict[str, Any]:
 
 
 def extension_detail(one: TimeLimitExtensionRow, seen: Collection[str]) -> dict[str, Any]:
-    """The same with the jobs that it delays, named only when in ``seen``."""
+    """Return a request with the jobs that it delays, named only when in ``seen``."""
     delays = [{**each, "job": each["job"] if each["job"] in seen else None} for each in one.delays]
     return {**extension_summary(one), "delays": delays}
 
 
 def start_interval(standing: JobVerdict | None) -> dict[str, Any] | None:
-    """When a waiting job is expected to start, or null."""
+    """Return the expected start of a pending job, or null."""
     if standing is None or standing.p50_at is None:
         return None
     return {
@@ -551,7 +549,7 @@ def start_interval(standing: JobVerdict | None) -> dict[str, Any] | None:
 
 
 def start_forecast(move: ForecastRevision, seen: Collection[str]) -> dict[str, Any]:
-    """One forecast, and how it differs from the one before; other jobs are named only when in ``seen``."""
+    """Return a forecast and its change from the previous one; other jobs are named only when in ``seen``."""
     row = move.forecast
     return {
         "made_at": timestamp(row.made_at),
@@ -570,7 +568,6 @@ def start_forecast(move: ForecastRevision, seen: Collection[str]) -> dict[str, A
 
 
 def fair_share_breakdown(one: FairShareBreakdown) -> dict[str, Any]:
-    """A fair share with its steps."""
     return {
         "project": reference(one.project),
         "pool": reference(one.pool),
@@ -584,19 +581,18 @@ def fair_share_breakdown(one: FairShareBreakdown) -> dict[str, Any]:
 
 
 def related_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
-    """Another job, by name only for those who may see it."""
+    """Return another job, named only when in ``seen``."""
     if row.public_id not in seen:
         return {"job": None, "project": None}
     return {"job": reference(row), "project": reference(row.project)}
 
 
 def dependency_job(row: JobRow, seen: Collection[str]) -> dict[str, Any]:
-    """A job before or after another, by name only for those who may see it."""
+    """Return a job before or after another, named only when in ``seen``."""
     return {**related_job(row, seen), "state": row.state}
 
 
 def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
-    """One try, with its tasks."""
     return {
         "number": row.number,
         "state": row.state,
@@ -619,14 +615,13 @@ def attempt(row: AttemptRow, seen: Collection[str]) -> dict[str, Any]:
 
 
 def rendezvous(row: RendezvousRow | None) -> dict[str, Any] | None:
-    """Where ranks meet, if they do."""
     if row is None:
         return None
     return {"address": row.address, "port": row.port, "node_network": row.node_network}
 
 
 def task(row: TaskRow) -> dict[str, Any]:
-    """One rank, with the GPUs it holds or held."""
+    """Return a rank with the GPUs that it holds or held."""
     return {
         "rank": row.rank,
         "node": reference(row.node),
@@ -652,7 +647,6 @@ def task(row: TaskRow) -> dict[str, Any]:
 
 
 def timeline_event(row: JobEvent) -> dict[str, Any]:
-    """One event of the timeline."""
     return {
         "number": row.pk,
         "at": timestamp(row.at),
@@ -668,7 +662,7 @@ def timeline_event(row: JobEvent) -> dict[str, Any]:
 
 
 def workspace(row: JobRow, address: str) -> dict[str, Any]:
-    """A workspace; ``row.ready_since`` comes from ``selectors.jobs.workspaces_for``."""
+    """Return a workspace; ``row`` comes from ``list_workspaces``, which adds ``ready_since``."""
     ready_at = getattr(row, "ready_since", None)
     return {
         **job(row),

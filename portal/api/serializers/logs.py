@@ -1,4 +1,4 @@
-"""The shapes of logs: a page of lines, and what a search found."""
+"""Serializers of log pages and search results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rest_framework import serializers
 
 
 class LogConnectionLoss(serializers.Serializer[Any]):
-    """The connection to a log's node, while it is lost."""
+    """A lost connection to the node of a log."""
 
     node = serializers.CharField()
     since = serializers.DateTimeField(allow_null=True)
@@ -16,7 +16,7 @@ class LogConnectionLoss(serializers.Serializer[Any]):
 
 
 class LogPage(serializers.Serializer[Any]):
-    """A piece of a task's log, by byte offsets."""
+    """A part of a task's log, by byte offsets."""
 
     text = serializers.CharField(allow_blank=True, help_text="Bytes that are not UTF-8 read as U+FFFD.")
     offset = serializers.IntegerField()
@@ -34,7 +34,7 @@ class LogPage(serializers.Serializer[Any]):
 
 
 class LogMatch(serializers.Serializer[Any]):
-    """A line that matches; ``offset`` is where it begins, as ``logs/`` counts."""
+    """A matching line; ``offset`` is its start, as in ``logs/``."""
 
     rank = serializers.IntegerField()
     offset = serializers.IntegerField()
@@ -46,7 +46,7 @@ class LogMatch(serializers.Serializer[Any]):
 
 
 class LogMatches(serializers.Serializer[Any]):
-    """Lines that match, in the order of ranks and offsets."""
+    """Matching lines, ordered by rank and offset."""
 
     matches = LogMatch(many=True)
     next = serializers.CharField(

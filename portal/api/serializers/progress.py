@@ -1,4 +1,4 @@
-"""The shapes of progress: how far an attempt has come, how its GPUs lay, and where work like it ran faster."""
+"""Serializers of progress: throughput, GPU layouts, and faster layouts of the same work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portal.selectors.jobs.progress import MeasuredLayout as KnownLayoutRow
 
 
 class Layout(serializers.Serializer[Any]):
-    """How the GPUs of a gang lie."""
+    """The layout of the GPUs of a gang."""
 
     gpu_model = serializers.CharField(help_text="Of several models all of them, joined by a plus sign.")
     nodes = serializers.IntegerField()
@@ -24,7 +24,7 @@ class Layout(serializers.Serializer[Any]):
 
 
 class TaskProgress(serializers.Serializer[Any]):
-    """What the program of an attempt told of its progress, in units of its own."""
+    """Progress that the program of an attempt reported, in its own units."""
 
     done = serializers.FloatField()
     at = serializers.DateTimeField(help_text="When it wrote that.")
@@ -47,12 +47,10 @@ class MeasuredLayout(serializers.Serializer[Any]):
 
 
 def layout(row: LayoutWords) -> dict[str, Any]:
-    """How GPUs lie."""
     return row._asdict()
 
 
 def progress(row: ProgressRow | None) -> dict[str, Any] | None:
-    """What an attempt told, or null."""
     if row is None:
         return None
     return {
@@ -67,7 +65,7 @@ def progress(row: ProgressRow | None) -> dict[str, Any] | None:
 
 
 def measured_layout(row: KnownLayoutRow) -> dict[str, Any]:
-    """One layout beside the fastest."""
+    """Return a layout and its throughput relative to the fastest."""
     return {
         "layout": layout(row.layout),
         "per_s": row.per_s,

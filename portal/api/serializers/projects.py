@@ -1,4 +1,4 @@
-"""The shapes of projects, members, quotas and their history."""
+"""Serializers of projects, members, quotas and their history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from portal.services.projects.projects import DEFAULT_QUOTA_VALUES, quota_values
 
 
 class Project(serializers.Serializer[Any]):
-    """A project as a list shows it."""
+    """A project in lists."""
 
     id = serializers.CharField()
     name = serializers.CharField()
@@ -36,7 +36,7 @@ class Project(serializers.Serializer[Any]):
 
 
 class Member(serializers.Serializer[Any]):
-    """A person's direct role in a project."""
+    """A user's direct role in a project."""
 
     user = UserReference()
     role = serializers.ChoiceField(ROLES)
@@ -44,7 +44,7 @@ class Member(serializers.Serializer[Any]):
 
 
 class QuotaValues(serializers.Serializer[Any]):
-    """The numbers of a quota; GPUs in thousandths."""
+    """The values of a quota; GPUs in thousandths."""
 
     guaranteed_milli = serializers.IntegerField()
     limit_milli = serializers.IntegerField(allow_null=True, help_text="null: no limit.")
@@ -56,7 +56,7 @@ class QuotaValues(serializers.Serializer[Any]):
 
 
 class QuotaDetail(QuotaValues):
-    """What a project may use of a pool. ``id`` and ``updated_at`` are null where defaults stand."""
+    """What a project may use of a pool. ``id`` and ``updated_at`` are null for defaults."""
 
     id = serializers.CharField(allow_null=True)
     project = Reference()
@@ -79,7 +79,6 @@ class QuotaChangeDetail(serializers.Serializer[Any]):
 
 
 def project(row: ProjectRow, role: Role | None, counts: ProjectCounts) -> dict[str, Any]:
-    """A project with its counts."""
     return {
         "id": row.public_id,
         "name": row.name,
@@ -97,12 +96,10 @@ def project(row: ProjectRow, role: Role | None, counts: ProjectCounts) -> dict[s
 
 
 def member(row: Membership) -> dict[str, Any]:
-    """A person's direct role."""
     return {"user": user_reference(row.user), "role": row.role, "since": timestamp(row.created_at)}
 
 
 def quota(row: Quota) -> dict[str, Any]:
-    """A quota that was set."""
     return {
         "id": row.public_id,
         "project": reference(row.project),
@@ -115,7 +112,7 @@ def quota(row: Quota) -> dict[str, Any]:
 
 
 def default_quota(project_row: ProjectRow, pool: NodePool) -> dict[str, Any]:
-    """What stands where no quota was set."""
+    """Return the quota of a project where none was set."""
     return {
         "id": None,
         "project": reference(project_row),
@@ -128,12 +125,11 @@ def default_quota(project_row: ProjectRow, pool: NodePool) -> dict[str, Any]:
 
 
 def unset_etag(project_row: ProjectRow, pool: NodePool) -> str:
-    """The entity tag of a quota that was never set."""
+    """Return the entity tag of a quota that was never set."""
     return f'"{project_row.public_id}.{pool.public_id}.0"'
 
 
 def quota_change(row: QuotaChange) -> dict[str, Any]:
-    """One edit of a quota."""
     return {
         "number": row.pk,
         "at": timestamp(row.at),

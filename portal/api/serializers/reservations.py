@@ -1,4 +1,4 @@
-"""The shape of a reservation, as one person may see it."""
+"""Serializers of reservations, as one user may see them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portal.selectors.scheduling.reservations import ReservationPhase, Reservati
 
 
 class BlockingJob(serializers.Serializer[Any]):
-    """A job of others that stands on reserved nodes."""
+    """A job of another project that runs on reserved nodes."""
 
     job = Reference(allow_null=True, help_text="null: a job that you may not see.")
     nodes = serializers.ListField(child=serializers.CharField())
@@ -20,7 +20,7 @@ class BlockingJob(serializers.Serializer[Any]):
 
 
 class Reservation(Reference):
-    """Nodes kept for projects, and those below them; for none: maintenance."""
+    """Nodes reserved for projects and their descendants; without projects: maintenance."""
 
     pool = Reference()
     phase = serializers.ChoiceField([phase.value for phase in ReservationPhase])
@@ -40,12 +40,10 @@ class Reservation(Reference):
 
 
 def etag_of(row: ReservationRow) -> str:
-    """The entity tag of a reservation as it stands."""
     return f'"{row.public_id}-{row.version}"'
 
 
 def reservation(shown: ReservationView) -> dict[str, Any]:
-    """A reservation as the reader may see it."""
     row = shown.row
     return {
         "id": row.public_id,

@@ -1,4 +1,4 @@
-"""The shape of a secret: all but its value."""
+"""Serializers of secrets, without their values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class Secret(serializers.Serializer[Any]):
 
 
 def secret(row: SecretRow) -> dict[str, Any]:
-    """A secret as REST tells it."""
     return {
         "id": row.public_id,
         "name": row.name,

@@ -1,4 +1,4 @@
-"""The shapes of the person who asks and of their tokens."""
+"""Serializers of the current user and their tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ROLES = [role.value for role in Role]
 
 
 class UserProject(Reference):
-    """A project and the role in effect in it."""
+    """A project and the effective role in it."""
 
     role = serializers.ChoiceField(ROLES, allow_null=True)
 
 
 class CurrentUser(serializers.Serializer[Any]):
-    """The person who asks."""
+    """The current user."""
 
     id = serializers.CharField()
     username = serializers.CharField()
@@ -50,7 +50,7 @@ class Token(serializers.Serializer[Any]):
 
 
 class NewToken(Token):
-    """A token with its text, which is shown this once."""
+    """A token with its text, which is shown only once."""
 
     token = serializers.CharField()
 
@@ -58,7 +58,7 @@ class NewToken(Token):
 def current_user(
     user: User, projects: list[Project], roles: dict[int, Role], token: ApiToken | None
 ) -> dict[str, Any]:
-    """The person, where they belong, and what this way of asking may do."""
+    """Return the user, their projects, and what this authentication permits."""
     return {
         "id": user.public_id,
         "username": user.username,
@@ -75,7 +75,6 @@ def current_user(
 
 
 def token(row: ApiToken) -> dict[str, Any]:
-    """A token without its secret."""
     return {
         "id": row.public_id,
         "name": row.name,

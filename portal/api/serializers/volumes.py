@@ -1,4 +1,4 @@
-"""The shape of a volume."""
+"""Serializers of volumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portal.models import Volume as VolumeRow
 
 
 class Volume(serializers.Serializer[Any]):
-    """A folder that jobs reach."""
+    """A directory that jobs mount."""
 
     id = serializers.CharField()
     name = serializers.CharField(help_text="Jobs ask by it.")
@@ -37,7 +37,6 @@ class Volume(serializers.Serializer[Any]):
 
 
 def volume(row: VolumeRow) -> dict[str, Any]:
-    """A volume as REST tells it."""
     keys = ("name", "kind", "scope", "path", "description", "read_only", "quota_mib")
     return {
         "id": row.public_id,

@@ -1,4 +1,4 @@
-"""The one routine that decides a workspace request, HTTP or WebSocket: who may enter, and where it goes."""
+"""Authorizes workspace requests, HTTP and WebSocket: who may enter, and where the request goes."""
 
 from __future__ import annotations
 
@@ -30,27 +30,25 @@ _T = TypeVar("_T")
 log = logging.getLogger(__name__)
 
 CACHE_TTL_S = 1.5
-"""How long an answer serves further requests of the same session; rights end within 5 s (X8)."""
+"""How long a decision serves further requests of the same session; permissions end within 5 s."""
 MAX_CACHED_DECISIONS = 5_000
 DECISION_TIMEOUT_S = 8.0
 THREADS = 4
 
 AUTHORIZATION_FORMATS = {"jupyterlab": "token {secret}"}
-"""How each tool wants its secret in Authorization."""
+"""Format of the secret in the Authorization header, by tool."""
 
 
 class AccessResult(StrEnum):
-    """What a request for a workspace meets."""
-
     ALLOWED = "open"
-    DENIED = "stranger"  # no session here; says nothing about whether the workspace exists
+    DENIED = "stranger"  # no session here; does not reveal whether the workspace exists
     STOPPED = "stopped"
     NOT_READY = "not_ready"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """How the gateway reaches the loopback of a node."""
+    """How the gateway reaches the loopback interface of a node."""
 
     public_id: str
     link: str
@@ -61,16 +59,15 @@ class NodeAddress:
 
     @classmethod
     def from_node(cls, node: Node) -> NodeAddress:
-        """As the record has it."""
         return cls(node.public_id, node.transport, node.host, node.port, node.ssh_user, node.host_key)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a workspace's server listens, what it is, and the word it knows the gateway by.
+    """Where a workspace's server listens, its tool, and the secret that authenticates the gateway.
 
-    ``row`` is the row number of the attempt. ``tool_port`` is the port that the server itself listens on; ``port`` is
-    the one by which the node publishes it.
+    ``row`` is the primary key of the attempt. ``tool_port`` is the port of the server itself; ``port`` is the
+    one at which the node publishes it.
     """
 
     job: str
@@ -85,7 +82,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class AccessDecision:
-    """An answer, and the target where it is OPEN."""
+    """A result, and the target if it is OPEN."""
 
     result: AccessResult
     target: Target | None = None
@@ -95,11 +92,11 @@ DENIED = AccessDecision(AccessResult.DENIED)
 
 
 class AuthorizationUnavailableError(Exception):
-    """The record could not be asked; neither yes nor no."""
+    """The database did not answer; access is neither granted nor denied."""
 
 
 def decide_access(job: str, cookie: str) -> AccessDecision:
-    """Whether the holder of this cookie may use this workspace now, and where it is; by the record alone."""
+    """Return from the database whether this cookie's holder may use this workspace now, and its target."""
     if not job or not cookie:
         return DENIED
     row = (
@@ -135,7 +132,7 @@ def _attempt_access(attempt: Attempt) -> AccessDecision:
 
 
 def _target(attempt: Attempt, task: Task) -> Target | None:
-    """Where the server of a running attempt is; None while its task does not run, or its secret does not open."""
+    """Return the server of a running attempt; None without a running task or a decryptable secret."""
     job = attempt.job
     port = task.ports.get(str(job.environment.tool_port))
     if task.state != AttemptState.RUNNING.value or not isinstance(port, int):
@@ -160,7 +157,7 @@ def _target(attempt: Attempt, task: Task) -> Target | None:
 
 
 def running_targets() -> list[Target]:
-    """The servers of all running workspaces that hold GPUs, on nodes that answer: two queries."""
+    """Return the servers of all running workspaces with GPUs on reachable nodes, in two queries."""
     attempts = Attempt.objects.filter(
         job__kind=JobKind.WORKSPACE.value,
         job__desired_state=DesiredState.RUN.value,
@@ -176,16 +173,17 @@ def running_targets() -> list[Target]:
 
 
 def extend_session(cookie: str) -> None:
-    """Whoever works in a workspace is not idle: the portal session behind it lasts on."""
+    """Extend the portal session behind a workspace that is in use."""
     row = WorkspaceSession.objects.filter(cookie_sha256=digest(cookie)).only("session_key").first()
     if row is not None:
         renew_workspace_session(row.session_key)
 
 
 class Authorizer:
-    """Asks the record in threads, one question at a time for each session, and keeps answers for FRESH_S.
+    """Look up decisions in threads, one query at a time per session, and cache them for CACHE_TTL_S.
 
-    ``question`` is asked with a name and a cookie; ``used`` is told the cookie now and then while it is open.
+    ``lookup`` is called with a name and a cookie; ``on_use`` is called with the cookie from time to time
+    while open.
     """
 
     def __init__(
@@ -201,7 +199,7 @@ class Authorizer:
         self._last_use_at: dict[tuple[str, str], float] = {}
 
     async def decide(self, job: str, cookie: str, *, max_age_s: float = CACHE_TTL_S) -> AccessDecision:
-        """An answer at most ``fresh_s`` old. Raises Unknown when the record does not answer."""
+        """Return a decision at most ``max_age_s`` old. Raise AuthorizationUnavailableError."""
         if not job or not cookie:
             return DENIED
         key = (job, cookie)
@@ -219,7 +217,7 @@ class Authorizer:
             raise AuthorizationUnavailableError(str(problem)) from problem
 
     async def redeem(self, ticket: str, job: str) -> str | None:
-        """The cookie for a good ticket, else None. Raises Unknown when the record does not answer."""
+        """Return the cookie for a valid ticket, else None. Raise AuthorizationUnavailableError."""
         try:
             return await asyncio.wait_for(
                 self.run_in_thread(do_redeem_ticket, ticket, job), DECISION_TIMEOUT_S
@@ -228,12 +226,12 @@ class Authorizer:
             raise AuthorizationUnavailableError(str(problem)) from problem
 
     def invalidate(self, job: str) -> None:
-        """Drops what is kept about a workspace; the next request asks the record."""
+        """Drop cached decisions on a workspace; the next request queries the database."""
         for key in [key for key in self._cache if key[0] == job]:
             del self._cache[key]
 
     def close(self) -> None:
-        """Ends the threads and their connections to the record."""
+        """End the threads and their database connections."""
         together = threading.Barrier(self._thread_count)
         for _ in range(self._thread_count):
             self._threads.submit(_close_connection, together)
@@ -257,7 +255,7 @@ class Authorizer:
         return decision
 
     async def run_in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
-        """What ``question`` gives, asked in a thread that has a connection to the record."""
+        """Run ``function`` in a thread that has a database connection."""
 
         def asked() -> _T:
             close_old_connections()
@@ -267,7 +265,7 @@ class Authorizer:
 
 
 def _close_connection(barrier: threading.Barrier) -> None:
-    """Closes this thread's connection, once every thread of the pool is here to do the same."""
+    """Close this thread's connection, once every thread of the pool has reached the barrier."""
     with contextlib.suppress(threading.BrokenBarrierError):
         barrier.wait(1.0)
     connections.close_all()

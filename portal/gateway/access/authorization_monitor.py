@@ -1,4 +1,4 @@
-"""Ends long requests and sockets within 5 s of the moment their right ends."""
+"""Ends long requests and sockets within 5 s after their permission ends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from portal.gateway.access.authorization import (
 
 CHECK_INTERVAL_S = 1.5
 MAX_DECISION_AGE_S = 0.5
-"""Together with the question itself these stay below the 5 s of X8."""
+"""Together with the query itself this stays below 5 s."""
 MAX_DATABASE_OUTAGE_S = 60.0
-"""While the record is away nobody can lose a right in it; after this long the stream ends all the same."""
+"""No permission can be revoked while the database is down; after this time streams end nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveGrant:
-    """A right in use: this cookie on this workspace, for this target."""
+    """A permission in use: this cookie on this workspace, for this target."""
 
     job: str
     cookie: str
@@ -32,7 +32,7 @@ class ActiveGrant:
 
 
 class AuthorizationMonitor:
-    """Asks again about every right in use, and calls back where it is gone."""
+    """Recheck every permission in use, and call back when it ends."""
 
     def __init__(self, authorizer: Authorizer) -> None:
         self._authorizer = authorizer
@@ -42,7 +42,7 @@ class AuthorizationMonitor:
 
     @contextlib.contextmanager
     def watch(self, grant: ActiveGrant, on_revoked: Callable[[], None]) -> Iterator[None]:
-        """While inside, ``lost`` is called (once) when the right is gone."""
+        """Within the context, call ``on_revoked`` once when the permission ends."""
         self._callbacks.setdefault(grant, set()).add(on_revoked)
         self._confirmed_at.setdefault(grant, monotonic())
         if self._task is None or self._task.done():
@@ -58,11 +58,10 @@ class AuthorizationMonitor:
 
     @property
     def active_attempts(self) -> set[int]:
-        """The attempts (row numbers) to which a socket or a long request is open."""
+        """Primary keys of attempts with an open socket or long request."""
         return {grant.target.attempt_pk for grant in self._callbacks}
 
     def close(self) -> None:
-        """Stops watching."""
         if self._task is not None:
             self._task.cancel()
 

@@ -1,4 +1,4 @@
-"""The way to the portal's pages, REST and sockets: everything that is not a workspace, over a unix socket."""
+"""Proxy to web for pages, REST and sockets: everything that is not a workspace, over a unix socket."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from portal.gateway.proxy.websocket_proxy import HandshakeRejectedError, proxy_w
 log = logging.getLogger(__name__)
 
 RESPONSE_TIMEOUT_S = 9.0
-"""A web process that does not begin to answer by then is treated as down (I20: never a hang over 10 s)."""
+"""A web process that does not start to answer by then counts as down; no request hangs for 10 s."""
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
-"""Twice what Django takes into memory; web would lay a longer one on its disk before it refused it."""
+"""Twice Django's in-memory limit; web would write a larger body to disk before it refuses it."""
 
 
 @access_policy(AccessPolicy.PUBLIC)
 class PortalApp:
-    """Passes a request on to web, which applies its own policies."""
+    """Proxy a request to web, which applies its own access policies."""
 
     def __init__(self, upstreams: Upstreams, *, secure: bool, trusted_peers: frozenset[str]) -> None:
         self._upstreams, self._secure, self._trusted_peers = upstreams, secure, trusted_peers
@@ -75,7 +75,7 @@ class PortalApp:
         )
 
     def _client(self, scope: Scope) -> str | None:
-        """The browser's address: the peer's, or what a trusted front server says it was."""
+        """Return the browser's address: the peer's, or the one that a trusted proxy reports."""
         peer: str | None = scope["client"][0] if scope.get("client") else None
         if peer in self._trusted_peers:
             for name, value in reversed(scope["headers"]):

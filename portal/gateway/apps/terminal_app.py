@@ -1,7 +1,6 @@
-"""Terminals on the portal's own origin: who may enter which, and the way to the process that holds it on its node.
+"""Terminals on the portal's origin: authorization, and the connection to the terminal's process on its node.
 
-The socket is a WebSocket between the browser's page and that process; nothing of it is read here but whether
-somebody types.
+The WebSocket connects the browser's page and that process; the gateway inspects only whether there is input.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ log = logging.getLogger(__name__)
 
 PATH = re.compile(rb"/terminals/([a-z0-9]{1,16})/")
 BINARY_OPCODE = 0x2
-"""The kind of message (RFC 6455: binary) in which a page sends what is typed."""
+"""The frame type (RFC 6455: binary) in which a page sends input."""
 
 
 def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
-    """Whether the holder of this portal session may use this terminal now, and where it is; by the record alone."""
+    """Return from the database whether the session may use this terminal now, and its target."""
     row = (
         Terminal.objects.select_related("user", "task__node", "task__attempt__job__project")
         .filter(public_id=public_id, session_key=session_key, closed_at__isnull=True, error="")
@@ -92,13 +91,13 @@ def decide_terminal_access(public_id: str, session_key: str) -> AccessDecision:
 
 
 def close_stale_terminals() -> None:
-    """What an earlier gateway left open has ended with it."""
+    """Mark terminals as closed that were open in an earlier gateway process."""
     close_orphaned_terminals("The gateway was started anew.")
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class TerminalApp:
-    """Answers every request below ``/terminals/``."""
+    """Answer every request below ``/terminals/``."""
 
     def __init__(
         self,
@@ -117,14 +116,13 @@ class TerminalApp:
         self._send_error = partial(send_error, secure=addresses.secure)
 
     async def start(self) -> None:
-        """Begins; a record that does not answer is no reason not to."""
+        """Close stale terminals; start also when the database does not answer."""
         try:
             await self._authorizer.run_in_thread(close_stale_terminals)
         except (DatabaseError, OSError) as problem:
             log.warning("terminals that were left open are not closed in the record: %s", problem)
 
     def close(self) -> None:
-        """Ends with the gateway."""
         self._monitor.close()
         self._authorizer.close()
 
@@ -197,7 +195,7 @@ class TerminalApp:
 
 
 class InputDetector:
-    """Hears by the kind of the messages that pass whether somebody types; their contents are not looked at."""
+    """Detect input by the frame type of messages; their content is not inspected."""
 
     def __init__(self, on_input: Callable[..., None]) -> None:
         self._on_input = on_input
@@ -205,12 +203,12 @@ class InputDetector:
         self._session_extended_at = -RENEW_INTERVAL_S * 2.0
 
     def feed(self, data: bytes) -> None:
-        """These bytes came from the browser."""
+        """Process bytes from the browser."""
         self._frames.feed(data)
 
     def _on_frame(self, kind: int) -> None:
         if kind == BINARY_OPCODE:
-            keeps = monotonic() - self._session_extended_at >= RENEW_INTERVAL_S
-            if keeps:
+            extends_session = monotonic() - self._session_extended_at >= RENEW_INTERVAL_S
+            if extends_session:
                 self._session_extended_at = monotonic()
-            self._on_input(keeps=keeps)
+            self._on_input(extends_session=extends_session)

@@ -1,4 +1,4 @@
-"""A workspace's origin: exact-origin checks, the ticket door, and the way to its server."""
+"""A workspace's origin: exact-origin checks, redemption of tickets, and the proxy to its server."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ GATEWAY_PATH_PREFIX = b"/.fairway/"
 
 @dataclass(frozen=True)
 class GatewayAddresses:
-    """The addresses the gateway knows itself by."""
+    """Public addresses of this installation."""
 
     portal_origin: str
     apps_domain: str
     secure: bool
     max_upload_bytes: int | None = None
-    """The longest body that a workspace is sent; None: as long as its tool takes it."""
+    """The largest body for a workspace; None: no limit besides the tool's."""
 
     def workspace_origin(self, job: str) -> str:
         scheme = "https" if self.secure else "http"
@@ -52,16 +52,16 @@ class GatewayAddresses:
 
 
 def single_header(headers: Headers, header_name: bytes) -> bytes | None:
-    """The value of a header that comes once, or None."""
+    """Return the value of a header that occurs once, or None."""
     return next((value for name, value in headers if name == header_name), None)
 
 
 def is_cross_site(scope: Scope, headers: Headers, origin: str) -> bool:
-    """True for requests that another site's page made the browser send.
+    """Return whether another site's page made the browser send the request.
 
-    A workspace's cookie is Lax, and two workspaces may be one site: only the exact origin proves that a
-    request came from the workspace's own page. A plain navigation (a bookmark, a link) may come from
-    anywhere.
+    A workspace's cookie is SameSite=Lax, and two workspaces may be the same site: only the exact origin
+    proves that a request came from the workspace's own page. A plain navigation (a bookmark, a link) may come
+    from anywhere.
     """
     sent = single_header(headers, b"origin")
     if scope["type"] == "websocket":
@@ -80,7 +80,7 @@ def is_cross_site(scope: Scope, headers: Headers, origin: str) -> bool:
 
 @access_policy(AccessPolicy.WORKSPACE)
 class WorkspaceApp:
-    """Answers every request to a name ``ws-...`` below the apps domain."""
+    """Answer every request to a name ``ws-...`` below the apps domain."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class WorkspaceApp:
                 retry_after_s=5,
             )
 
-    # -- parts -------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------
 
     def _proxied_request(self, scope: Scope, job: str, cookie: str, target: Target) -> ProxiedRequest:
         addresses = self._addresses
@@ -186,7 +186,7 @@ class WorkspaceApp:
         )
 
     async def _serve_gateway_path(self, job: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Paths of the gateway itself on a workspace's origin: the ticket door, and nothing else."""
+        """Serve the gateway's own paths on a workspace's origin: only the redemption of tickets."""
         if scope["raw_path"] != ENTER_PATH.encode():
             await self._send_error(
                 send, scope, 404, "not_found", "Not found", "There is nothing here under that name."
@@ -206,7 +206,7 @@ class WorkspaceApp:
             return
         sent = single_header(scope["headers"], b"origin")
         if sent is not None and sent.decode("latin-1") != self._addresses.portal_origin:
-            # Otherwise a stranger's page could sign the browser in to the stranger's workspace.
+            # Otherwise another site's page could sign the browser in to that site's workspace.
             await self._send_error(
                 send, scope, 403, "foreign_origin", "Refused", "The ticket came from a page of another site."
             )
@@ -284,7 +284,7 @@ class WorkspaceApp:
 
 
 async def _read_ticket(receive: Receive) -> str:
-    """The field ``ticket`` of a small form; "" for anything else."""
+    """Return the field ``ticket`` of a small form; "" for anything else."""
     body = b""
     while True:
         message = await receive()

@@ -1,4 +1,4 @@
-"""Cookies at the gateway: the portal's own reach no tool, a tool's stay on its host and within bounds. Pure."""
+"""Cookies at the gateway: the portal's never reach a tool, a tool's stay on its host and within limits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ PORTAL_COOKIES = (b"fairway_", b"__host-fairway_", b"__secure-fairway_")
 COOKIES_PER_HOST = 50
 COOKIE_BYTES = 4096
 COOKIE_BYTES_PER_HOST = 8192
-"""Half of what common servers accept for all headers together; more would lock a user out of the tool."""
+"""Half of the common server limit for all headers; more would lock a user out of the tool."""
 
 
 def is_portal_cookie(name: bytes) -> bool:
-    """True for names that belong to the portal and its gateway; tools neither see nor set them."""
+    """Return whether the name is reserved for portal and gateway; tools neither see nor set such cookies."""
     return name.strip().lower().startswith(PORTAL_COOKIES)
 
 
 def read_cookie(headers: Headers, cookie_name: bytes) -> str:
-    """The value of a cookie, or ""."""
+    """Return the value of a cookie, or ""."""
     for name, pair in _named(headers):
         if name == cookie_name:
             return pair.partition(b"=")[2].decode("latin-1")
@@ -27,15 +27,16 @@ def read_cookie(headers: Headers, cookie_name: bytes) -> str:
 
 
 def portal_headers(headers: Headers) -> Headers:
-    """The request's headers with the portal's own cookies only.
+    """Return the request's headers with only the portal's own cookies.
 
-    A page on a related domain can set cookies for the portal's host; without them it cannot fill up its requests.
+    A page on a related domain can set cookies for the portal's host; dropping them keeps requests below size
+    limits.
     """
     return _with_cookies(headers, [pair for name, pair in _named(headers) if is_portal_cookie(name)])
 
 
 def tool_headers(headers: Headers) -> Headers:
-    """The request's headers without the portal's cookies, nameless cookies and those beyond the bounds of a host."""
+    """Return the request's headers without portal and nameless cookies and those beyond the limit."""
     kept: list[bytes] = []
     left_bytes = COOKIE_BYTES_PER_HOST
     for name, pair in _named(headers):
@@ -46,16 +47,16 @@ def tool_headers(headers: Headers) -> Headers:
 
 
 class ToolCookies:
-    """The cookies that a tool may set in one answer, given those that the browser sent with the request."""
+    """Filter the cookies that a tool sets in one response, given those in the request."""
 
     def __init__(self, sent: Headers) -> None:
         self._sizes = {name: len(pair) for name, pair in _named(sent) if not is_portal_cookie(name)}
 
     def accept(self, value: bytes) -> bytes | None:
-        """A Set-Cookie bound to the tool's own host (no Domain); None where it must not reach the browser.
+        """Return a Set-Cookie bound to the tool's own host (no Domain); None if it is dropped.
 
-        Dropped are nameless cookies, the portal's names, and what would exceed the bounds of a host. A cookie that
-        gets no longer always passes, so that a tool can remove its own.
+        Dropped are nameless cookies, reserved names, and what would exceed the limit of a host. A cookie that
+        does not grow always passes, so that a tool can remove its own.
         """
         pair, *attributes = value.split(b";")
         raw_name, equals, _ = pair.partition(b"=")
@@ -75,7 +76,7 @@ class ToolCookies:
 
 
 def _named(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """Name and ``name=value`` of each cookie in a request; nameless ones are left out."""
+    """Return name and ``name=value`` of each cookie in a request, without nameless ones."""
     for header, value in headers:
         if header == b"cookie":
             for part in value.split(b";"):

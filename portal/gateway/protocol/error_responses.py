@@ -1,4 +1,4 @@
-"""The few small pages the gateway answers by itself, as HTML or, when asked, as problem+json."""
+"""Error responses of the gateway itself, as HTML or, when requested, as problem+json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINGER_S = 1.0
 
 
 def wants_json(scope: Scope) -> bool:
-    """True for a client that asks for JSON and not for a page, and for everything below /api/."""
+    """Return whether the client accepts JSON and not HTML, or the path is below /api/."""
     accept = next((value.lower() for name, value in scope["headers"] if name == b"accept"), b"")
     return scope["raw_path"].startswith(b"/api/") or (b"json" in accept and b"text/html" not in accept)
 
@@ -37,7 +37,7 @@ def build_response(
     retry_after_s: int | None = None,
     secure: bool = False,
 ) -> tuple[int, Headers, bytes]:
-    """Status, headers and body of an answer of the gateway's own. ``link`` is (address, words)."""
+    """Return status, headers and body. ``link`` is (URL, text)."""
     if json_wanted:
         kind = "application/problem+json"
         problem = {
@@ -77,10 +77,10 @@ async def send_response(
     websocket: bool = False,
     unread: Receive | None = None,
 ) -> None:
-    """Sends an answer of the gateway's own; to a WebSocket it refuses the handshake with the same.
+    """Send a response of the gateway; for a WebSocket, refuse the handshake with it.
 
-    ``unread`` gives what the browser still sends: it is taken for a moment, because a connection that closes on
-    unread bytes takes the answer with it.
+    ``unread`` receives the rest of the request: it is read for a moment, because a connection closed with
+    unread bytes loses the response.
     """
     status, headers, body = reply
     kind = "websocket.http.response" if websocket else "http.response"
@@ -98,7 +98,7 @@ async def send_response(
 async def send_too_large(
     send: Send, scope: Scope, receive: Receive, max_bytes: int | None, *, secure: bool = False
 ) -> None:
-    """Refuses a body: 413."""
+    """Refuse a body with 413."""
     mebibytes = (max_bytes or 0) // 1024**2
     message = f"It may hold at most {mebibytes} MiB. Nothing of it was kept."
     status, headers, body = build_response(
@@ -122,7 +122,7 @@ async def send_error(
     secure: bool = False,
     close: bool = False,
 ) -> None:
-    """Answers a request, or refuses a handshake, in the gateway's own words; ``close`` ends the connection."""
+    """Answer a request, or refuse a handshake, with an error; ``close`` ends the connection."""
     if link is None and retry_after_s is not None and scope.get("method") == "GET":
         link = ("", "Try again")
     status, headers, body = build_response(

@@ -1,4 +1,4 @@
-"""Refuses requests that two programs could read in two ways."""
+"""Refuses requests that two parsers could read differently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WEBDAV = frozenset({"PROPFIND", "PROPPATCH", "MKCOL", "COPY", "MOVE", "LOCK", "U
 
 
 def framing_error(headers: Headers, raw_path: bytes, query: bytes) -> str | None:
-    """Why a request is refused with 400, as a message; None when there is only one way to read it."""
+    """Return why a request is refused with 400, as a message; None if it is unambiguous."""
     if not _TARGET.fullmatch(raw_path) or not _QUERY.fullmatch(query):
         return "The address holds characters that are not allowed in one."
     seen: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""What crosses the gateway: which headers pass, and which are ours alone. Pure."""
+"""Filters headers in both directions, and sets those that belong to the gateway; no I/O."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOP_BY_HOP = frozenset(
 PROXY_HEADERS = frozenset(
     {b"forwarded", b"x-real-ip", b"x-client-ip", b"via", b"proxy", b"x-original-url", b"x-rewrite-url"}
 )
-"""Headers that only the gateway may set or that steer careless servers, next to all of ``x-forwarded-*``."""
+"""Headers that only the gateway may set or that affect careless servers, besides all ``x-forwarded-*``."""
 HANDSHAKE = frozenset(
     {
         b"sec-websocket-key",
@@ -44,13 +44,13 @@ _BLOCKED_TOOL_HEADERS = frozenset(
         b"alt-svc",
         b"public-key-pins",
         b"date",
-        b"clear-site-data",  # its cookies are those of the whole registrable domain, not of this host
+        b"clear-site-data",  # it would clear cookies of the whole registrable domain, not only of this host
     }
 )
 
 
 def _connection_options(headers: Headers) -> set[bytes]:
-    """The names that Connection declares to be for this hop only."""
+    """Return the hop-by-hop header names in Connection."""
     return {
         token.strip().lower()
         for name, value in headers
@@ -60,7 +60,7 @@ def _connection_options(headers: Headers) -> set[bytes]:
 
 
 def upstream_request_headers(headers: Headers, *, drop: Iterable[bytes] = ()) -> Headers:
-    """The request's headers without this hop's, without forged proxy headers, without underscore twins."""
+    """Return the request's headers without hop-by-hop, forged proxy and underscore variants."""
     gone = HOP_BY_HOP | PROXY_HEADERS | HANDSHAKE | _connection_options(headers) | set(drop)
     gone -= {b"host", b"content-length"}
     return [
@@ -71,7 +71,7 @@ def upstream_request_headers(headers: Headers, *, drop: Iterable[bytes] = ()) ->
 
 
 def forwarded_headers(client: str | None, scheme: str, host: bytes) -> Headers:
-    """The proxy headers, as the gateway itself saw the request."""
+    """Return the proxy headers for the request as the gateway received it."""
     ours = [(b"x-forwarded-proto", scheme.encode()), (b"x-forwarded-host", host)]
     if client:
         ours.append((b"x-forwarded-for", client.encode()))
@@ -79,7 +79,7 @@ def forwarded_headers(client: str | None, scheme: str, host: bytes) -> Headers:
 
 
 def client_response_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """A response's headers without this hop's. A length beside a transfer encoding does not count."""
+    """Return a response's headers without hop-by-hop ones, or Content-Length beside Transfer-Encoding."""
     lowered = [(name.lower(), value) for name, value in headers]
     gone = HOP_BY_HOP | _connection_options(lowered) | HANDSHAKE
     if any(name == b"transfer-encoding" for name, _ in lowered):
@@ -90,9 +90,9 @@ def client_response_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 def tool_response_headers(
     headers: Iterable[tuple[bytes, bytes]], *, secure: bool, sent: Headers, ports: Collection[int]
 ) -> Headers:
-    """A tool's response headers, its cookies bound to its host, with what every workspace page carries.
+    """Return a tool's response headers, cookies bound to its host, with those of every workspace page.
 
-    ``sent`` are the request's headers; ``ports`` are those by which the tool may name itself on a loopback address.
+    ``sent`` are the request's headers; ``ports`` are those of the tool itself in loopback URLs.
     """
     kept: Headers = []
     policy = False

@@ -1,7 +1,7 @@
-"""The browser's side of HTTP: what a request may be before anybody reads it, on top of uvicorn's own protocol.
+"""HTTP towards the browser: checks before any application code, on top of uvicorn's protocol.
 
-Framing itself is read by llhttp, which refuses what is ambiguous. Here stands what it lets pass although two
-programs could read it in two ways, and an end to heads that are too long or never come.
+llhttp parses the framing and refuses what is ambiguous. This module refuses requests that llhttp accepts
+although two parsers could read them differently, and limits size and duration of request heads.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ HTTP_VERSIONS = frozenset({"1.0", "1.1"})
 
 
 class HeadRejectedError(Exception):
-    """This head is not taken; llhttp ends the request with it."""
+    """The head is refused; raised in a callback, it makes llhttp end the request."""
 
 
 class GatewayHttpProtocol(HttpToolsProtocol):
-    """What uvicorn serves the public port with (its ``http`` option)."""
+    """The protocol with which uvicorn serves the public port (its ``http`` option)."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._in_head = False
-        self._buffered_bytes = 0  # of a head, of chunk extensions or of trailers, while they come in pieces
+        self._buffered_bytes = 0  # of a head, of chunk extensions or of trailers received in parts
         self._rejection = (400, "The request is malformed.")
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -66,7 +66,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._start_head_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Says why and closes; only closes where the answer to an earlier request is still on its way."""
+        """Send the reason and close; only close if an earlier response is still being sent."""
         self._stop_head_timer()
         if not self._response_in_progress():
             status, message = self._rejection
@@ -81,7 +81,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._in_head, self._buffered_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # what follows a chunked body is a trailer, which no rule here has looked at
+        if self._in_head:  # data after a chunked body is a trailer, which these rules do not check
             super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
@@ -98,7 +98,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._check()
         super().on_headers_complete()
 
-    # -- parts -------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------
 
     def _check(self) -> None:
         size, chunked, body = len(self.url), False, False
@@ -118,21 +118,21 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if not self.url.startswith((b"/", b"*")) and not self._host_matches_target():
             self._reject(400, "The address names another host than the Host header.")
         if self.parser.should_upgrade():
-            # llhttp takes what follows for another protocol, others would take it for this request's body
+            # llhttp would treat the rest as another protocol, other parsers as this request's body
             if body:
                 self._reject(400, "A request to change the protocol has no body.")
             if self.cycle is not None and not self.cycle.response_complete:
                 self._reject(400, "The protocol cannot change before the last answer has come.")
 
     def _host_matches_target(self) -> bool:
-        """True for an absolute address (RFC 9112, 3.2.2) whose host is the one of the Host header."""
+        """Return whether an absolute target (RFC 9112, 3.2.2) has the host of the Host header."""
         scheme, _, rest = self.url.partition(b"://")
         authority = rest.partition(b"/")[0].partition(b"?")[0].lower()
         hosts = [value.strip().lower() for name, value in self.headers if name == b"host"]
         return scheme.lower() in (b"http", b"https") and hosts == [authority]
 
     def _response_in_progress(self) -> bool:
-        """True while bytes of ours would fall into the answer to a request before this one."""
+        """Return whether bytes sent now would become part of an earlier response."""
         cycle = self.cycle
         begun = cycle is not None and cycle.response_started and not cycle.response_complete
         return begun or bool(self.pipeline)

@@ -1,4 +1,4 @@
-"""Addresses in a tool's answers: a loopback address means the user's own machine once a browser follows it."""
+"""URLs in a tool's responses: in a browser, a loopback URL refers to the user's own machine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from urllib.parse import unquote
 _ABSOLUTE = re.compile(
     r"(?:(?:https?|wss?):[/\\]*|[/\\]{2,})(?P<authority>[^/\\?#]*)(?P<rest>.*)", re.I | re.S
 )
-"""As browsers read it: any number of slashes, and backslashes too."""
+"""As browsers parse it: any number of slashes, and backslashes too."""
 _REFRESH = re.compile(r"(?P<delay>[^;,]*[;,]\s*(?:url\s*=\s*)?)(?P<quote>[\"']?)(?P<address>.*)", re.I | re.S)
 _IGNORED_BY_BROWSERS = str.maketrans("", "", "\t\r\n")
 
 
 def rewrite_location(value: bytes, ports: Collection[int]) -> bytes | None:
-    """The value of Location, Content-Location or Refresh as it may reach the browser.
+    """Return the value of Location, Content-Location or Refresh for the browser.
 
-    A loopback address with one of the tool's own ``ports`` becomes a path on the workspace's origin. None for every
-    other loopback address: it would send the browser to a program on the user's machine.
+    A loopback URL with one of the tool's own ``ports`` becomes a path on the workspace's origin. None for
+    every other loopback URL: it would lead the browser to a program on the user's machine.
     """
     text = value.decode("latin-1").translate(_IGNORED_BY_BROWSERS).strip()
     prefix = ""
@@ -39,7 +39,7 @@ def rewrite_location(value: bytes, ports: Collection[int]) -> bytes | None:
 
 
 def _split(authority: str) -> tuple[str, int | None]:
-    """Host and port of ``user@host:port``; no port where it is missing or is no number."""
+    """Return host and port of ``user@host:port``; None if the port is missing or invalid."""
     place = authority.rpartition("@")[2]
     host, colon, port = place.rpartition(":")
     if not colon or place.endswith("]"):
@@ -55,7 +55,8 @@ def _is_loopback(host: str) -> bool:
         address = ipaddress.ip_address(name)
     except ValueError:
         try:
-            address = ipaddress.IPv4Address(socket.inet_aton(name))  # 127.1, 0x7f000001 and 2130706433 too
+            # also accepts 127.1, 0x7f000001 and 2130706433
+            address = ipaddress.IPv4Address(socket.inet_aton(name))
         except (OSError, UnicodeError):
             return False
     mapped = getattr(address, "ipv4_mapped", None) or address

@@ -1,7 +1,7 @@
-"""A lean HTTP/1.1 client for one hop: headers and body as bytes, one question at a time on a connection.
+"""A minimal HTTP/1.1 client for one hop: headers and body as bytes, one request at a time per connection.
 
-It exists because the gateway's work is a few microseconds of rules around moving bytes; see
-docs/decisions for what was measured. Framing is read by llhttp (httptools), which refuses what is ambiguous.
+A general client was slower than the reference proxy (docs/decisions/gateway-bytes.md). llhttp (httptools)
+parses the framing and refuses ambiguous messages.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[tuple[asyncio.Tra
 
 
 class NoResponseError(Exception):
-    """Nothing upstream answered, and nothing was sent to the browser yet."""
+    """Upstream did not answer, and nothing was sent to the browser yet."""
 
 
 class IncompleteResponseError(Exception):
-    """The answer ended before its end."""
+    """The response ended before it was complete."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection upstream. ``begin`` asks; ``head`` and ``read`` give the answer as it comes."""
+    """An upstream connection; ``read_head`` and ``read`` return the response to ``send_head``."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -57,10 +57,10 @@ class Connection(asyncio.Protocol):
         self.complete = False
         self._keep_alive = False
 
-    # -- what the gateway does ---------------------------------------------------------------------
+    # -- public interface ------------------------------------------------------------------------------
 
     def send_head(self, head: bytes, *, head_request: bool) -> None:
-        """Sends a request's head. The answer of the one before must be complete."""
+        """Send a request's head. The previous response must be complete."""
         self.request_count += 1
         self._awaiting_response, self._head_request, self._is_interim = True, head_request, False
         self.status, self.headers, self.complete, self._keep_alive = 0, [], False, False
@@ -68,26 +68,26 @@ class Connection(asyncio.Protocol):
         self.write(head)
 
     def write(self, data: bytes) -> None:
-        """Sends bytes of the request."""
+        """Send bytes of the request body."""
         if self._transport is not None and not self.closed:
             self._transport.write(data)
 
     async def drain(self) -> None:
-        """Waits while upstream takes no more. Raises ConnectionError when it is gone."""
+        """Wait while the send buffer is full. Raise ConnectionError when the connection is lost."""
         if self._writable is not None:
             await self._writable
         if self.closed:
             raise ConnectionResetError("upstream closed the connection")
 
     async def read_head(self) -> None:
-        """Waits for status and headers. Raises NoAnswer."""
+        """Wait for status and headers. Raise NoResponseError."""
         while not self.status:
             if self._problem is not None or self.closed:
                 raise NoResponseError(str(self._problem or "the connection was closed"))
             await self._wait()
 
     async def read(self) -> bytes:
-        """What has come of the body; b"" when it is complete. Raises BrokenOff."""
+        """Return received bytes of the body; b"" when it is complete. Raise IncompleteResponseError."""
         while not self._chunks:
             if self.complete:
                 return b""
@@ -105,23 +105,24 @@ class Connection(asyncio.Protocol):
 
     @property
     def at_eof(self) -> bool:
-        """True when ``read`` would give b"" at once."""
+        """True when ``read`` would return b"" at once."""
         return self.complete and not self._chunks
 
     @property
     def is_reusable(self) -> bool:
-        """True when another question may be asked here."""
+        """True when another request may be sent."""
         return self.complete and self._keep_alive and not self.closed and not self._chunks
 
     def release(self) -> None:
-        """The answer has been taken: from here on nothing may come."""
+        """Mark the response as consumed: any further data is an error."""
         self._awaiting_response = False
         self.headers = []
         if self._head_request or self.status in _BODILESS:
-            self._parser = httptools.HttpResponseParser(self)  # it may expect a body that never comes
+            # the old parser may expect a body that never comes
+            self._parser = httptools.HttpResponseParser(self)
 
     def close(self) -> None:
-        """Ends the connection now; what was not sent yet is dropped."""
+        """End the connection now; unsent data is dropped."""
         if self._transport is not None and not self.closed:
             self._transport.abort()
         self.closed = True
@@ -173,7 +174,7 @@ class Connection(asyncio.Protocol):
             self._fail(ConnectionError("upstream answered twice"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.status:  # what follows a chunked body is a trailer, which no rule has looked at
+        if not self.status:  # data after a chunked body is a trailer, which these rules do not check
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -189,7 +190,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def on_body(self, body: bytes) -> None:
-        self._framing_bytes = 0  # of what is neither head nor body; a body may be of any length
+        self._framing_bytes = 0  # bytes that are neither head nor body; bodies are unlimited
         if self.complete:
             return
         self._chunks.append(body)
@@ -206,10 +207,10 @@ class Connection(asyncio.Protocol):
         self.complete = True
         self._wake()
 
-    # -- parts -------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------
 
     def _ends_at_close(self) -> bool:
-        """True for an answer that has no length, so that the end of the connection is its end."""
+        """Return whether the response has no length, so that the end of the connection ends it."""
         return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
 
     def _fail(self, problem: Exception) -> None:
@@ -231,7 +232,7 @@ class Connection(asyncio.Protocol):
 
 
 class UpstreamPool:
-    """The way to one server, web or one port of a node, with connections that wait to be used again."""
+    """Connections to one server, web or one port of a node, with idle ones for reuse."""
 
     def __init__(self, connect: Connect, *, max_idle_s: float) -> None:
         self._connect = connect
@@ -239,7 +240,7 @@ class UpstreamPool:
         self._idle: deque[Connection] = deque()
 
     async def acquire(self, *, new: bool = False) -> Connection:
-        """A connection on which to ask. Raises NoAnswer."""
+        """Return a connection for one request. Raise NoResponseError."""
         edge = monotonic() - self._max_idle_s
         while self._idle and not new:
             found = self._idle.pop()
@@ -250,7 +251,7 @@ class UpstreamPool:
         return made
 
     async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> Any:
-        """A new connection for this protocol. Raises NoAnswer."""
+        """Return a new connection for this protocol. Raise NoResponseError."""
         try:
             _, made = await self._connect(protocol)
         except (OSError, TimeoutError) as problem:
@@ -258,7 +259,7 @@ class UpstreamPool:
         return made
 
     def release(self, connection: Connection) -> None:
-        """Keeps a connection for the next question, or closes it."""
+        """Keep a connection for the next request, or close it."""
         if not connection.is_reusable or len(self._idle) >= MAX_IDLE:
             connection.close()
             return
@@ -268,10 +269,10 @@ class UpstreamPool:
 
     @property
     def is_empty(self) -> bool:
-        """True when no connection waits here."""
+        """True when there is no idle connection."""
         return not self._idle
 
     def close(self) -> None:
-        """Closes what waits."""
+        """Close idle connections."""
         while self._idle:
             self._idle.pop().close()

@@ -1,4 +1,4 @@
-"""Carries one HTTP request upstream and its answer back, streaming both ways."""
+"""Proxies one HTTP request and its response, streaming both ways."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from portal.gateway.proxy.http_client import (
 )
 
 WATCH_AFTER_S = 1.0
-"""From here on a request is watched: for a browser that left, and for a right that ended."""
+"""Requests that last longer are watched for a lost browser and a revoked permission."""
 CHECK_INTERVAL_S = 0.25
 BODY_IDLE_TIMEOUT_S = 30.0
-"""Where an answer has its time, the body has this between two pieces: each one that waits holds a connection."""
+"""Longest pause in a request body where the response has a timeout: it holds a connection."""
 _RETRYABLE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True, slots=True)
 class ProxiedRequest:
-    """Where a request goes, with which headers, and what becomes of the headers of the answer."""
+    """Upstream and headers of a request, and the filter of response headers."""
 
     pool: UpstreamPool
     headers: Headers
     response_headers: Callable[[Iterable[tuple[bytes, bytes]]], Headers]
     response_timeout_s: float | None = None
     max_body_bytes: int | None = None
-    """The longest body; it is counted as it passes, whatever the request says of itself. None: no end."""
+    """The largest body, counted as it passes regardless of Content-Length. None: no limit."""
     grant: ActiveGrant | None = None
     monitor: AuthorizationMonitor | None = None
 
 
 def build_request_head(scope: Scope, headers: Headers, *, extra: Headers | None = None) -> bytes:
-    """The head of the request upstream: the browser's path and query byte for byte, and our headers."""
+    """Return the upstream request head: the browser's path and query byte for byte, with these headers."""
     query = scope["query_string"]
     parts = [scope["method"].encode("ascii"), b" ", scope["raw_path"]]
     if query:
@@ -62,9 +62,10 @@ def build_request_head(scope: Scope, headers: Headers, *, extra: Headers | None 
 
 
 async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers the request from upstream. Raises NoAnswer, TooLarge or Silent while the browser can still be told so.
+    """Answer the request from upstream.
 
-    An answer that breaks off upstream breaks off here too: it never looks whole.
+    Raise NoResponseError, BodyTooLargeError or BodyTimeoutError while no response has started. A response
+    that is incomplete upstream is aborted here too: it never looks complete.
     """
     method = scope["method"]
     length = chunked = False
@@ -79,7 +80,7 @@ async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, se
         receive, chunked=chunked, is_complete=not (length or chunked), max_bytes=proxied.max_body_bytes
     )
     if body.is_complete:
-        await receive()  # the empty body; what follows can only be the end of the connection
+        await receive()  # the empty body; only a disconnect can follow
     head = build_request_head(
         scope, proxied.headers, extra=[(b"transfer-encoding", b"chunked")] if chunked else None
     )
@@ -97,7 +98,7 @@ async def proxy_http(proxied: ProxiedRequest, scope: Scope, receive: Receive, se
         if not watch.response_started and watch.cancel_reason != "disconnected":
             raise NoResponseError(watch.cancel_reason) from None
     except (ClientDisconnectedError, IncompleteResponseError):
-        pass  # the server sees an answer without its end, and closes the connection
+        pass  # the server sees an incomplete response and closes the connection
     finally:
         watch.stop()
 
@@ -123,10 +124,10 @@ async def _exchange(
                 break
             except NoResponseError:
                 if sending is not None and sending.done() and not sending.cancelled():
-                    sending.result()  # raises Gone when it was the browser that left, or TooLarge
+                    sending.result()  # raises ClientDisconnectedError or BodyTooLargeError
                 if sending is not None or method not in _RETRYABLE_METHODS or connection.request_count == 1:
                     raise
-                # The server had closed a connection that waited, just as we used it.
+                # The server closed the idle connection while it was reused.
                 connection = await proxied.pool.acquire(new=True)
         watchdog.response_started = True
         headers = proxied.response_headers(connection.headers)
@@ -150,7 +151,7 @@ async def _exchange(
             ):
                 await sending
         elif sending is not None and not sending.cancelled():
-            sending.exception()  # known: the answer has broken off, or was given before the body's end
+            sending.exception()  # expected: the response was incomplete, or ended before the body did
         if not kept:
             connection.close()
 
@@ -166,7 +167,7 @@ class RequestBody:
         self.last_received_s = 0.0
 
     async def stream_to(self, connection: Connection) -> None:
-        """Sends it on as it comes. Raises Gone when the browser leaves, or TooLarge, and closes the connection."""
+        """Stream the body upstream. On ClientDisconnectedError or BodyTooLargeError, close the connection."""
         loop = asyncio.get_running_loop()
         while True:
             message = await self._receive()
@@ -188,16 +189,16 @@ class RequestBody:
                 self.is_complete = True
                 return
             with contextlib.suppress(ConnectionError):
-                await connection.drain()  # upstream may answer before it has read all
+                await connection.drain()  # upstream may answer before it has read the whole body
 
     async def wait_for_disconnect(self) -> None:
-        """Returns when the browser has left; only to be awaited once the body is whole."""
+        """Return when the browser has disconnected; call only after the complete body."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
 class RequestWatchdog:
-    """Cancels a long request when its browser leaves, its right ends, or no answer begins in time."""
+    """Cancel a long request when its browser disconnects, its permission ends, or on response timeout."""
 
     __slots__ = (
         "_body",

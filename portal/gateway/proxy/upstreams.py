@@ -1,4 +1,4 @@
-"""The ways to what stands behind the gateway: web on its socket, job ports directly or through a tunnel."""
+"""Connection pools of upstreams: web on its unix socket, job ports directly or through a tunnel."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from portal.gateway.proxy.http_client import UpstreamPool
 
 WEB_CONNECT_TIMEOUT_S = 2.0
 WEB_MAX_IDLE_S = 3.0
-"""Web drops idle connections after 5 s; ours are dropped before, so that none dies under a request."""
+"""Web closes idle connections after 5 s; closing them earlier avoids a close under a request."""
 NODE_MAX_IDLE_S = 15.0
 MAX_POOLS = 2_000
 
 
 class Upstreams:
-    """A way for web and one for each job port in use. The tunnels belong to the running loop."""
+    """One pool for web and one for each job port in use. The tunnels belong to the running loop."""
 
     def __init__(self, web_socket: str, tunnel_key: Path | None, tunnel_folder: Path) -> None:
         self._web_socket = web_socket
@@ -32,11 +32,11 @@ class Upstreams:
         self._web = UpstreamPool(self._connect_web, max_idle_s=WEB_MAX_IDLE_S)
 
     def web(self) -> UpstreamPool:
-        """The way to web."""
+        """Return the pool of web."""
         return self._web
 
     def port(self, node: NodeAddress, port: int) -> UpstreamPool:
-        """The way to a job port of a node."""
+        """Return the pool of a job port on a node."""
         found = self._ports.get((node, port))
         if found is None:
             if len(self._ports) >= MAX_POOLS:
@@ -47,7 +47,6 @@ class Upstreams:
         return found
 
     async def close(self) -> None:
-        """Closes everything."""
         for way in [self._web, *self._ports.values()]:
             way.close()
         if self._tunnels is not None:

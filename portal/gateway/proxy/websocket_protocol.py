@@ -1,8 +1,8 @@
-"""The browser's side of a WebSocket as raw bytes: uvicorn hands the connection over after the request's head.
+"""A browser's WebSocket as raw bytes: uvicorn transfers the connection after the request head.
 
-After both handshakes a WebSocket is passed on unread, so that fragments, pings, subprotocols and compression
-are a matter between browser and tool alone, and a message costs no more than two copies. Only the lengths of
-the frames towards the browser are followed, so that a closing frame of ours falls between two of them.
+After both handshakes bytes are relayed unparsed, so that fragments, pings, subprotocols and compression
+concern only browser and tool, and a message costs at most two copies. Only frame lengths towards the browser
+are tracked, so that a close frame of the gateway is sent between two frames.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEEPALIVE_S = 30
 
 
 class FrameTracker:
-    """Follows frames as they pass, to know when one ends; ``began`` is told the opcode of each."""
+    """Track frame boundaries in a byte stream; ``on_frame`` is called with the opcode of each."""
 
     __slots__ = ("_head", "_on_frame", "_remaining")
 
@@ -33,11 +33,10 @@ class FrameTracker:
 
     @property
     def between_frames(self) -> bool:
-        """True between two frames."""
         return not self._remaining and not self._head
 
     def feed(self, data: bytes) -> None:
-        """These bytes have gone by."""
+        """Process relayed bytes."""
         left = self._remaining
         size = len(data)
         if left >= size:
@@ -70,7 +69,7 @@ class FrameTracker:
 
 
 class RelayEndpoint(asyncio.Protocol):
-    """One side of a pipe; what comes in goes out at the other side, no faster than that takes it."""
+    """One side of a relay; received bytes are written to the other side, with backpressure."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -79,7 +78,7 @@ class RelayEndpoint(asyncio.Protocol):
         self._pending: list[bytes] = []
 
     def attach(self, other: RelayEndpoint) -> None:
-        """From now on bytes pass to the other side; those that were early first."""
+        """Relay to the other side from now on, starting with bytes already received."""
         self.peer = other
         for data in self._pending:
             self.relay(data)
@@ -88,7 +87,7 @@ class RelayEndpoint(asyncio.Protocol):
             other.close()
 
     def relay(self, data: bytes) -> None:
-        """Bytes for the other side."""
+        """Write bytes to the other side."""
         other = self.peer
         if other is None:
             self._pending.append(data)
@@ -96,7 +95,7 @@ class RelayEndpoint(asyncio.Protocol):
             other.transport.write(data)
 
     def close(self) -> None:
-        """Sends what is left, then closes."""
+        """Send buffered bytes, then close."""
         if self.transport is not None and not self.is_closed:
             self.transport.close()
 
@@ -127,7 +126,7 @@ class RelayEndpoint(asyncio.Protocol):
 
 
 def enable_keepalive(transport: asyncio.BaseTransport) -> None:
-    """Has the kernel find out about a peer that vanished without a word."""
+    """Enable TCP keepalive, so that the kernel detects a vanished peer."""
     wire = transport.get_extra_info("socket")
     if wire is None or wire.family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -138,10 +137,10 @@ def enable_keepalive(transport: asyncio.BaseTransport) -> None:
 
 
 class RawWebSocketProtocol(RelayEndpoint):
-    """What uvicorn gives an upgraded connection to (its ``ws`` option): asks the application, then pipes.
+    """The protocol of upgraded connections (uvicorn's ``ws`` option): calls the application, then relays.
 
-    The application gets a WebSocket scope whose extension ``fairway.websocket`` is this object. It answers by
-    ``websocket.http.response``, or joins the pipe with another half.
+    The application receives a WebSocket scope whose extension ``fairway.websocket`` is this object. It
+    refuses with ``websocket.http.response``, or attaches another endpoint.
     """
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], **_: Any) -> None:
@@ -153,7 +152,7 @@ class RawWebSocketProtocol(RelayEndpoint):
         self.is_upgraded = False
         self.disconnected = asyncio.get_running_loop().create_future()
         self.frames = FrameTracker()
-        self.on_data: Callable[[bytes], None] | None = None  # also told what the browser sends
+        self.on_data: Callable[[bytes], None] | None = None  # also receives the browser's bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -166,7 +165,7 @@ class RawWebSocketProtocol(RelayEndpoint):
                     self.on_data(data)
                 self.relay(data)
             else:
-                self.close()  # nobody speaks before the handshake is answered
+                self.close()  # data before the handshake is answered is an error
             return
         self._task = asyncio.get_running_loop().create_task(self._serve(self._scope(data)))
         self._state.tasks.add(self._task)
@@ -179,17 +178,17 @@ class RawWebSocketProtocol(RelayEndpoint):
             self.disconnected.set_result(None)
 
     def shutdown(self) -> None:
-        """The server ends: says so to the browser."""
+        """Send a close frame because the server stops."""
         self.send_close(1012, "")
         self.close()
 
     def upgrade(self, headers: Headers) -> None:
-        """Answers the handshake with 101."""
+        """Answer the handshake with 101."""
         self.is_upgraded = True
         self._write_head(b"HTTP/1.1 101 Switching Protocols\r\n", headers)
 
     def send_close(self, code: int, reason: str) -> None:
-        """A closing frame of ours, where one may stand."""
+        """Send a close frame if the stream is between two frames."""
         if (
             self.is_upgraded
             and self.frames.between_frames
@@ -200,7 +199,7 @@ class RawWebSocketProtocol(RelayEndpoint):
             self.transport.write(bytes([0x88, len(payload)]) + payload)
 
     async def send(self, message: Message) -> None:
-        """The application's answer to a handshake that it refuses."""
+        """Send the application's refusal of the handshake."""
         if message["type"] == "websocket.http.response.start":
             self._status = (message["status"], list(message["headers"]))
         elif message["type"] == "websocket.http.response.body" and self._status is not None:
@@ -214,7 +213,7 @@ class RawWebSocketProtocol(RelayEndpoint):
             self.close()
 
     async def receive(self) -> Message:
-        """Nothing is received through the application."""
+        """Return ``websocket.connect``; messages bypass the application."""
         return {"type": "websocket.connect"}
 
     async def _serve(self, scope: dict[str, Any]) -> None:
@@ -229,7 +228,7 @@ class RawWebSocketProtocol(RelayEndpoint):
             self.transport.write(first + lines + b"\r\n")
 
     def _scope(self, head: bytes) -> dict[str, Any]:
-        """The head as uvicorn wrote it down from what its parser had read."""
+        """Return the ASGI scope from the request head that uvicorn wrote."""
         first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
         method, target, _ = first.split(b" ", 2)
         path, _, query = target.partition(b"?")

@@ -1,4 +1,4 @@
-"""Joins the browser's WebSocket with one upstream: checks both handshakes, then passes bytes until an end."""
+"""Proxies a browser's WebSocket to one upstream: checks both handshakes, then relays bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from portal.gateway.proxy.websocket_protocol import WEBSOCKET_EXTENSION, RawWebS
 HANDSHAKE_TIMEOUT_S = 9.0
 CLOSE_ACCESS_REVOKED = 1008
 CLOSE_UPSTREAM_LOST = 1014
-"""Bad gateway: the way to the tool broke, which is not the tool's own end."""
+"""Bad gateway: the connection to the tool broke; the tool did not close it."""
 CLOSE_GRACE_S = 1.0
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _REQUEST_HEADERS = (
@@ -39,7 +39,7 @@ class HandshakeRejectedError(Exception):
 
 
 class _UpstreamEndpoint(RelayEndpoint):
-    """The tool's side: reads its answer to the handshake, then passes bytes on."""
+    """The tool's side: parses its answer to the handshake, then relays bytes."""
 
     def __init__(self, browser: RawWebSocketProtocol) -> None:
         super().__init__()
@@ -93,9 +93,9 @@ class _UpstreamEndpoint(RelayEndpoint):
 
 
 async def proxy_websocket(proxied: ProxiedRequest, scope: Scope) -> bool:
-    """Pipes the socket until either side closes or the right ends; True for the latter.
+    """Relay until either side closes or the permission ends; return True for the latter.
 
-    Raises NoAnswer or HandshakeRefused while the handshake with the browser is still open.
+    Raise NoResponseError or HandshakeRejectedError while the browser's handshake is unanswered.
     """
     browser: RawWebSocketProtocol = scope["extensions"][WEBSOCKET_EXTENSION]
     asked = [(name, value) for name, value in scope["headers"] if name in _REQUEST_HEADERS]
@@ -112,11 +112,11 @@ async def proxy_websocket(proxied: ProxiedRequest, scope: Scope) -> bool:
             raise NoResponseError("no answer to the handshake in time") from None
         if status != 101:
             raise HandshakeRejectedError(status)
-        told = [pair for pair in headers if pair[0] in _RESPONSE_HEADERS]
+        reported = [pair for pair in headers if pair[0] in _RESPONSE_HEADERS]
         wanted = base64.b64encode(hashlib.sha1(key + _MAGIC).digest())  # noqa: S324  (RFC 6455 names it)
-        if (b"sec-websocket-accept", wanted) not in told:
+        if (b"sec-websocket-accept", wanted) not in reported:
             raise NoResponseError("the answer to the handshake is not one to this key")
-        browser.upgrade([*_UPGRADE, *told])
+        browser.upgrade([*_UPGRADE, *reported])
         browser.attach(upstream)
         upstream.attach(browser)
         return await _relay_until_end(proxied, browser)

@@ -1,4 +1,4 @@
-"""The collector: a thread a node that listens, and one loop that tells: groups each second, rollups each minute."""
+"""The collector: a thread per node reads its stream; one loop sends frames and writes rollups."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ STATE_REFRESH_S = 1.0
 FLUSH_INTERVAL_S = 2.0
 DELETE_INTERVAL_S = 3600.0
 MAX_BUFFERED_MINUTES = 20_000
-"""Rollups of all nodes that wait for a database that is away; of each node the oldest are dropped beyond its part."""
+"""Rollups of all nodes buffered during a database outage; each node drops its oldest ones beyond its part."""
 MAX_CONCURRENT_SENDS = 64
 MALFORMED_REPORT_INTERVAL_S = 20.0
 
 
 class Collector:
-    """Runs until ``stop``. Nothing here blocks on a node; what it knows of the record is a second old."""
+    """Runs until ``stop``. Nothing here blocks on a node; database state is refreshed each second."""
 
     def __init__(self, open_stream: OpenStream = open_stream) -> None:
         self._open_stream = open_stream
@@ -67,7 +67,7 @@ class Collector:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.last_tick_s = 0.0
 
-    # -- told by the nodes' threads ----------------------------------------------------------------
+    # -- called from node threads ------------------------------------------------------------------
 
     def on_sample(self, node: str, heard: ReceivedSample) -> None:
         with self._lock:
@@ -111,7 +111,7 @@ class Collector:
     # -- the loop ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Ticks, reads the record, writes rollups, until ``stop``."""
+        """Send frames, reload state and write rollups until ``stop``."""
         self._loop = asyncio.get_running_loop()
         jobs = [
             asyncio.create_task(self._every(TICK_S, self._tick)),
@@ -131,17 +131,17 @@ class Collector:
             await self._close()
 
     def stop(self) -> None:
-        """Asks the loop to end; safe from a signal handler of that loop."""
+        """Request the end of the loop; safe in a signal handler of that loop."""
         self._stopped.set()
 
     async def _every(self, period_s: float, work: Callable[[], Any]) -> None:
-        """On the whole periods of the clock, so that frames of all kinds come together."""
+        """Run ``work`` at multiples of the period on the wall clock, so that frames of all kinds coincide."""
         while True:
             try:
                 await work()
             except (DatabaseError, RedisError, OSError, TimeoutError) as problem:
                 log.warning("%s: %s", getattr(work, "__name__", "a pass"), problem)
-            except Exception:  # one pass that fails must not be the last one for every node
+            except Exception:  # a failed pass must not end the loop for all nodes
                 log.exception("%s broke", getattr(work, "__name__", "a pass"))
             now_s = time.time()
             await asyncio.sleep(max(0.05, period_s - now_s % period_s))
@@ -168,9 +168,9 @@ class Collector:
                 text = json.dumps(node_frame(latest, now_s), separators=(",", ":"))
                 frames[f"node.{node}"] = text
                 texts[node] = text
-        for job, seats in directory.tasks_by_job.items():
+        for job, placements in directory.tasks_by_job.items():
             watched = f"job.{job}" in self._subscribed
-            frame = job_frame(seats, heard, now_s) if watched else None
+            frame = job_frame(placements, heard, now_s) if watched else None
             if frame is not None:
                 frames[f"job.{job}"] = json.dumps(frame, separators=(",", ":"))
         known = {node: latest for node, latest in heard.items() if node in directory.nodes}
@@ -181,7 +181,7 @@ class Collector:
         self.last_tick_s = time.perf_counter() - began
 
     async def _send(self, frames: dict[str, str]) -> None:
-        """To the groups, some at a time. The data goes as text, so that web passes it on as it is."""
+        """Send to the groups with limited concurrency, as text that web forwards unchanged."""
         rows = iter(frames.items())
 
         async def send_some() -> None:
@@ -207,7 +207,7 @@ class Collector:
             found.set_logs(self._state.logs.get(public_id, ()), self._subscribed)
 
     def _drop_node(self, node: str) -> None:
-        """Drops what was made of the samples of a node that is watched no more, or at another address."""
+        """Drop the samples of a node that is no longer watched, or has another address."""
         rollup = self._rollups.pop(node, None)
         if rollup is not None and (minute := rollup.pop_partial()) is not None:
             self._buffer_minute(node, minute)
@@ -217,7 +217,7 @@ class Collector:
         self._malformed.pop(node, None)
 
     async def _flush(self) -> None:
-        """Writes down what has gathered: finished minutes, how far logs are mirrored, who works on GPUs."""
+        """Write buffered data: finished minutes, offsets of mirrored logs, foreign processes."""
         with self._lock:
             notes, self._pending = self._pending, defaultdict(PendingWrites)
         notes = {node: each for node, each in notes.items() if each != PendingWrites()}
@@ -263,14 +263,14 @@ class Collector:
 
 
 class MalformedFrameCounter:
-    """Count the malformed frames of a node. The first is reported at once, later ones at intervals."""
+    """Count malformed frames of a node. The first is reported at once, later ones at intervals."""
 
     def __init__(self) -> None:
         self._count = 0
         self._reported_s: float | None = None
 
     def add(self, problem: str) -> str:
-        """Counts one more; a message of all since the last where it is to be told now, else blank."""
+        """Count one frame. Return a message on all since the last report if one is due, else ""."""
         self._count += 1
         now_s = time.monotonic()
         if self._reported_s is not None and now_s - self._reported_s < MALFORMED_REPORT_INTERVAL_S:

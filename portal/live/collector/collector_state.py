@@ -1,4 +1,4 @@
-"""What the collector needs to know from the record: which nodes, which running tasks, on which GPUs."""
+"""Database state that the collector needs: nodes, running tasks and their GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from portal.models import Allocation, ClusterSettings, Gpu, Node, Task
 
 @dataclass(frozen=True)
 class StreamedNode:
-    """A node and how to reach it; a changed address is another value, so its stream opens anew."""
+    """A node and its connection settings; a changed address compares unequal, so its stream is reopened."""
 
     public_id: str
     name: str
@@ -25,13 +25,13 @@ class StreamedNode:
     port: int
     account: str
     host_key: str
-    settings: str  # JSON, so that it can be compared
+    settings: str  # as JSON, so that it is hashable and comparable
     cluster: str
 
 
 @dataclass(frozen=True)
 class FollowedLog:
-    """The log of a task that runs on a node."""
+    """The log of a running task."""
 
     task_id: int
     job: str
@@ -41,14 +41,12 @@ class FollowedLog:
 
     @property
     def topic(self) -> str:
-        """What pages watch that have it open."""
+        """The topic of pages that show it."""
         return f"logs.{self.job}.{self.rank}"
 
 
 @dataclass
 class CollectorState:
-    """One reading of the record."""
-
     nodes: dict[str, StreamedNode] = field(default_factory=dict)
     gpu_orders: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tasks_by_job: dict[str, list[RunningTask]] = field(default_factory=dict)  # by job
@@ -57,7 +55,7 @@ class CollectorState:
 
 
 def load_state() -> CollectorState:
-    """Reads everything in five queries."""
+    """Read everything in five queries."""
     cluster = ClusterSettings.objects.get_or_create(id=1)[0].cluster_id
     found = CollectorState()
     watched = Node.objects.exclude(state__in=[NodeState.ENROLLING.value, NodeState.RETIRED.value])

@@ -1,26 +1,27 @@
-"""Which GPUs programs work on that are no job's, from the samples of a node; told once it is settled."""
+"""Detects GPUs with processes that belong to no job, from the samples of a node; reported once stable."""
 
 from __future__ import annotations
 
 from agents.wire.messages import GpuProcess, GpuSample, NodeSample
 
 MIN_MEMORY_MIB = 256
-"""Who holds less of a GPU's memory only watches it (monitors, a display that shows nothing)."""
+"""Processes with less GPU memory are ignored: monitors, idle displays."""
 REPORT_AFTER_S = 10.0
-"""So long is a program seen before it counts: one of a task that just began may look foreign for a moment."""
+"""A process counts after this time: a task that just started may look foreign for a moment."""
 FORGET_AFTER_S = 30.0
-"""So long is nobody seen before a GPU is free again: some programs come back every few seconds."""
+"""A GPU is free again after this time without one: some programs return every few seconds."""
 
 
 class ForeignProcessTracker:
-    """Takes the samples of one node in order; ``at_s`` is the portal's time of each."""
+    """Process the samples of one node in order; ``at_s`` is the portal's time of each."""
 
     def __init__(self) -> None:
-        self._reported: dict[str, str | None] = {}  # None: nothing was told yet
-        self._seen_since_s: dict[str, tuple[bool, float]] = {}  # by GPU whether one is seen, and since when
+        self._reported: dict[str, str | None] = {}  # None: nothing reported yet
+        # by GPU: whether one is present, and since when
+        self._seen_since_s: dict[str, tuple[bool, float]] = {}
 
     def add(self, at_s: float, sample: NodeSample) -> dict[str, str]:
-        """By UUID who works now on GPUs for which that was not told before; blank for nobody."""
+        """Return GPUs by UUID whose foreign process changed since the last report; blank for none."""
         news: dict[str, str] = {}
         for gpu in sample.gpus:
             who = largest_foreign_process(gpu)
@@ -28,8 +29,8 @@ class ForeignProcessTracker:
             if seen != bool(who):
                 seen, since_s = bool(who), at_s
             self._seen_since_s[gpu.uuid] = seen, since_s
-            told = self._reported.get(gpu.uuid)
-            if told is not None and bool(told) == seen:
+            reported = self._reported.get(gpu.uuid)
+            if reported is not None and bool(reported) == seen:
                 continue
             if at_s - since_s >= (REPORT_AFTER_S if seen else FORGET_AFTER_S):
                 news[gpu.uuid] = self._reported[gpu.uuid] = who
@@ -37,9 +38,9 @@ class ForeignProcessTracker:
 
 
 def largest_foreign_process(gpu: GpuSample) -> str:
-    """The program that is no job's and holds most of the GPU's memory, for people; blank when none counts.
+    """Describe the foreign process with the most memory of the GPU; blank when none counts.
 
-    One whose memory the driver does not tell counts.
+    A process whose memory the driver does not report counts.
     """
     there = [each for each in gpu.processes if each.foreign]
     counted = [each for each in there if each.memory_mib is None or each.memory_mib >= MIN_MEMORY_MIB]

@@ -1,14 +1,15 @@
-"""The live frames that browsers get, built from the last samples. Pure.
+"""Builds the live frames for browsers from the last samples; pure functions.
 
-Every frame is ``{"topic": ..., "data": {...}}``; those of this module have ``kind`` "sample", the portal's time
-``at_s`` of the tick, and ``lag_s``: how old the oldest sample in it is. Unknown values are null.
+Every frame is ``{"topic": ..., "data": {...}}``; those of this module have ``kind`` "sample", the portal's
+time ``at_s`` of the tick, and ``lag_s``: the age of its oldest sample. Unknown values are null.
 
-``cluster``   ``nodes``: for each node that is heard, ``{"lag_s", "cpu", "u": [...], "m": [...], "w": [...]}``: use in
-              percent, memory in MiB and power in watts of its GPUs, in the order of ``gpus`` of the back-fill
-``node.<id>`` the node's sample: ``cpu_percent``, ``memory_used_mib``, ``disk_free_mib``, and ``gpus``, each with its
-              uuid, use, memory, power, temperature, health, ``busy``: "job", "foreign" or null, and ``foreign``:
-              the processes on it that are no job's, with pid, memory, account and program
-``job.<id>``  ``tasks``: for each rank ``cpu_percent``, ``memory_mib``, and its ``gpus``
+``cluster``   ``nodes``: for each node with a recent sample
+              ``{"lag_s", "cpu", "u": [...], "m": [...], "w": [...]}``: utilization in percent, memory in MiB
+              and power in watts of its GPUs, in the order of ``gpus`` of the backfill frame
+``node.<id>`` the node's sample: ``cpu_percent``, ``memory_used_mib``, ``disk_free_mib``, and ``gpus``, each
+              with uuid, utilization, memory, power, temperature, health, ``busy``: "job", "foreign" or null,
+              and ``foreign``: its processes that belong to no job, with pid, memory, account and program
+``job.<id>``  ``tasks``: for each rank ``cpu_percent``, ``memory_mib``, and its ``gpus``.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import Any
 from agents.wire.messages import GpuSample, NodeSample
 
 STALE_AFTER_S = 60.0
-"""A node that was not heard for so long leaves the frames; pages show it as unreachable."""
+"""Nodes without a sample for this long are not in frames; pages show them as unreachable."""
 
 Frame = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ReceivedSample:
-    """A node's newest sample; ``taken_s`` is when it was taken and ``heard_s`` when it arrived, portal's time."""
+    """A node's newest sample; ``taken_s`` and ``received_s`` are in the portal's time."""
 
     sample: NodeSample
     taken_s: float
@@ -39,7 +40,7 @@ class ReceivedSample:
 
 @dataclass(frozen=True)
 class RunningTask:
-    """A running task of a job: where it runs, and on which GPUs."""
+    """A running task of a job: node and GPUs."""
 
     job: str
     attempt: int
@@ -51,7 +52,7 @@ class RunningTask:
 def cluster_frame(
     samples: Mapping[str, ReceivedSample], orders: Mapping[str, tuple[str, ...]], now_s: float
 ) -> Frame:
-    """Every GPU of every node that is heard, as arrays."""
+    """Return all GPUs of all nodes with recent samples, as arrays."""
     nodes: Frame = {}
     lag_s = 0.0
     for node, latest in samples.items():
@@ -72,7 +73,7 @@ def cluster_frame(
 
 
 def node_frame(latest: ReceivedSample, now_s: float) -> Frame:
-    """Everything about one node but whose jobs run there: a node is seen by people who may not see its jobs."""
+    """Return everything about one node except whose jobs it runs: its readers may not see all jobs."""
     sample = latest.sample
     return {
         "kind": "sample",
@@ -88,11 +89,11 @@ def node_frame(latest: ReceivedSample, now_s: float) -> Frame:
 def job_frame(
     running_tasks: Iterable[RunningTask], samples: Mapping[str, ReceivedSample], now_s: float
 ) -> Frame | None:
-    """The ranks of one job with their GPUs; None when none of its nodes is heard."""
+    """Return the ranks of one job with their GPUs; None when none of its nodes has a recent sample."""
     tasks: list[Frame] = []
     lag_s = 0.0
-    for seat in running_tasks:
-        latest = samples.get(seat.node)
+    for placement in running_tasks:
+        latest = samples.get(placement.node)
         if latest is None or now_s - latest.received_s > STALE_AFTER_S:
             continue
         lag_s = max(lag_s, latest.lag_s(now_s))
@@ -100,17 +101,17 @@ def job_frame(
             (
                 t
                 for t in latest.sample.tasks
-                if (t.job, t.attempt, t.task) == (seat.job, seat.attempt, seat.rank)
+                if (t.job, t.attempt, t.task) == (placement.job, placement.attempt, placement.rank)
             ),
             None,
         )
         tasks.append(
             {
-                "rank": seat.rank,
-                "node": seat.node,
+                "rank": placement.rank,
+                "node": placement.node,
                 "cpu_percent": used.cpu_percent if used else None,
                 "memory_mib": used.memory_mib if used else None,
-                "gpus": [_gpu(gpu) for gpu in latest.sample.gpus if gpu.uuid in seat.gpus],
+                "gpus": [_gpu(gpu) for gpu in latest.sample.gpus if gpu.uuid in placement.gpus],
             }
         )
     if not tasks:

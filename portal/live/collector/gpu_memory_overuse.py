@@ -1,6 +1,6 @@
-"""Which attempts use more memory of a GPU than their share of it, from the samples of a node; told once it lasts.
+"""Detects attempts that use more GPU memory than their share for some time, from the samples of a node.
 
-Sharing is cooperative: what one takes beyond its share, its neighbours on the GPU cannot have.
+Sharing is cooperative: memory beyond one share is missing in the others on the GPU.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from portal.live.collector.sample_filter import Holder
 
 WHOLE_GPU_MILLI = 1000
 REPORT_AFTER_S = 10.0
-"""So long is a share exceeded before its attempt ends: programs may need more for a moment while they begin."""
+"""An attempt ends after exceeding its share this long: programs may need more for a moment at start."""
 TOLERANCE_MIB = 256
-"""So much beyond a share is nobody's trouble: what a driver keeps for each program is in the figure, too."""
+"""Excess that is ignored: the measurement includes the driver's memory for each process."""
 
 
 class GpuMemoryOveruse(NamedTuple):
-    """An attempt of a job (public id, number) that used so much of a GPU, where its share is so much."""
+    """Memory use of an attempt (public id of the job, number) on a GPU above its share."""
 
     job: str
     attempt: int
@@ -30,7 +30,7 @@ class GpuMemoryOveruse(NamedTuple):
 
 
 class OveruseTracker:
-    """Takes the samples of one node in order; ``at_s`` is the portal's time of each."""
+    """Process the samples of one node in order; ``at_s`` is the portal's time of each."""
 
     def __init__(self) -> None:
         self._exceeded_since_s: dict[tuple[str, str, int], float] = {}
@@ -42,7 +42,7 @@ class OveruseTracker:
         holders: Mapping[str, Sequence[Holder]],
         shareable_mib: Mapping[str, int],
     ) -> list[GpuMemoryOveruse]:
-        """Who has been over for long enough. ``room_mib`` is what of each GPU's memory can be shared."""
+        """Return attempts over their share for long enough. ``shareable_mib``: memory to share by GPU."""
         over = [
             each
             for gpu in sample.gpus
@@ -61,7 +61,7 @@ class OveruseTracker:
 
 
 def find_overuse(gpu: GpuSample, holders: Sequence[Holder], shareable_mib: int) -> list[GpuMemoryOveruse]:
-    """Those over their shares of one GPU at this moment; processes whose memory is not told count nothing."""
+    """Return attempts over their share of one GPU now; processes without reported memory do not count."""
     shares: Counter[tuple[str, int]] = Counter()
     for job, attempt, milli in holders:
         shares[job, attempt] += milli

@@ -1,4 +1,4 @@
-"""Tells browsers that a log has grown: the new lines, or where to read them when there are many."""
+"""Notifies browsers of log growth: sends the new lines, or the cursor when there are many."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ MAX_TRACKED_LOGS = 5_000
 
 
 class LogPublisher:
-    """Sends ``{"kind": "logs", "attempt", "rank", "cursor", "lines", "more"}`` to ``logs.<job>.<rank>``.
+    """Send ``{"kind": "logs", "attempt", "rank", "cursor", "lines", "more"}`` to ``logs.<job>.<rank>``.
 
-    ``cursor`` is where to read on; with ``more`` there are lines that were not sent, which the page fetches.
+    ``cursor`` is the next position; with ``more``, there are further lines that the page fetches.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,10 @@ class LogPublisher:
         self._updated: dict[int, FollowedLog] = {}
         self._published: dict[int, int] = {}
         self.subscribed: frozenset[str] = frozenset()
-        """The topics that some browser watches; of other logs nothing is told."""
+        """Topics watched by a browser; other logs are not published."""
 
     def on_growth(self, followed: FollowedLog, offset: int) -> None:
-        """From a node's thread: the mirror now reaches ``offset``."""
+        """Note, from a node's thread, that the mirror reaches ``offset``."""
         with self._lock:
             self._updated[followed.task_id] = followed
             self._published.setdefault(followed.task_id, followed.mirrored_bytes)
@@ -43,7 +43,7 @@ class LogPublisher:
                 del self._published[next(iter(self._published))]
 
     async def run(self) -> None:
-        """Tells until it is cancelled."""
+        """Publish until cancelled."""
         while True:
             await asyncio.sleep(PUBLISH_INTERVAL_S)
             with self._lock:

@@ -1,6 +1,6 @@
-"""Watches one node from a thread of its own: its samples as they come, its tasks' logs as they grow.
+"""Watches one node in its own thread: samples, and growth of its tasks' logs.
 
-A node that does not answer holds up nobody but its own thread, and is tried again with growing pauses.
+A node that does not answer blocks only its own thread and is retried with growing delays.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ INITIAL_BACKOFF_S = 1.0
 MAX_BACKOFF_S = 30.0
 LOG_POLL_INTERVAL_S = 0.5
 UNSUBSCRIBED_LOG_POLL_INTERVAL_S = 4.0
-"""Logs that nobody has open are mirrored at this pace."""
+"""Interval of mirroring logs that no browser watches."""
 MAX_LOG_CHUNKS_PER_POLL = 4
 REQUEST_TIMEOUT_S = 10.0
 MAX_SAMPLE_AGE_S = 60.0
-"""A sample that says it is older counts as so old: clocks of nodes say anything."""
+"""Upper bound on the age that a sample claims, since clocks of nodes may be wrong."""
 SILENT_AFTER_S = 15.0
-"""A stream without a sample for so long is closed and opened anew."""
+"""A stream without a sample for this long is reopened."""
 
 SAMPLE_PHASE_START_S, SAMPLE_PHASE_SPAN_S = 0.35, 0.42
-"""When in each second of our clock nodes take their samples, one after the other: late enough to be fresh at the
-collector's tick, which is on the whole second, and early enough to be there and read (0.23 s before it or more)."""
+"""Part of each second of the portal's clock in which nodes take their samples, staggered.
+
+Late enough to be fresh at the collector's tick on the whole second, early enough to be received and parsed
+(at least 0.23 s before it).
+"""
 
 _CONNECT_LIMITER = ConnectLimiter()
 
@@ -48,29 +51,29 @@ OpenStream = Callable[[StreamedNode, Callable[[dict[str, Any]], None]], Link]
 
 
 class StreamListener(Protocol):
-    """Who is told; called from the node's threads, so it must neither block nor raise."""
+    """Receives events; called from node threads, so methods must neither block nor raise."""
 
     def on_sample(self, node: str, heard: ReceivedSample) -> None:
-        """A new sample of a node."""
+        """A new sample of a node arrived."""
 
     def on_log(self, node: str, log: FollowedLog, offset: int) -> None:
-        """The mirror of a log of a node has grown to ``offset``."""
+        """The mirror of a node's log has grown to ``offset``."""
 
     def on_malformed(self, node: str, problem: str) -> None:
-        """A node sent something that the protocol does not allow."""
+        """A node violated the protocol."""
 
     def on_state(self, node: str, problem: str) -> None:
-        """The stream opened (no problem) or broke, with a message."""
+        """The stream opened (``problem`` is blank) or broke, with a message."""
 
 
 def sample_phase_s(node: str, skew_s: float) -> float:
-    """When in each second of its own clock, which is ``skew_s`` ahead of ours, a node takes its samples; 0 to 1."""
+    """Return when in each second (0 to 1) of its clock, ``skew_s`` ahead of ours, a node takes samples."""
     place = zlib.crc32(node.encode()) / 2**32
     return (SAMPLE_PHASE_START_S + SAMPLE_PHASE_SPAN_S * place + skew_s) % 1.0 % 1.0
 
 
 class NodeStream:
-    """One node's stream, opened again whenever it breaks, until ``stop``."""
+    """One node's stream, reopened whenever it breaks, until ``stop``."""
 
     def __init__(self, node: StreamedNode, listener: StreamListener, open_stream: OpenStream) -> None:
         self.node = node
@@ -88,17 +91,17 @@ class NodeStream:
         self._thread = threading.Thread(target=self._run, name=f"watch-{node.name}", daemon=True)
 
     def start(self) -> None:
-        """Begins, and returns at once."""
+        """Start the thread and return at once."""
         self._thread.start()
 
     def stop(self, wait_s: float = 0.0) -> None:
-        """Ends the watch; waits for its thread at most ``wait_s``."""
+        """End the stream; wait for its thread at most ``wait_s``."""
         self._stopped.set()
         if wait_s:
             self._thread.join(wait_s)
 
     def set_logs(self, logs: Iterable[FollowedLog], subscribed: Container[str]) -> None:
-        """Says which logs to mirror from now on, quickly those whose topics are watched."""
+        """Set the logs to mirror, those with subscribed topics at short intervals."""
         wanted = {each.task_id: each for each in logs}
         quick = {task for task, each in wanted.items() if each.topic in subscribed}
         with self._lock:
@@ -117,7 +120,7 @@ class NodeStream:
                 self._stream()
             except (WatchError, OutcomeUnknownError, AgentError, OSError) as problem:
                 self._listener.on_state(self.node.public_id, str(problem) or type(problem).__name__)
-            except Exception:  # one node's odd words must not end the watch of it for ever
+            except Exception:  # malformed data of a node must not end its stream for ever
                 log.exception("watching %s broke", self.node.name)
                 self._listener.on_state(self.node.public_id, "Its words could not be understood.")
             if time.monotonic() - began > MAX_BACKOFF_S:
@@ -150,7 +153,7 @@ class NodeStream:
             link.close()
 
     def _on_event(self, event: dict[str, Any]) -> None:
-        """In the link's reader thread."""
+        """Handle an event in the link's reader thread."""
         if event.get("event") != "sample":
             return
         try:
@@ -178,13 +181,11 @@ class NodeStream:
             try:
                 grown = self._mirror(link, followed, offset)
             except AgentError:
-                continue  # the container is not there yet, or not any more; the engine fetches the rest
+                continue  # the container does not exist yet or any more; the scheduler fetches the rest
             except OSError as problem:
                 log.warning("the log of %s/%s cannot be kept: %s", followed.job, followed.rank, problem)
                 continue
-            if (
-                grown != offset
-            ):  # less: our copy was lost, as after a restore, and is fetched from its beginning
+            if grown != offset:  # less: the copy was lost, as after a restore, and is fetched from the start
                 with self._lock:
                     if followed.task_id in self._offsets:
                         self._offsets[followed.task_id] = grown

@@ -1,6 +1,6 @@
-"""Writes down what gathered of nodes: minutes, logs, foreign programs, shares that are exceeded, malformed frames.
+"""Writes buffered data of nodes: minutes, logs, foreign processes, exceeded shares, malformed frames.
 
-Each node has notes of its own. What the database refuses of one node costs the others nothing.
+Each node has its own buffer, so that rows of one node that the database refuses do not affect others.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from portal.services.nodes.metrics_rollup import save_node_metrics
 log = logging.getLogger(__name__)
 
 DATABASE_UNAVAILABLE = (OperationalError, InterfaceError)
-"""The database does not answer: everything is tried again."""
+"""The database does not answer: everything is retried."""
 
 Minute = tuple[str, int, dict[str, object]]
 
 
 @dataclass
 class PendingWrites:
-    """What gathered of one node and is not written down yet."""
+    """Buffered data of one node."""
 
     minutes: list[Minute] = field(default_factory=list)
     joules: dict[tuple[str, int], float] = field(default_factory=dict)
-    """By job (public id) and attempt, in these minutes."""
+    """By job (public id) and attempt, within these minutes."""
     logs: dict[int, int] = field(default_factory=dict)
-    """How far the log of each task (row number) is mirrored."""
+    """Mirrored bytes of each task's log, by primary key."""
     foreign_users: dict[str, str] = field(default_factory=dict)
-    """By GPU whose program that is no job's works on it."""
+    """Description of the foreign process, by GPU."""
     overuse: dict[str, GpuMemoryOveruse] = field(default_factory=dict)
     """By job."""
     malformed: str = ""
-    """How many frames could not be read, as a message; blank: none, or it was told a moment ago."""
+    """A message on frames that could not be parsed; blank: none, or reported recently."""
 
     def add_minute(self, node: str, start_s: int, columns: dict[str, object]) -> None:
         self.minutes.append((node, start_s, columns))
@@ -54,7 +54,7 @@ class PendingWrites:
             self.joules[attempt] = self.joules.get(attempt, 0.0) + joules
 
     def restore(self, failed: PendingWrites, max_minutes: int) -> None:
-        """Takes what could not be written; of minutes the newest. Who is over is told again with the next sample."""
+        """Take back failed writes, of minutes the newest. The next sample reports overuse again."""
         self.minutes = (failed.minutes + self.minutes)[-max_minutes:]
         self.add_joules(failed.joules)
         self.logs = failed.logs | self.logs
@@ -63,15 +63,16 @@ class PendingWrites:
 
 
 def flush(pending: Mapping[str, PendingWrites]) -> None:
-    """Writes what gathered of each node (public id), and takes it out of the notes.
+    """Write the buffers of all nodes (by public id) and empty them.
 
-    Raises one of ``AWAY`` when the database does not answer; what was not written is then still in the notes.
+    Raise one of ``DATABASE_UNAVAILABLE`` when the database does not answer; the unwritten rest stays
+    buffered.
     """
     try:
         _write_minutes(pending)
     except DATABASE_UNAVAILABLE:
         raise
-    except (DatabaseError, ValueError):  # of whose rows, the database does not say
+    except (DatabaseError, ValueError):  # the error does not name the node
         for node, each in pending.items():
             with _isolated(node):
                 _write_minutes({node: each})
@@ -92,7 +93,7 @@ def _isolated(node: str) -> Iterator[None]:
 
 
 def _write_minutes(pending: Mapping[str, PendingWrites]) -> None:
-    """All or none of them, in one transaction: hundreds of nodes end a minute at the same moment."""
+    """Write all or none, in one transaction: hundreds of nodes end a minute at the same time."""
     minutes = [minute for each in pending.values() for minute in each.minutes]
     if not minutes:
         return

@@ -1,4 +1,4 @@
-"""Rolls samples of one node up into minutes: means, and energy by the GPUs' own counters, else by power. Pure."""
+"""Rolls samples of one node up into minutes: means, and energy by GPU counters, else by power; no I/O."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from agents.wire.messages import MAX_GPU_WATTS, GpuSample, NodeSample
 from portal.live.collector.sample_filter import Holder
 
 MAX_SAMPLE_GAP_S = 5.0
-"""A longer gap between two samples is a gap, not a straight line: power is not integrated over it."""
+"""Power is not integrated over a longer gap between two samples."""
 MAX_COUNTER_GAP_S = 300.0
-"""A counter goes on while nobody listens; after a longer gap nobody knows whose work it was."""
+"""Energy counters continue without a listener; after a longer gap the energy is not attributed."""
 
 
 @dataclass
 class Mean:
-    """The mean of what was known; None when nothing was."""
+    """The mean of known values; None without any."""
 
     total: float = 0.0
     count: int = 0
@@ -34,7 +34,7 @@ class Mean:
 
 @dataclass
 class GpuMinute:
-    """What one GPU did in a minute."""
+    """Means of one GPU over a minute."""
 
     utilisation_percent: Mean = field(default_factory=Mean)
     memory_used_mib: Mean = field(default_factory=Mean)
@@ -46,7 +46,7 @@ class GpuMinute:
 
 @dataclass
 class TaskMinute:
-    """What one task used in a minute."""
+    """Means of one task over a minute."""
 
     cpu_percent: Mean = field(default_factory=Mean)
     memory_mib: Mean = field(default_factory=Mean)
@@ -54,7 +54,7 @@ class TaskMinute:
 
 @dataclass
 class Minute:
-    """One node over one minute; ``start_s`` is its beginning in Unix time."""
+    """One node over one minute; ``start_s`` is its start in Unix time."""
 
     start_s: int
     samples: int = 0
@@ -67,11 +67,11 @@ class Minute:
 
 
 class NodeRollup:
-    """Takes the samples of one node in order, and gives each minute once it is over.
+    """Process the samples of one node in order, and return each minute once it is over.
 
-    ``at_s`` is the portal's time of a sample. Energy between two samples is what the GPU's counter grew by; where
-    it has none, or began anew, the trapezoid under their power. It counts to the minute of the later one, and to
-    whom hold the GPU then.
+    ``at_s`` is the portal's time of a sample. Energy between two samples is the difference of the GPU's
+    counter; without a counter, or after its reset, the trapezoid under their power. It belongs to the minute
+    and the holders of the later sample.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class NodeRollup:
     def add(
         self, at_s: float, sample: NodeSample, holders: Mapping[str, Sequence[Holder]] | None = None
     ) -> Minute | None:
-        """Counts a sample, with who holds each GPU (by UUID); the finished minute when this one begins another."""
+        """Add a sample with the holders of each GPU (by UUID); return the minute that it finishes, if any."""
         finished = self.pop_finished(at_s)
         if self._minute is None:
             self._minute = Minute(int(at_s // 60) * 60)
@@ -110,7 +110,7 @@ class NodeRollup:
         return finished
 
     def pop_finished(self, now_s: float) -> Minute | None:
-        """The minute that is over by now, once."""
+        """Return the minute that is over by now, once."""
         minute = self._minute
         if minute is not None and now_s >= minute.start_s + 60:
             self._minute = None
@@ -118,12 +118,12 @@ class NodeRollup:
         return None
 
     def pop_partial(self) -> Minute | None:
-        """What there is of the minute that runs; it begins anew."""
+        """Return the current partial minute and reset it."""
         minute, self._minute = self._minute, None
         return minute
 
     def _energy_joules(self, at_s: float, gpu: GpuSample) -> float | None:
-        """Joules since the sample before; None where nobody knows."""
+        """Return joules since the previous sample; None if unknown."""
         if self._previous is None or (then := self._previous[1].get(gpu.uuid)) is None:
             return None
         step_s = at_s - self._previous[0]
@@ -137,7 +137,7 @@ class NodeRollup:
 
 
 def minute_columns(minute: Minute, order: Iterable[str]) -> dict[str, object]:
-    """A minute as the columns of UsageMinute, arrays in the given order of GPUs."""
+    """Return a minute as columns of NodeMetricsMinute, with arrays in the given order of GPUs."""
     rows = [minute.gpus.get(uuid) or GpuMinute() for uuid in order]
     return {
         "gpu_uuids": list(order),

@@ -1,4 +1,4 @@
-"""What of a node's sample counts: its own GPUs, and the tasks that it holds by the record. Pure."""
+"""Restricts a node's sample to its own GPUs and the tasks that it runs according to the database; no I/O."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field, replace
 from agents.wire.messages import GpuProcess, GpuSample, NodeSample
 
 Holder = tuple[str, int, int]
-"""A job's public id, the number of its attempt, and how many thousandths of a GPU it holds."""
+"""Public id of a job, attempt number, and the thousandths of a GPU that it holds."""
 
 
 @dataclass
 class KnownNode:
-    """What the database knows of one node: GPUs by UUID, who holds each, running tasks (job, attempt, rank)."""
+    """Database state of one node: GPUs by UUID with their holders, running tasks (job, attempt, rank)."""
 
     shareable_mib: dict[str, int] = field(default_factory=dict)
-    """Of each of its GPUs the memory, less what its driver keeps; in the order of their index."""
+    """Memory of each GPU less the driver's part; in the order of their index."""
     holders: dict[str, list[Holder]] = field(default_factory=dict)
     tasks: set[tuple[str, int, int]] = field(default_factory=set)
 
 
 def keep_own_entries(sample: NodeSample, known: KnownNode) -> NodeSample:
-    """The sample without what it says of GPUs and tasks of other nodes, or of none."""
+    """Return the sample without GPUs and tasks that are unknown or belong to other nodes."""
     attempts = {(job, attempt) for job, attempt, _ in known.tasks}
     return replace(
         sample,
@@ -43,5 +43,5 @@ def _own_gpus(
 
 
 def _is_own(user: GpuProcess, attempts: set[tuple[str, int]]) -> bool:
-    """True for a process of no job, and for one of an attempt that runs on this node."""
+    """Return whether a process belongs to no job, or to an attempt that runs on this node."""
     return user.job is None or (user.job, user.attempt) in attempts

@@ -19,11 +19,11 @@ HELLO_TIMEOUT_S = 10.0
 
 
 class WatchError(Exception):
-    """No stream; the message is a message for people."""
+    """The stream cannot be opened; the message is for people."""
 
 
 def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) -> Link:
-    """An open link in the role ``watch``. Every step has a limit of some seconds. Raises CannotWatch."""
+    """Return an open link in the role ``watch``. Every step has a time limit of seconds. Raise WatchError."""
     try:
         if node.link == NodeTransport.LOCAL.value:
             return open_local(
@@ -50,7 +50,7 @@ def open_stream(node: StreamedNode, on_event: Callable[[dict[str, Any]], None]) 
 
 
 def _settings_file(node: StreamedNode) -> Path:
-    """The settings file of a local agent, made from the node's row."""
+    """Write the settings file of a local agent from the node's row and return its path."""
     folder = Path(settings.DATA_DIR) / "agent"
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     path = folder / f"{node.public_id}.json"

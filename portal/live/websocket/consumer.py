@@ -1,11 +1,11 @@
-"""The one WebSocket of a browser, ``/live/``: it subscribes to topics it may see, and hears of them until it may not.
+"""The WebSocket of a browser, ``/live/``: it subscribes to permitted topics and receives their frames.
 
-From the browser: ``{"subscribe": [topic, ...]}`` and ``{"unsubscribe": [topic, ...]}``. Beside ``subscribe`` may
-stand ``"since"``, the time the page knows of, in milliseconds since 1970. To the browser:
-``{"topic", "data"}``, or ``{"topic", "error": {"code", "message"}}`` for a topic that is refused or was lost; and
-``{"subscribed": [topic, ...]}`` once what a message asked for does arrive, without the topics refused. Before it
-comes ``{"topic", "data": {"kind": "missed"}}`` for each topic that was announced after ``since``.
-Closing codes: 4401 signed out, 4403 foreign origin, 4429 too much, 1013 try again later.
+From the browser: ``{"subscribe": [topic, ...]}`` and ``{"unsubscribe": [topic, ...]}``. With ``subscribe``
+may come ``"since"``, the time of the page's data in milliseconds since 1970. To the browser: ``{"topic",
+"data"}``, or ``{"topic", "error": {"code", "message"}}`` for a topic that is refused or lost; and
+``{"subscribed": [topic, ...]}`` once frames of requested topics do arrive, without refused topics. Before it
+comes ``{"topic", "data": {"kind": "missed"}}`` for each topic with an announcement after ``since``. Close
+codes: 4401 signed out, 4403 foreign origin, 4429 too many requests, 1013 try again later.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ MAX_MESSAGE_BYTES = 8 * 1024
 MAX_TOPICS = 64
 MAX_MESSAGES = 30
 MAX_TOPIC_REQUESTS = 256
-"""Topics named within the same time: each is a question to the record, also where it is refused."""
+"""Topics requested within the same time: each costs a database query, also when refused."""
 MESSAGE_WINDOW_S = 10.0
 MAX_SOCKETS_PER_USER = 40
 VALID_SINCE_MS = range(10**12, 10**13)
-"""From 2001 to 2286: seconds, or nonsense, are not within it."""
+"""The years 2001 to 2286, which excludes seconds and invalid values."""
 CLOSE_SIGNED_OUT, CLOSE_FOREIGN_ORIGIN, CLOSE_TOO_MANY_REQUESTS, CLOSE_TRY_AGAIN_LATER = (
     4401,
     4403,
@@ -57,11 +57,10 @@ _open_sockets: Counter[int] = Counter()
 
 @access_policy(AccessPolicy.SIGNED_IN)
 class LiveConsumer:
-    """Serves one socket. Rights are asked on each subscribe, and again soon after they moved."""
+    """Serve one socket. Permissions are checked on each subscribe, and again soon after they changed."""
 
     @classmethod
     async def serve(cls, scope: Any, receive: Any, send: Any) -> None:
-        """The ASGI application."""
         if (await receive())["type"] != "websocket.connect":
             return
         if _header(scope, b"origin") != settings.PORTAL_URL.rstrip("/"):
@@ -95,31 +94,31 @@ class LiveConsumer:
         self._receive, self._send = receive, send
         self._send_buffer = SendBuffer()
         self._topics: dict[str, Topic] = {}
-        self._unconfirmed: dict[str, int | None] = {}  # as asked -> since when its news may have been missed
+        # requested name -> since when events may have been missed
+        self._unconfirmed: dict[str, int | None] = {}
         self._subscribe_requested = asyncio.Event()
         self._close_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Until the browser leaves, or its right does."""
+        """Run until the browser disconnects or loses its permission."""
         listening = asyncio.create_task(self._receive_messages())
-        telling = asyncio.create_task(self._send_frames())
+        reporting = asyncio.create_task(self._send_frames())
         answering = asyncio.create_task(self._confirm_subscriptions())
         permission_rechecker().add(self)
         try:
-            waiting: list[asyncio.Future[Any]] = [listening, telling, answering, self._close_code]
+            waiting: list[asyncio.Future[Any]] = [listening, reporting, answering, self._close_code]
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             code = _close_code(done)
         finally:
             permission_rechecker().remove(self)
-            for task in (listening, telling, answering):
+            for task in (listening, reporting, answering):
                 task.cancel()
-            await asyncio.gather(listening, telling, answering, return_exceptions=True)
+            await asyncio.gather(listening, reporting, answering, return_exceptions=True)
         if code is not None:
-            with contextlib.suppress(RuntimeError, OSError):  # the browser may have left by now
+            with contextlib.suppress(RuntimeError, OSError):  # the browser may have disconnected
                 await self._send({"type": "websocket.close", "code": code})
 
     def unsubscribe_all(self) -> None:
-        """Drops every subscription."""
         for topic in list(self._topics.values()):
             self._unsubscribe(topic)
 
@@ -164,7 +163,7 @@ class LiveConsumer:
         try:
             topic = parse_topic(name, self.user)
             await run_query(check_topic_access, self.user, topic)
-            # Joined before the first frame is read: what happens in between comes twice rather than never.
+            # Joined before the first frame is built: events in between arrive twice rather than never.
             self._topics[name] = topic
             hub().subscribe(topic.name, self._send_buffer)
             first = await run_query(initial_frame, self.user, topic)
@@ -180,8 +179,10 @@ class LiveConsumer:
             )
 
     async def _confirm_subscriptions(self) -> None:
-        """Says which subscriptions stand, after what was announced before they did. Beside the listening:
-        without Valkey nothing stands, and the browser may still leave."""
+        """Confirm subscriptions, after missed announcements.
+
+        In a task of its own: without Valkey nothing is confirmed, and the browser may still disconnect.
+        """
         while True:
             await self._subscribe_requested.wait()
             self._subscribe_requested.clear()
@@ -191,7 +192,8 @@ class LiveConsumer:
                 topic.name: since
                 for topic in self._still_subscribed(asked)
                 if topic.kind != "logs"
-                and (since := asked[topic.requested_name]) is not None  # a log brings its tail
+                # the first frame of a log contains its tail
+                and (since := asked[topic.requested_name]) is not None
             }
             missed = await asyncio.to_thread(announcements.announced_since, since_ms) if since_ms else set()
             here = self._still_subscribed(asked)
@@ -213,7 +215,7 @@ class LiveConsumer:
     def _send_error(self, topic: str, code: str, message: str) -> None:
         self._send_buffer.put(json.dumps({"topic": topic, "error": {"code": code, "message": message}}))
 
-    # -- rights ------------------------------------------------------------------------------------
+    # -- permissions ----------------------------------------------------------------------------------
 
     def on_signed_out(self) -> None:
         self._close(CLOSE_SIGNED_OUT)
@@ -222,11 +224,11 @@ class LiveConsumer:
         self._close(CLOSE_TRY_AGAIN_LATER)
 
     async def on_permissions_changed(self) -> None:
-        """Asks for every topic again; those that are lost are left one by one."""
+        """Check every topic again, and unsubscribe those that are lost."""
         try:
             user, lost = await run_query(self._recheck_topics)
         except (DatabaseError, TimeoutError, OSError):
-            return  # the next round asks again: the rights version still differs
+            return  # the next check repeats this: the permission version still differs
         if user is None:
             self.on_signed_out()
             return
@@ -260,7 +262,7 @@ class LiveConsumer:
 
 
 def _close_code(done: Iterable[asyncio.Future[Any]]) -> int | None:
-    """The closing code of what ended first; None where the browser has left already."""
+    """Return the close code of what ended first; None if the browser has disconnected."""
     for ended in done:
         problem = ended.exception()
         if problem is None:
@@ -274,15 +276,13 @@ def _close_code(done: Iterable[asyncio.Future[Any]]) -> int | None:
 
 @dataclass(frozen=True)
 class ClientMessage:
-    """A message of the browser."""
-
     subscribe: list[str] = field(default_factory=list)
     unsubscribe: list[str] = field(default_factory=list)
     since: int | None = None
 
 
 def _parse_message(words: str) -> ClientMessage | None:
-    """The message, or None for anything else."""
+    """Return the message, or None if it is malformed."""
     try:
         message = json.loads(words)
     except (ValueError, RecursionError):
@@ -314,6 +314,6 @@ def _session_key(scope: Any) -> str:
 
 
 async def _reject(send: Any, code: int) -> None:
-    """Accepts and closes: a browser cannot read the status of a refused handshake, but it can read a code."""
+    """Accept and close: browsers cannot read the status of a refused handshake, but a close code."""
     await send({"type": "websocket.accept"})
     await send({"type": "websocket.close", "code": code})

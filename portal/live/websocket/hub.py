@@ -1,4 +1,4 @@
-"""Fans messages out inside one process: each arrives once, is encoded once, and goes to everybody's outbox."""
+"""Distributes messages within a process: each is received once, encoded once, and buffered per browser."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ PROBE_INTERVAL_S = 0.1
 
 
 class SendBuffer:
-    """What waits for one browser. A newer sample of a topic takes the place of an older one; when it is full
-    the oldest goes, so a slow browser costs a bounded amount and delays nobody."""
+    """Frames that wait for one browser.
+
+    A newer sample of a topic replaces an older one; a full buffer drops its oldest frame, so a slow browser
+    needs bounded memory and delays no other.
+    """
 
     __slots__ = ("_frames", "_sequence", "_waiter", "dropped")
 
@@ -38,7 +41,7 @@ class SendBuffer:
         self.dropped = 0
 
     def put(self, text: str, *, replaces: str = "") -> None:
-        """Adds a frame; one that ``replaces`` a topic takes the place of the one of that topic which waits."""
+        """Add a frame; with ``replaces``, a topic, it replaces the waiting frame of that topic."""
         self._sequence += 1
         if replaces and replaces in self._frames:
             del self._frames[replaces]
@@ -50,7 +53,7 @@ class SendBuffer:
             self._waiter.set_result(None)
 
     async def get(self) -> str:
-        """The oldest frame; waits for one."""
+        """Return the oldest frame; wait for one."""
         while not self._frames:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -58,26 +61,26 @@ class SendBuffer:
 
 
 class Hub:
-    """One channel of this process on the layer, joined to a group while anybody here watches its topic."""
+    """One channel of this process on the layer, joined to a group while a browser here watches its topic."""
 
     def __init__(self) -> None:
         self._subscribers: dict[str, set[SendBuffer]] = {}
         self._joined: set[str] = set()
         self._joins = 0
-        self._unconfirmed: dict[str, tuple[int, float]] = {}  # topic -> its join, when a proof was sent last
+        # topic -> number of its join, time of the last probe
+        self._unconfirmed: dict[str, tuple[int, float]] = {}
         self._progress = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
     def subscribe(self, topic: str, buffer: SendBuffer) -> None:
-        """From now on frames of the topic go to the outbox."""
+        """Put frames of the topic into the buffer from now on."""
         self._subscribers.setdefault(topic, set()).add(buffer)
         self._changed.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def unsubscribe(self, topic: str, buffer: SendBuffer) -> None:
-        """No more frames of the topic for this outbox."""
         watchers = self._subscribers.get(topic)
         if watchers is not None:
             watchers.discard(buffer)
@@ -87,7 +90,7 @@ class Hub:
                 self._signal_progress()
 
     async def wait_subscribed(self, topics: Iterable[str]) -> None:
-        """Waits until frames of these topics do arrive here; not for those that nobody watches any more."""
+        """Wait until frames of these topics arrive here, except topics that lost their last subscriber."""
         wanted = list(topics)
         while any(each in self._subscribers and not self._is_confirmed(each) for each in wanted):
             await self._progress.wait()
@@ -99,10 +102,10 @@ class Hub:
         self._progress.set()
         self._progress = asyncio.Event()
 
-    # -- one task a process ------------------------------------------------------------------------
+    # -- one task per process --------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Receives until nobody has watched anything for a while. Redis away: tries again each second."""
+        """Receive until there were no subscribers for a while. Retry each second without Valkey."""
         while True:
             try:
                 await self._receive()
@@ -137,12 +140,12 @@ class Hub:
                 self._on_probe(message["probe_topic"], message["join"])
 
     async def _maintain_groups(self, layer: Any, channel: str) -> None:
-        """Keeps the groups joined equal to the topics watched; ends when there are none for a while."""
+        """Keep the joined groups equal to the subscribed topics; end when there are none for a while."""
         marked_s = 0.0
         while True:
             self._changed.clear()
             wanted = set(self._subscribers)
-            # before a subscription stands: what its topic is sent from then on must be sent
+            # before the subscription is confirmed, since senders skip unmarked topics
             renewed = time.monotonic() - marked_s >= RENEW_INTERVAL_S
             await asyncio.to_thread(mark_subscribed, wanted if renewed else wanted - self._joined)
             marked_s = time.monotonic() if renewed else marked_s
@@ -171,8 +174,11 @@ class Hub:
                     return
 
     async def _probe_groups(self, layer: Any, channel: str) -> None:
-        """Sends a word of our own to each group just joined. The layer does not wait for the server when it
-        joins; only when the word has come back do we know that others' words come too."""
+        """Send a probe to each group just joined.
+
+        The layer does not wait for the server when it joins; only a received probe proves that messages of
+        others arrive.
+        """
         now = time.monotonic()
         for topic, (join, sent) in list(self._unconfirmed.items()):
             if now - sent < PROBE_INTERVAL_S or self._unconfirmed.get(topic) != (join, sent):
@@ -210,7 +216,7 @@ _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
 
 
 def hub() -> Hub:
-    """The hub of this process (of this event loop)."""
+    """Return the hub of this process (of this event loop)."""
     loop = asyncio.get_running_loop()
     found = _hubs.get(loop)
     if found is None:

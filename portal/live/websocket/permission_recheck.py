@@ -1,4 +1,4 @@
-"""Looks at all open sockets of this process at once: two queries say whose session or rights have changed."""
+"""Rechecks all open sockets of this process together: two queries find changed sessions and permissions."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from portal.services.accounts.sessions import live_sessions
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 2.5
-"""With the questions themselves this stays below the 5 s of X8."""
+"""With the queries themselves this stays below 5 s, the limit for the end of a permission."""
 QUERY_TIMEOUT_S = 8.0
 MAX_DATABASE_OUTAGE_S = 60.0
-"""While the record is away nobody can lose a right in it; after this long the sockets end all the same."""
+"""No permission can be revoked while the database is down; after this time sockets end nevertheless."""
 
 _T = TypeVar("_T")
 _threads = ThreadPoolExecutor(4, thread_name_prefix="live-record")
 _recheck_thread = ThreadPoolExecutor(1, thread_name_prefix="live-recheck")
-"""A thread of its own: whoever floods the others with questions does not delay the end of anybody's right."""
+"""A thread of its own, so that many queries of one user do not delay the revocation for others."""
 
 
 async def run_query(query: Callable[..., _T], *arguments: Any, threads: ThreadPoolExecutor = _threads) -> _T:
-    """Asks the record from a thread, with a time limit. Raises DatabaseError, TimeoutError, OSError."""
+    """Run a query in a thread with a time limit. Raise DatabaseError, TimeoutError, OSError."""
 
     def asked() -> _T:
         close_old_connections()
@@ -46,23 +46,23 @@ async def run_query(query: Callable[..., _T], *arguments: Any, threads: ThreadPo
 
 
 class CheckedSocket(Protocol):
-    """A socket whose right is looked at."""
+    """A socket whose permission is rechecked."""
 
     user: User
     session_key: str
 
     def on_signed_out(self) -> None:
-        """The session is over, or the person is no longer active."""
+        """The session has ended, or the user was deactivated."""
 
     def on_database_unavailable(self) -> None:
-        """For too long nobody could say whether the right still stands."""
+        """Permissions could not be checked for too long."""
 
     async def on_permissions_changed(self) -> None:
-        """Something was taken from the person: every topic has to be asked for again."""
+        """The user lost a permission: every topic has to be checked again."""
 
 
 class PermissionRechecker:
-    """One task a process, while any socket is open."""
+    """One task per process, while any socket is open."""
 
     def __init__(self) -> None:
         self._sockets: set[CheckedSocket] = set()
@@ -70,7 +70,6 @@ class PermissionRechecker:
         self._confirmed_at = 0.0
 
     def add(self, socket: CheckedSocket) -> None:
-        """Looks at this socket from now on."""
         if not self._sockets:
             self._confirmed_at = time.monotonic()
         self._sockets.add(socket)
@@ -78,7 +77,6 @@ class PermissionRechecker:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def remove(self, socket: CheckedSocket) -> None:
-        """The socket is closed."""
         self._sockets.discard(socket)
 
     async def _run(self) -> None:
@@ -86,7 +84,7 @@ class PermissionRechecker:
             await asyncio.sleep(CHECK_INTERVAL_S)
             sockets = list(self._sockets)
             try:
-                live, people = await run_query(
+                live, users = await run_query(
                     _read_current_permissions,
                     {each.session_key for each in sockets},
                     {each.user.pk for each in sockets},
@@ -101,7 +99,7 @@ class PermissionRechecker:
             self._confirmed_at = time.monotonic()
             changed = []
             for socket in sockets:
-                now = people.get(socket.user.pk)
+                now = users.get(socket.user.pk)
                 if socket.session_key not in live or now is None or now[1] != socket.user.password:
                     socket.on_signed_out()
                 elif now[0] != socket.user.rights_version:
@@ -112,7 +110,7 @@ class PermissionRechecker:
 def _read_current_permissions(
     keys: Iterable[str], user_ids: Iterable[int]
 ) -> tuple[set[str], dict[int, tuple[int, str]]]:
-    """The live ones among the session keys; rights version and password hash of each active person."""
+    """Return the live session keys; permission version and password hash of each active user."""
     live = live_sessions().filter(session_key__in=keys)
     rows = User.objects.filter(pk__in=user_ids, is_active=True).values_list(
         "pk", "rights_version", "password"
@@ -127,7 +125,7 @@ _recheckers_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, PermissionRech
 
 
 def permission_rechecker() -> PermissionRechecker:
-    """The rechecker of this process (of this event loop)."""
+    """Return the rechecker of this process (of this event loop)."""
     loop = asyncio.get_running_loop()
     found = _recheckers_by_loop.get(loop)
     if found is None:

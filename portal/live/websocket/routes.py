@@ -1,4 +1,4 @@
-"""The table of sockets: path -> consumer. Each consumer declares its policy, as each route does."""
+"""WebSocket routes: path to consumer. Each consumer declares its access policy, as each HTTP route does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ WEBSOCKET_ROUTES = {"/live/": LiveConsumer}
 
 
 async def websocket_app(scope: Any, receive: Any, send: Any) -> None:
-    """The ASGI application for WebSockets."""
     consumer = WEBSOCKET_ROUTES.get(scope["path"])
     if consumer is not None:
         await consumer.serve(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The topics a browser may watch, each with its right, asked at ``portal.access``; and what fills it at first."""
+"""Topics of live data: their permissions, checked by ``portal.access``, and their first frame."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOPIC_PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic after the check: ``name`` is the group's, ``asked`` what the browser calls it."""
+    """A parsed topic: ``name`` is that of the group, ``requested_name`` that of the browser."""
 
     requested_name: str
     name: str
@@ -32,15 +32,15 @@ class Topic:
 
 
 def parse_topic(name: str, user: User) -> Topic:
-    """The topic as it is meant; NotThere for words that name none."""
+    """Parse a topic; ``me`` means ``user``. Raise NotFound for an unknown one."""
     match = _TOPIC_PATTERN.fullmatch(name)
     if match is None:
         raise NotFound("There is no such topic.")
-    cluster, person, kind, public_id, log_job, rank = match.groups()
+    cluster, account, kind, public_id, log_job, rank = match.groups()
     if cluster:
         return Topic(name, "cluster", "cluster")
-    if person:
-        if person not in ("me", user.public_id):
+    if account:
+        if account not in ("me", user.public_id):
             raise NotFound
         return Topic(name, f"user.{user.public_id}", "user", user.public_id)
     if log_job:
@@ -49,7 +49,7 @@ def parse_topic(name: str, user: User) -> Topic:
 
 
 def check_topic_access(user: User, topic: Topic) -> None:
-    """Raises unless the person may watch it now: on subscribing, and again every few seconds."""
+    """Raise unless the user may watch the topic now; called on subscribe and again on permission changes."""
     match topic.kind:
         case "job":
             require_permission(user, Permission.VIEW, _job(topic.public_id))
@@ -65,7 +65,7 @@ def check_topic_access(user: User, topic: Topic) -> None:
 
 
 def initial_frame(user: User, topic: Topic) -> dict[str, Any] | None:
-    """What has been so far: ``kind`` "backfill" with rollups and the last sample, or the tail of a log."""
+    """Return data so far: ``kind`` "backfill" with rollups and the last sample, or the tail of a log."""
     match topic.kind:
         case "cluster":
             return {

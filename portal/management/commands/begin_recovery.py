@@ -1,4 +1,4 @@
-"""`manage.py begin-recovery`: PostgreSQL set the database back, so nothing starts until nodes were compared."""
+"""`manage.py begin-recovery`: after PostgreSQL was set back, starts nothing until nodes are reconciled."""
 
 from __future__ import annotations
 

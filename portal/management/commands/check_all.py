@@ -21,7 +21,7 @@ CHECK_TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class Check:
-    """One tool: its arguments after `python`, and what it needs in the environment."""
+    """One tool: its arguments after `python`, and its environment."""
 
     name: str
     arguments: tuple[str, ...]
@@ -37,7 +37,7 @@ class Result:
 
 
 def checks() -> list[Check]:
-    """The longest first, so that they run beside all the others."""
+    """Return the checks, the longest first, so that they run beside all others."""
     production = {
         "FAIRWAY_PORTAL_URL": "https://fairway.example.org",
         "FAIRWAY_ALLOWED_HOSTS": "fairway.example.org",
@@ -45,7 +45,8 @@ def checks() -> list[Check]:
         "REDIS_URL": "unix:///nonexistent/valkey.sock",
         "FAIRWAY_SECRET_KEY": secrets.token_urlsafe(64),
     }
-    quiet = {"PYTHONWARNINGS": "ignore"}  # it would like a database, and does without
+    # makemigrations warns without a database, which it does not need here
+    quiet = {"PYTHONWARNINGS": "ignore"}
     scripts = Path(sys.prefix) / "bin"
     templates = [str(path) for path in (Path(settings.BASE_DIR) / "templates",) if any(path.rglob("*.html"))]
     found = [

@@ -1,4 +1,4 @@
-"""`manage.py migrate`: Django's, as the owner of the tables; the services' role then gets the use of new ones."""
+"""`manage.py migrate`: Django's, as the owner of the tables; then grants the services' role access."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from portal.database.roles import as_owner, grant_service_privileges
 
 
 class Command(migrate.Command):
-    """Brings the tables up to date."""
-
     def handle(self, *args: Any, **options: Any) -> None:
         with as_owner():
             super().handle(*args, **options)

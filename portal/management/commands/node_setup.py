@@ -1,4 +1,4 @@
-"""`manage.py node-setup`: prints the script that makes a machine a node, to be run there in a root shell."""
+"""`manage.py node-setup`: prints the script that makes a machine a node, to run there in a root shell."""
 
 from __future__ import annotations
 

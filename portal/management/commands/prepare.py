@@ -1,4 +1,4 @@
-"""`manage.py prepare`: the first steps of an installation whose servers are run by somebody else."""
+"""`manage.py prepare`: the first steps of an installation with external servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Command(BaseCommand):
         try:
             folder.prepare_unowned()
             folder.ensure_secret_key()
-            if not os.environ.get("FAIRWAY_SECRET_KEY"):  # the settings were read before there was a file
+            if not os.environ.get("FAIRWAY_SECRET_KEY"):  # settings were loaded before the key file existed
                 settings.SECRET_KEY = folder.secret_key.read_text().strip()
             migrate_database()
             code = ensure_initial_data(local_node=False, simulated_gpus=False, demo=False)

@@ -1,4 +1,4 @@
-"""`manage.py restore FILE`: a backup into an empty database; nothing starts until nodes were seen."""
+"""`manage.py restore FILE`: restores a backup into an empty database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py test`: first what runs well beside anything, then what is bound in time or needs a browser."""
+"""`manage.py test`: first the tests that can run in parallel, then timing-sensitive and browser tests."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Command(BaseCommand):
         chosen = [*options["paths"], *(["--long"] if options["long"] else [])]
         chosen += ["-k", options["expression"]] if options["expression"] else []
         cores = min(len(os.sched_getaffinity(0)), 8)
-        # Tests wait as much as they work: more of them than cores.
+        # Tests wait as much as they compute: more workers than cores.
         if installing is None:
             results = [_pytest(PARALLEL_AND_RIG_MARKS, cores + 2, *chosen)]
         else:
             results = [_pytest(PARALLEL_MARKS, cores + 1, *chosen)]
             self._finish_install(*installing)
             results.append(_pytest(RIG_MARKS, cores + 2, *chosen))
-        # Chromium drops its requests when a network of this machine comes or goes, as engines' networks do above.
+        # Chromium drops requests when a network interface appears or disappears, as in container tests.
         results.append(
             _pytest(SERIAL_MARKS, cores + 3, *chosen, *([] if options["paths"] else _serial_files()))
         )
@@ -74,7 +74,7 @@ class Command(BaseCommand):
             sys.exit(failed)
 
     def _finish_install(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-        """Waits for apt-get; the tests that still lack something are skipped with a message of their own."""
+        """Wait for apt-get; tests whose requirements are still missing are skipped with a message."""
         try:
             code = process.wait(INSTALL_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -87,13 +87,13 @@ class Command(BaseCommand):
 
 
 def _serial_files() -> list[str]:
-    """The files that speak of such a mark, so that no lane of the last part reads all the others again."""
+    """Return the files that use such a mark, so that workers of the last part do not import all others."""
     files = sorted((Path(settings.BASE_DIR) / "tests").rglob("test_*.py"))
     return [str(path) for path in files if any(mark in path.read_text() for mark in SERIAL_MARK_NAMES)]
 
 
 def _start_compile() -> subprocess.Popen[bytes] | None:
-    """Reads all tests once, where nobody has: Python keeps what it made of them, and no lane makes it again."""
+    """Compile all tests ahead unless cached, so that workers do not each compile them."""
     if sys.dont_write_bytecode or any((Path(settings.BASE_DIR) / "tests/__pycache__").glob("conftest.*")):
         return None
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq"]
@@ -101,12 +101,12 @@ def _start_compile() -> subprocess.Popen[bytes] | None:
 
 
 def _environment() -> dict[str, str]:
-    """What pytest is started with: the run's own data folder, not the one that this command has."""
+    """Return the environment of pytest: this one without its data folder."""
     return {name: value for name, value in os.environ.items() if name != "FAIRWAY_DATA_DIR"}
 
 
 def _start_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
-    """Starts apt-get beside the quick tests, when something is missing and this machine lets us."""
+    """Start apt-get in parallel with the quick tests when requirements are missing and can be installed."""
     wanted = debian_packages([need for kind in MACHINE_REQUIREMENTS for need in missing_requirements(kind)])
     if not wanted or not can_install_packages():
         return None
@@ -126,7 +126,7 @@ def _start_install() -> tuple[subprocess.Popen[bytes], IO[bytes]] | None:
 
 
 def _pytest(marks: str, workers: int, *arguments: str) -> int:
-    """pytest's exit code for the files with these marks, so many beside each other; it prints its own last line."""
+    """Return pytest's exit code for the files with these marks and this many workers."""
     sys.stdout.flush()
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""`manage.py up`: a whole Fairway on this machine, from an empty folder to one address with a way in."""
+"""`manage.py up`: starts a complete Fairway on this machine and prints its URL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Command(BaseCommand):
         parser.add_argument("--quiet", action="store_true", help="do not print the processes' log lines")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        wishes = UpOptions(
+        up_options = UpOptions(
             listening=ListenOptions(
                 options["bind"], options["port"], options["tls_cert"], options["tls_key"]
             ),
@@ -44,7 +44,7 @@ class Command(BaseCommand):
             quiet=options["quiet"],
         )
         try:
-            run(Path(settings.BASE_DIR), wishes)
+            run(Path(settings.BASE_DIR), up_options)
         except (StartError, FrontendError, FairwayError) as trouble:
             raise CommandError(str(trouble)) from trouble
 

@@ -1,4 +1,4 @@
-"""Reads how idle a running workspace is, what keeps it, and which reasons hold."""
+"""Reads how long a running workspace has been inactive, what keeps it, and which exemptions apply."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from portal.selectors.scheduling.project_settings import PoolRules, effective_ru
 
 
 def attempt_activity(attempt: Attempt) -> WorkspaceActivity | None:
-    """What is known of the use of an attempt that comes with its ``activity``."""
+    """Return the activity of an attempt, or None; the caller should have joined ``activity``."""
     found: WorkspaceActivity | None = getattr(attempt, "activity", None)
     return found
 
 
 @dataclass(frozen=True)
 class IdleStatus:
-    """A running workspace that holds GPUs: what holds for it, what is known of its use, and what keeps it."""
+    """Idle status of a running workspace with GPUs: settings, activity, exemption."""
 
     row: WorkspaceActivity | None
     settings_sheet: PoolRules
@@ -32,66 +32,64 @@ class IdleStatus:
 
     @property
     def settings(self) -> dict[str, SettingValue]:
-        """The knobs as they hold for it."""
+        """The effective settings."""
         return self.settings_sheet.values
 
     @property
     def action(self) -> str:
-        """What becomes of it once it is idle: off, notify or suspend."""
+        """What happens when it is idle: off, notify or suspend."""
         return str(self.settings["idle_action"])
 
     @property
     def idle_after_s(self) -> int:
-        """After so long it is idle."""
+        """Inactivity after which it is idle."""
         return int(self.settings["idle_after_s"])
 
     @property
     def last_active_at(self) -> dt.datetime | None:
-        """When it was last known to be used."""
         return self.row.last_active_at if self.row else None
 
     @property
     def inactive_since(self) -> dt.datetime | None:
-        """Since when nobody uses it, as its people were told; None: it is not called idle."""
+        """Start of the inactivity, as its users were notified; None if not idle."""
         return self.row.inactive_since if self.row else None
 
     @property
     def idle_notified_at(self) -> dt.datetime | None:
-        """Since when its people are told."""
         return self.row.idle_notified_at if self.row else None
 
     @property
     def suspend_at(self) -> dt.datetime | None:
-        """When it is suspended unless it is used or kept; None: nobody suspends it."""
+        """When it is suspended unless used or kept; None if it is not going to be."""
         return self.row.suspend_at if self.row else None
 
     @property
     def snoozed_until(self) -> dt.datetime | None:
-        """Until when a snooze keeps it; a moment that may have passed."""
+        """End of the last snooze, possibly in the past."""
         return self.row.snoozed_until if self.row else None
 
     @property
     def snooze_s(self) -> int:
-        """For so long a snooze keeps it."""
+        """Length of a snooze."""
         return int(self.settings["idle_snooze_s"])
 
     @property
     def snoozes_left(self) -> int:
-        """So often it may be snoozed until it is used again."""
+        """Number of snoozes left until it is used again."""
         return max(
             0, int(self.settings["idle_snooze_limit"]) - (self.row.effective_snooze_count if self.row else 0)
         )
 
     @property
     def exemption_s(self) -> int:
-        """For so long a reason in words keeps it; 0: none is taken."""
+        """Length of an exemption; 0 if exemptions are disabled."""
         return int(self.settings["idle_exemption_s"])
 
 
 def idle_status(job: Job, attempt: Attempt | None) -> IdleStatus | None:
-    """How idle a job is that runs in this attempt (with its pool and ``activity``); None where nobody looks.
+    """Return the idle status of a job in this attempt (with its pool and ``activity``), or None.
 
-    Three queries.
+    None means that it is not monitored: not a workspace, without GPUs, or not running. Three queries.
     """
     if attempt is None or job.kind != JobKind.WORKSPACE.value or not job.gpus_per_task:
         return None
@@ -102,12 +100,12 @@ def idle_status(job: Job, attempt: Attempt | None) -> IdleStatus | None:
 
 
 def active_exemptions(requester: Requester) -> QuerySet[IdleExemption]:
-    """The reasons that hold now, of those that a person may see, newest first."""
+    """Return the exemptions in force that the user may see, newest first."""
     return _unexpired().filter(pk__in=visible_idle_exemptions(requester)).order_by("-id")
 
 
 def get_exemption(requester: Requester, public_id: str) -> IdleExemption:
-    """A reason, also one that holds no more; NotThere where the person may not see it."""
+    """Return an exemption, also an expired one. Raise NotFound if the user may not see it."""
     row = (
         visible_idle_exemptions(requester)
         .select_related("job__project", "job__owner", "requested_by")

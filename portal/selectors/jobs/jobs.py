@@ -1,4 +1,4 @@
-"""Reads jobs for people: lists with filters, one job with its attempts, its timeline; fixed query counts."""
+"""Reads jobs: filtered lists, one job with its attempts, its timeline; fixed numbers of queries."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from portal.errors import NotFound
 from portal.models import Allocation, Attempt, AttemptEnergy, Job, JobEvent, Task
 
 MAX_PREEMPTED_SHOWN = 20
-"""At most so many of those who made room for a job are listed."""
+"""Maximum number of jobs listed as preempted for a job."""
 MAX_DEPENDENTS_SHOWN = 20
-"""At most so many of the jobs that start after one are listed, the newest."""
+"""Maximum number of dependents listed, newest first."""
 ROW_RELATIONS = ("project", "owner", "pool", "environment", "verdict")
-"""What a row of a list shows besides its own columns: joined, so that a list is one query."""
+"""Relations shown in a row: joined, so that a list is one query."""
 
 
 @dataclass(frozen=True)
 class JobFilter:
-    """What a list of jobs is narrowed to; projects and owners by public id or by name."""
+    """Filters of a job list; projects and owners by public id or name."""
 
     states: tuple[JobState, ...] = ()
     kinds: tuple[JobKind, ...] = ()
@@ -34,7 +34,7 @@ class JobFilter:
 
 
 def list_jobs(requester: Requester, filters: JobFilter | None = None) -> QuerySet[Job]:
-    """The visible jobs that pass the filter, newest first, with what a row shows already joined."""
+    """Return the visible jobs that match the filter, newest first, with the relations of a row joined."""
     rows = visible_jobs(requester).select_related(*ROW_RELATIONS)
     if filters is None:
         return rows
@@ -57,7 +57,7 @@ def list_jobs(requester: Requester, filters: JobFilter | None = None) -> QuerySe
 
 
 def get_job(requester: Requester, public_id: str) -> Job:
-    """The job, when the person may see it; NotThere otherwise, whether it exists or not."""
+    """Return the job. Raise NotFound if it does not exist or the user may not see it."""
     job = (
         visible_jobs(requester).select_related(*ROW_RELATIONS, "template").filter(public_id=public_id).first()
     )
@@ -67,7 +67,7 @@ def get_job(requester: Requester, public_id: str) -> Job:
 
 
 def list_attempts(job: Job) -> list[Attempt]:
-    """All attempts, newest first, with pool, progress, energy, meeting, tasks and GPUs; always three queries."""
+    """Return all attempts, newest first, with everything that a job page shows, in three queries."""
     allocations = Allocation.objects.select_related("gpu").order_by("gpu__index")
     tasks = Task.objects.select_related("node").prefetch_related(
         Prefetch("allocations", queryset=allocations)
@@ -83,7 +83,7 @@ def list_attempts(job: Job) -> list[Attempt]:
 
 
 def attempts_preempted_for(job: Job) -> list[Attempt]:
-    """The attempts of other jobs that were asked to leave for this one, newest first, with job and project."""
+    """Return the attempts of other jobs preempted for this one, newest first, with job and project."""
     rows = Attempt.objects.filter(preempted_for=job).select_related("job__project")
     return list(rows.order_by("-id")[:MAX_PREEMPTED_SHOWN])
 
@@ -91,7 +91,7 @@ def attempts_preempted_for(job: Job) -> list[Attempt]:
 def visible_related_jobs(
     requester: Requester, attempts: Iterable[Attempt], made: Iterable[Attempt], chain: DependencyChain
 ) -> set[str]:
-    """Of the jobs for which these attempts left, that left for them, or that stand in the chain: whom one may see."""
+    """Return the public ids of preempting, preempted and dependent jobs that the user may see."""
     left_for = {attempt.preempted_for.public_id for attempt in attempts if attempt.preempted_for}
     left_for |= {attempt.job.public_id for attempt in made}
     return visible_job_ids(
@@ -101,14 +101,14 @@ def visible_related_jobs(
 
 @dataclass(frozen=True)
 class DependencyChain:
-    """The jobs after which one starts, and the newest that start after it."""
+    """The dependencies of a job, and its newest dependents."""
 
     dependencies: list[Job]
     dependents: list[Job]
 
 
 def dependency_chain(job: Job) -> DependencyChain:
-    """What stands before and after a job, with projects: two queries."""
+    """Return dependencies and dependents of a job, with projects, in two queries."""
     rows = Job.objects.select_related("project")
     before = list(rows.filter(dependents__job=job).order_by("id"))
     return DependencyChain(
@@ -117,14 +117,14 @@ def dependency_chain(job: Job) -> DependencyChain:
 
 
 def job_events(job: Job) -> QuerySet[JobEvent]:
-    """The job's timeline, oldest first, with the attempt of each event joined."""
+    """Return the job's timeline, oldest first, with the attempt of each event joined."""
     return JobEvent.objects.filter(job=job).select_related("attempt").order_by("id")
 
 
 def list_workspaces(requester: Requester, filters: JobFilter | None = None) -> QuerySet[Job]:
-    """As ``jobs_for``, workspaces only, each with ``ready_since`` and ``suspends_at``.
+    """As ``list_jobs``, workspaces only, each with ``ready_since`` and ``suspends_at``.
 
-    When its server answered, and when it is suspended unless somebody uses or keeps it; or None.
+    These are the time its server answered and the time of its idle suspension, or None.
     """
     ready = Attempt.objects.filter(
         job=OuterRef("pk"),
@@ -141,7 +141,7 @@ def list_workspaces(requester: Requester, filters: JobFilter | None = None) -> Q
 
 
 def visible_job_ids(requester: Requester, public_ids: Iterable[str]) -> set[str]:
-    """Those of the jobs that the person may see."""
+    """Return those of the public ids whose jobs the user may see."""
     wanted = list(public_ids)
     if not wanted:
         return set()
@@ -149,7 +149,10 @@ def visible_job_ids(requester: Requester, public_ids: Iterable[str]) -> set[str]
 
 
 def attempt_energy_joules(attempt: Attempt) -> float | None:
-    """What the GPUs of an attempt used so far; None where none of it was measured. Joined by whoever reads many."""
+    """Return the energy of an attempt's GPUs so far, or None if not measured.
+
+    Lists should join ``energy``.
+    """
     try:
         return attempt.energy.joules
     except AttemptEnergy.DoesNotExist:

@@ -1,4 +1,4 @@
-"""Reads who would be asked to leave for a request, by name only for those who may see it."""
+"""Reads which jobs would be preempted for a request; jobs that the user may not see are not named."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from portal.models import Job
 
 @dataclass(frozen=True)
 class PreemptionCandidate:
-    """A running job that would leave; ``job`` None: the reader may not see it. Milli of a GPU, GPU-seconds.
+    """A running job that would be preempted, with GPU milli and GPU-seconds lost.
 
-    ``saved_at`` None: it has not said that it saved its work.
+    ``job`` is None if the reader may not see it. ``checkpoint_at`` is None if it has reported no checkpoint.
     """
 
     job: Job | None
@@ -28,7 +28,7 @@ class PreemptionCandidate:
 def preemption_candidates(
     requester: Requester, victims: Sequence[dict[str, Any]]
 ) -> list[PreemptionCandidate]:
-    """The victims of the engine's answer, in its order; a query or three, whatever their number."""
+    """Return the victims of the scheduler's answer, in its order, in at most three queries."""
     if not victims:
         return []
     ids = [victim["job"] for victim in victims]
@@ -41,7 +41,7 @@ def preemption_candidates(
             seen.get(victim["job"]),
             str(victim["reason"]),
             int(victim["milli"]),
-            float(victim["lost_gpu_s"]),
+            float(victim["lost_gpu_seconds"]),
             _from_unix(victim.get("saved_s")),
         )
         for victim in victims
@@ -53,5 +53,4 @@ def _from_unix(seconds: float | None) -> dt.datetime | None:
 
 
 def total_lost_gpu_seconds(candidates: Sequence[PreemptionCandidate]) -> float:
-    """The work that they would lose together, GPU-seconds."""
     return sum(one.lost_gpu_seconds for one in candidates)

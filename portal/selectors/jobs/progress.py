@@ -1,4 +1,4 @@
-"""Reads how far attempts have come, and on which layouts work like theirs ran faster."""
+"""Reads the progress of attempts, and the layouts on which comparable jobs ran faster."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from portal.domain.throughput import MAX_SAMPLES, Layout, compare_layouts, media
 from portal.models import Attempt, AttemptProgress, Job
 
 MAX_ATTEMPTS_READ = 8 * MAX_SAMPLES
-"""So many of the latest attempts of a work are read for a page."""
+"""Number of latest comparable attempts read for a page."""
 
 
 def attempt_progress(attempt: Attempt) -> AttemptProgress | None:
-    """What an attempt told; joined by whoever reads many."""
+    """Return the progress of an attempt, or None. Lists should join ``progress``."""
     try:
         return attempt.progress
     except AttemptProgress.DoesNotExist:
@@ -21,7 +21,7 @@ def attempt_progress(attempt: Attempt) -> AttemptProgress | None:
 
 
 def job_workload_fingerprint(job: Job) -> str:
-    """What a job has in common with those whose rates may be compared with its own."""
+    """Return the key that the job shares with jobs of comparable rates."""
     return workload_fingerprint(
         job.project.public_id,
         job.environment.public_id,
@@ -35,7 +35,7 @@ def job_workload_fingerprint(job: Job) -> str:
 
 @dataclass(frozen=True)
 class MeasuredLayout:
-    """How fast work ran on one layout: the median of so many attempts, and beside the fastest."""
+    """Speed on one layout: the median of several attempts, absolute and relative to the fastest."""
 
     layout: Layout
     per_s: float
@@ -44,18 +44,18 @@ class MeasuredLayout:
 
 
 def compare_job_layouts(job: Job) -> list[MeasuredLayout]:
-    """The layouts on which jobs like this one ran and ended, fastest first; none unless two are known to differ.
+    """Return the layouts of ended comparable jobs, fastest first; empty unless two differ. One query.
 
-    One query. Jobs like it are of its project only, so that whoever may see it may see this.
+    Comparable jobs are of the same project, so whoever may see the job may see this.
     """
     if not job.gpus_per_task:
         return []
-    told = AttemptProgress.objects.filter(
+    reported = AttemptProgress.objects.filter(
         workload_fingerprint=job_workload_fingerprint(job), attempt__ended_at__isnull=False
     )
     rates = [
         (row.layout, per_s)
-        for row in told.order_by("-attempt")[:MAX_ATTEMPTS_READ]
+        for row in reported.order_by("-attempt")[:MAX_ATTEMPTS_READ]
         if (per_s := row.per_s) is not None
     ]
     known = median_rates(rates)

@@ -1,4 +1,4 @@
-"""Who may run which job: one rule for its submission, its decision and its start, read for many jobs at once."""
+"""Which jobs an owner may run: one rule for submission, scheduling and start, for many jobs at once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from portal.models import Environment, Job, Membership, Project, Secret, User, V
 
 
 class Requirement(StrEnum):
-    """What an owner needs to run a job."""
-
     ACCOUNT = "account"
     PROJECT = "project"
     ENVIRONMENT = "environment"
@@ -29,7 +27,7 @@ class Requirement(StrEnum):
 
 
 class Denial(NamedTuple):
-    """A right that the owner of a job does not have, and who can give it."""
+    """A right that the owner of a job lacks, and who can grant it."""
 
     requirement: Requirement
     message: str
@@ -40,7 +38,7 @@ class Denial(NamedTuple):
 
 
 class JobUsage(NamedTuple):
-    """What a job uses, by row numbers; volumes by name, secrets by name and whether they are the project's."""
+    """What a job uses, by id; volumes by name, secrets by (name, whether it is the project's)."""
 
     owner: int
     project: int
@@ -50,15 +48,13 @@ class JobUsage(NamedTuple):
 
 
 class AccountStatus(NamedTuple):
-    """What of an account decides."""
-
     name: str
     is_active: bool
     is_admin: bool
 
 
 class EnvironmentAccess(NamedTuple):
-    """An environment: whether it is offered, and to which projects; none is to all."""
+    """Whether an environment is enabled, and for which projects; empty means all."""
 
     title: str
     enabled: bool
@@ -67,21 +63,21 @@ class EnvironmentAccess(NamedTuple):
 
 @dataclass(frozen=True)
 class RightsSnapshot:
-    """The rights of some owners as they were read."""
+    """The rights of several owners at one moment."""
 
     accounts: Mapping[int, AccountStatus]
     members: frozenset[tuple[int, int]]
-    """Person and project, where a role that runs jobs was given; it holds for the projects below, too."""
+    """(user, project) with a role that may run jobs; it applies to descendants too."""
     projects: Mapping[int, tuple[str, int | None, bool]]
-    """Name, parent, and whether it is archived."""
+    """(name, parent, whether archived) by id."""
     environments: Mapping[int, EnvironmentAccess]
     volumes: Mapping[str, frozenset[int]]
-    """By name, the projects that may use it; none is all."""
+    """Projects that may use the volume, by its name; empty means all."""
     secrets: frozenset[tuple[str, int | None, int | None]]
-    """Name, and either the person or the project that has it."""
+    """(name, owning user or None, owning project or None)."""
 
     def first_denial(self, usage: JobUsage) -> Denial | None:
-        """Return the first right that is missing; None when the owner may run it."""
+        """Return the first missing right, or None if the owner may run the job."""
         return next(self.denials(usage), None)
 
     def denials(self, usage: JobUsage) -> Iterator[Denial]:
@@ -136,11 +132,11 @@ class RightsSnapshot:
                 None if of_project else usage.owner,
                 usage.project if of_project else None,
             ) not in self.secrets:
-                whose = project if of_project else account.name
+                owner = project if of_project else account.name
                 yield Denial(
                     Requirement.SECRET,
-                    f"{whose} has no secret called {name}.",
-                    "A manager of the project can write it." if of_project else f"{whose} can write it.",
+                    f"{owner} has no secret called {name}.",
+                    "A manager of the project can write it." if of_project else f"{owner} can write it.",
                 )
 
     def _parent(self, project: int) -> int | None:
@@ -155,7 +151,10 @@ USAGE_COLUMNS = ("owner_id", "project_id", "environment_id", "volumes", "secrets
 
 
 def usage_from_columns(columns: Mapping[str, Any]) -> JobUsage:
-    """What a job uses, of its ``RUN_COLUMNS``. Volumes or secrets that cannot be read keep it from starting later."""
+    """Return what a job uses, from its ``USAGE_COLUMNS``.
+
+    Malformed volumes or secrets are ignored here; they fail the start later.
+    """
     run = JobUsage(columns["owner_id"], columns["project_id"], columns["environment_id"])
     volumes, secrets = columns["volumes"], columns["secrets"]
     if not volumes and not secrets:
@@ -170,7 +169,7 @@ def usage_from_columns(columns: Mapping[str, Any]) -> JobUsage:
 
 
 def read_rights(usages: Iterable[JobUsage]) -> RightsSnapshot:
-    """Read what decides on these: five queries, and one each where volumes or secrets are named."""
+    """Read the rights that these need: five queries, and one each if volumes or secrets are used."""
     usages = list(usages)
     owners = {run.owner for run in usages}
     volumes = {volume for run in usages for volume in run.volumes}
@@ -241,7 +240,7 @@ def rights_version() -> tuple[str | None, ...]:
 
 
 def denials_by_usage(usages: Iterable[JobUsage]) -> dict[JobUsage, Denial]:
-    """Return those of ``runs`` that are not permitted, each with the right that is missing."""
+    """Return those of ``usages`` that are not permitted, each with the missing right."""
     alike = set(usages)
     if not alike:
         return {}
@@ -250,13 +249,13 @@ def denials_by_usage(usages: Iterable[JobUsage]) -> dict[JobUsage, Denial]:
 
 
 def denials_by_key(usages: Mapping[Any, JobUsage]) -> dict[Any, Denial]:
-    """Return for each of many jobs, by any key, the right that its owner lacks; those that may run are left out."""
+    """Return the missing right of each job that may not run, by the caller's keys."""
     denied = denials_by_usage(usages.values())
     return {key: denied[run] for key, run in usages.items() if run in denied} if denied else {}
 
 
 def job_denial(job: Job) -> Denial | None:
-    """Return the right that the owner of a job lacks now; None when the job may run."""
+    """Return the right that the owner of a job lacks now, or None if the job may run."""
     run = usage_from_columns({name: getattr(job, name) for name in USAGE_COLUMNS})
     return denials_by_key({job.pk: run}).get(job.pk)
 

@@ -1,4 +1,4 @@
-"""Reads when time limits end running jobs, what may be added to them, and who asked for more time."""
+"""Reads when time limits end running jobs, how far they may be extended, and extension requests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from portal.errors import NotFound
 from portal.models import Attempt, Job, TimeLimitExtension
 
 TIME_LIMIT = ExpressionWrapper(F("job__time_limit_s") * dt.timedelta(seconds=1), output_field=DurationField())
-"""The time limit of an attempt's job as a span."""
+"""The time limit of an attempt's job as a duration."""
 MAX_EXTENSIONS_SHOWN = 20
-"""At most so many requests of a job are listed, the newest."""
+"""Maximum number of requests of a job that are listed, newest first."""
 
 
 def attempts_with_limit() -> QuerySet[Any]:
-    """The attempts that run against a time limit and were not asked to stop, with ``ends_at``."""
+    """Return the attempts that run with a time limit and are not stopping, with ``ends_at``."""
     return Attempt.objects.filter(
         state=AttemptState.RUNNING.value,
         stop_requested_at__isnull=True,
@@ -30,7 +30,7 @@ def attempts_with_limit() -> QuerySet[Any]:
 
 
 def ends_at(job: Job, attempt: Attempt | None) -> dt.datetime | None:
-    """When its time limit ends a job; None without a limit, and for what does not run."""
+    """Return when the time limit ends a job, or None without a limit or a running attempt."""
     if attempt is None or attempt.running_at is None or not job.time_limit_s:
         return None
     if AttemptState(attempt.state) not in LIVE_ATTEMPT_STATES:
@@ -39,20 +39,20 @@ def ends_at(job: Job, attempt: Attempt | None) -> dt.datetime | None:
 
 
 def warning_lead_s(limit_s: int, warning_s: float) -> float:
-    """How long before its end a job with this limit is warned: the knob, but at most half of the limit."""
+    """Return how long before its end a job is warned: the setting, but at most half of its limit."""
     return min(warning_s, limit_s / 2)
 
 
 @dataclass(frozen=True)
 class ExtensionAllowance:
-    """What may be added to a job's limit: by its people, in seconds, of so many in all."""
+    """How far users may still extend a job's limit, and the maximum in all, seconds."""
 
     remaining_s: int
     max_s: int
 
 
 def extension_allowance(job: Job, max_s: float) -> ExtensionAllowance:
-    """How much its people may still add to the limit of a job; ``most_s`` is the knob ``max_extension_s``."""
+    """Return how far users may still extend a job's limit; ``max_s`` is the setting ``max_extension_s``."""
     granted = (
         TimeLimitExtension.objects.filter(job=job, state="granted").aggregate(all=Sum("extra_s"))["all"] or 0
     )
@@ -60,7 +60,7 @@ def extension_allowance(job: Job, max_s: float) -> ExtensionAllowance:
 
 
 def job_extensions(job: Job) -> list[TimeLimitExtension]:
-    """The newest requests for more time of a job, newest first."""
+    """Return the newest extension requests of a job, newest first."""
     return list(
         TimeLimitExtension.objects.filter(job=job).select_related(
             "attempt", "requested_by", "decided_by", "job__project"
@@ -71,7 +71,7 @@ def job_extensions(job: Job) -> list[TimeLimitExtension]:
 def list_extensions(
     requester: Requester, *, pending_only: bool | None = None
 ) -> QuerySet[TimeLimitExtension]:
-    """The requests that a person may see, newest first; ``waiting``: those that nobody has decided on yet."""
+    """Return the requests that the user may see, newest first; ``pending_only`` selects undecided ones."""
     rows = visible_extensions(requester).select_related(
         "job__project", "job__owner", "attempt", "requested_by", "decided_by"
     )
@@ -81,7 +81,7 @@ def list_extensions(
 
 
 def get_extension(requester: Requester, public_id: str) -> TimeLimitExtension:
-    """The request, when the person may see it; NotThere otherwise."""
+    """Return the request. Raise NotFound if the user may not see it."""
     row = list_extensions(requester).filter(public_id=public_id).first()
     if row is None:
         raise NotFound("There is no such request.")

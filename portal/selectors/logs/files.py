@@ -1,4 +1,4 @@
-"""Where the mirrored log of a task stands on the portal's disk, and how it is sent piece by piece."""
+"""The path of a task's mirrored log, and reading it in chunks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 
 MAX_LOG_BYTES = 256 * 1024 * 1024
-"""What is kept of one task's log; the rest is counted and dropped."""
+"""Maximum size of one task's mirrored log; the rest is counted and dropped."""
 RAW_FORMAT = "raw"
 LOG_FORMATS = ("k8s", RAW_FORMAT)
 TIMESTAMP_PREFIX = re.compile(rb"(\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)) (stdout|stderr) ([FP]) ?")
-"""The head of a line in the format k8s: time, stream, and whether the line is full (F) or goes on (P)."""
+"""The start of a line in the format k8s: time, stream, and whether the line is full (F) or partial (P)."""
 _PUBLIC_ID = re.compile(r"[a-z0-9]{1,16}")
 
 
 def log_path(job: str, attempt: int, rank: int, log_format: str) -> Path:
-    """Where the mirrored log of a task stands; ``form`` is k8s (time and stream before each line) or raw.
+    """Return the path of a task's mirrored log; ``log_format`` is k8s (time and stream per line) or raw.
 
-    Every part is checked, so that no name from elsewhere can lead out of LOG_DIR.
+    All parts are validated, so that no path outside LOG_DIR is possible.
     """
     if log_format not in LOG_FORMATS:
         raise ValueError(f"{log_format!r} is not a log format")
@@ -31,7 +31,10 @@ def log_path(job: str, attempt: int, rank: int, log_format: str) -> Path:
 
 
 async def iterate_in_thread(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces read in a thread, one at a time: a sync iterator would be read whole before the first byte."""
+    """Yield chunks that are read in a thread, one at a time.
+
+    Django would read a synchronous iterator completely before the first byte is sent.
+    """
 
     def following() -> bytes | None:
         return next(chunks, None)

@@ -1,7 +1,7 @@
 """Reads mirrored logs: lines from a cursor, and the tail.
 
-A cursor is a byte offset at which a line begins. Two formats are read: ``k8s`` (podman's and docker's: time,
-stream and an F or P for whole and partial before each piece) and ``raw`` (bytes as the process wrote them).
+A cursor is a byte offset at which a line starts. Formats are ``k8s`` (podman and docker: time, stream, and F
+or P for full or partial before each piece) and ``raw`` (bytes as the process wrote them).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAIL_BLOCK_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class NodeConnectionLoss:
-    """The connection to the node of a log that is not complete; the log's end here is not its end there."""
+    """The node of an incomplete log is not connected, so the log may continue there."""
 
     node: str
     since: dt.datetime | None
@@ -34,9 +34,9 @@ class NodeConnectionLoss:
 
 @dataclass(frozen=True)
 class LogFile:
-    """The mirrored log of one task; ``form`` is k8s or raw, ``complete`` when nothing more will come.
+    """The mirrored log of one task; ``log_format`` is k8s or raw, ``complete`` if no more will come.
 
-    ``reported_bytes`` is how much of it the node has reported.
+    ``reported_bytes`` is the size that the node reported.
     """
 
     path: Path
@@ -49,17 +49,17 @@ class LogFile:
 
     @property
     def is_expired(self) -> bool:
-        """True when it was here, and was removed because of its age."""
+        """True if the log was removed because of its age."""
         return self.complete and self.reported_bytes > 0 and not self.path.exists()
 
     @property
     def truncated_bytes(self) -> int:
-        """What came after the most that is kept here of one log."""
+        """Bytes dropped beyond the maximum size."""
         return max(0, self.reported_bytes - MAX_LOG_BYTES)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are here now."""
+        """Size of the mirrored file."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class LogFile:
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line. ``at`` is an ISO time or None; ``stream`` is stdout, stderr or "" where unknown."""
+    """One line. ``at`` is an ISO time or None; ``stream`` is stdout, stderr, or blank if unknown."""
 
     at: str | None
     stream: str
@@ -78,7 +78,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class LogPage:
-    """Lines, where they begin, where to read on, and whether that is all there will ever be."""
+    """Lines with start and next cursor, and whether the log is complete."""
 
     lines: list[LogLine]
     start: int
@@ -88,7 +88,7 @@ class LogPage:
 
 
 def get_log(requester: Requester, job: Job, rank: int = 0, attempt: int | None = None) -> LogFile:
-    """The log of a rank (of the newest attempt unless one is named). Raises NotThere, NotAllowed."""
+    """Return the log of a rank, of the newest attempt by default. Raise NotFound or Forbidden."""
     require_permission(requester, Permission.READ_LOGS, job)
     attempts = Attempt.objects.filter(job=job)
     row = attempts.filter(number=attempt).first() if attempt is not None else attempts.last()
@@ -100,7 +100,7 @@ def get_log(requester: Requester, job: Job, rank: int = 0, attempt: int | None =
 
 
 def list_logs(requester: Requester, job: Job, attempt: int | None = None) -> list[LogFile]:
-    """The logs of all ranks of an attempt, as ``log_for`` gives each: three queries."""
+    """Return the logs of all ranks of an attempt, as ``get_log``, in three queries."""
     require_permission(requester, Permission.READ_LOGS, job)
     attempts = Attempt.objects.filter(job=job)
     row = attempts.filter(number=attempt).first() if attempt is not None else attempts.last()
@@ -116,7 +116,7 @@ def _task_log(job: Job, attempt: Attempt, task: Task) -> LogFile:
 
 
 def node_connection_loss(node: Node) -> NodeConnectionLoss | None:
-    """What there is to say of the connection to a node while it does not answer."""
+    """Return the connection status of a node that does not answer, else None."""
     if node.state == NodeState.RETIRED.value:
         return NodeConnectionLoss(
             node.name, None, f"The node {node.name} is retired; what it had not sent is lost."
@@ -130,7 +130,7 @@ def node_connection_loss(node: Node) -> NodeConnectionLoss | None:
 
 
 def log_file(job: str, attempt: int, rank: int, *, complete: bool = False) -> LogFile:
-    """The mirrored file of a task, whichever format it has; it may not exist yet."""
+    """Return the mirrored file of a task in whichever format exists; it may not exist yet."""
     found = [form for form in LOG_FORMATS if log_path(job, attempt, rank, form).is_file()]
     form = found[0] if found else LOG_FORMATS[0]
     return LogFile(log_path(job, attempt, rank, form), form, complete, attempt, rank)
@@ -140,7 +140,7 @@ def log_file(job: str, attempt: int, rank: int, *, complete: bool = False) -> Lo
 
 
 def read_lines(log: LogFile, cursor: int = 0, limit: int = 500) -> LogPage:
-    """Up to ``limit`` whole lines from ``cursor`` on. A line still being written is left for later."""
+    """Return up to ``limit`` complete lines from ``cursor``; an incomplete last line is left for later."""
     limit = max(1, min(limit, MAX_LINES))
     size = log.size_bytes
     cursor = max(0, min(cursor, size))
@@ -153,14 +153,14 @@ def read_lines(log: LogFile, cursor: int = 0, limit: int = 500) -> LogPage:
     else:
         whole = data if at_end else data[: data.rfind(b"\n") + 1]
     if not whole and len(data) == MAX_READ_BYTES:
-        whole = data  # one line longer than a read: cut it rather than stand still
+        whole = data  # one line longer than a read: split it to make progress
     lines, used = _decode(log.log_format, whole, cursor, limit, flush=log.complete and at_end)
     next_cursor = cursor + used
     return LogPage(lines, cursor, next_cursor, size, log.complete and next_cursor >= size)
 
 
 def tail(log: LogFile, limit: int = 200) -> LogPage:
-    """The last lines."""
+    """Return the last ``limit`` lines."""
     limit = max(1, min(limit, MAX_LINES))
     size = log.size_bytes
     start, breaks = size, 0
@@ -198,7 +198,7 @@ def _decode_raw(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[L
 
 
 def _decode_k8s(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[LogLine], int]:
-    """Joins partial pieces of each stream; what is not finished yet stays before the cursor's line."""
+    """Join the partial pieces of each stream; the returned cursor precedes unfinished lines."""
     lines: list[LogLine] = []
     parts: dict[bytes, tuple[int, str, list[bytes]]] = {}
     used = read = 0
@@ -222,7 +222,7 @@ def _decode_k8s(data: bytes, base: int, limit: int, flush: bool) -> tuple[list[L
         if not parts:
             used = read
     if parts and (flush or (used == 0 and lines)):
-        # One stream holds a line open while the other goes on: show what there is, rather than nothing.
+        # One stream has an unfinished line while the other continues: show what there is rather than nothing.
         for stream, (begin, at_text, contents) in sorted(parts.items(), key=lambda item: item[1][0]):
             lines.append(LogLine(at_text, stream.decode(), _decode_text(b"".join(contents)), begin))
         used = read
@@ -243,7 +243,7 @@ def _decode_text(piece: bytes) -> str:
 
 
 def open_log(log: LogFile) -> BinaryIO:
-    """The file for reading; an empty one before its first byte."""
+    """Open the file for reading; it is empty before the first byte."""
     try:
         return log.path.open("rb")
     except FileNotFoundError:

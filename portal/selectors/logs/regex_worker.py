@@ -1,8 +1,8 @@
-"""A program of its own that matches lines against a pattern of a stranger's making, so that it can be ended midway.
+"""A separate program that matches lines against a user's pattern, so that it can be killed.
 
-Input: a line of JSON ``{"pattern", "case"}``, then blocks: a line with a length in bytes, and so many bytes of JSON,
-a list of texts. Output: ``{"fault": null or a message}`` first, then for each block the places of the texts that
-match. It imports nothing of ours, and bounds itself.
+Input: a line of JSON ``{"pattern", "case"}``, then blocks of a line with a length in bytes and as many bytes
+of JSON, a list of texts. Output: ``{"fault": null or a message}``, then for each block the indexes of the
+matching texts. It imports nothing of the portal and limits its own CPU time and memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MEMORY_BYTES = 512 * 1024 * 1024
 
 
 def main() -> None:
-    """Answers until its input ends."""
+    """Answer until the input ends."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     reading, writing = sys.stdin.buffer, sys.stdout

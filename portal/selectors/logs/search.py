@@ -1,4 +1,4 @@
-"""Searches mirrored logs, for words or by a pattern, within bounds of time and bytes, rank after rank."""
+"""Searches mirrored logs for text or a pattern, rank by rank, with limits on time and bytes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SEARCH_TIMEOUT_S = 3.0
 MAX_SEARCH_BYTES = 32 * 1024 * 1024
 MAX_QUERY_LENGTH = 200
 MAX_MATCHED_LINE_LENGTH = 4096
-"""Only so much of a line is looked at by a pattern."""
+"""Patterns see only this much of a line."""
 MAX_MATCHES = 200
 MAX_CONCURRENT_PATTERNS = 3
-"""In one process; each is a process of its own."""
+"""Per process; each pattern search is a child process."""
 _REGEX_WORKER = Path(__file__).with_name("regex_worker.py")
 _pattern_slots = threading.BoundedSemaphore(MAX_CONCURRENT_PATTERNS)
 
@@ -34,7 +34,10 @@ Matcher = Callable[[Sequence[str]], list[int]]
 
 @dataclass(frozen=True)
 class LogSearchQuery:
-    """What is searched for; ``stream`` is stdout, stderr or "" for both. A line that does not tell is of both."""
+    """The text and options of a search; ``stream`` is stdout, stderr or blank for both.
+
+    A line of unknown stream belongs to both.
+    """
 
     text: str
     is_regex: bool = False
@@ -44,15 +47,13 @@ class LogSearchQuery:
 
 @dataclass(frozen=True)
 class Match:
-    """A line that matches, and whose it is."""
-
     rank: int
     line: LogLine
 
 
 @dataclass(frozen=True)
 class SearchCursor:
-    """Where a search goes on: an offset in the log of a rank."""
+    """Where a search continues: an offset in the log of a rank."""
 
     rank: int
     offset: int = 0
@@ -60,7 +61,7 @@ class SearchCursor:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Matches in order, and where to go on; None when everything that is here was searched."""
+    """Matches in order, and where to continue; None if everything was searched."""
 
     matches: list[Match]
     next: SearchCursor | None
@@ -76,10 +77,10 @@ def search(
     start: SearchCursor | None = None,
     limit: int = MAX_MATCHES,
 ) -> SearchResult:
-    """Up to ``limit`` matches in the logs of ranks, from ``start`` on, one rank after the other.
+    """Return up to ``limit`` matches in the logs of ranks from ``start`` on, rank by rank.
 
-    It ends sooner after 32 MiB or 3 s, and says where to go on. Raises Invalid for words or a pattern that cannot be
-    searched for, or that take too long on a few lines; Unavailable while too many patterns are searched for.
+    Stops after 32 MiB or 3 s and returns where to continue. Raise InvalidRequest for a text or pattern that
+    is invalid or takes too long on a few lines, ServiceUnavailable while too many pattern searches run.
     """
     if not query.text or len(query.text) > MAX_QUERY_LENGTH:
         raise InvalidRequest(fields={"q": f"Give between 1 and {MAX_QUERY_LENGTH} characters to search for."})
@@ -137,7 +138,7 @@ def _matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher]:
 
 @contextlib.contextmanager
 def _regex_matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher]:
-    """A matcher in a process of its own: Python's ``re`` may take for ever, and cannot be ended within ours."""
+    """Yield a matcher in a child process: Python's ``re`` can take exponential time and cannot be stopped."""
     if not _pattern_slots.acquire(timeout=0.5):
         raise ServiceUnavailable("Others search for patterns now. Try again in a moment.")
     try:
@@ -168,7 +169,7 @@ def _regex_matcher(query: LogSearchQuery, deadline_s: float) -> Iterator[Matcher
 
 
 def _query_worker(child: subprocess.Popen[bytes], request: bytes, deadline_s: float) -> Any:
-    """The child's answer; raises _TimeIsUp where none comes in time, or it has reached its own bounds."""
+    """Return the child's answer. Raise _SearchTimeout if it is late or has reached its own limits."""
     assert child.stdin is not None and child.stdout is not None  # noqa: S101 - for the types: both are pipes
     answer = b""
     try:

@@ -1,4 +1,4 @@
-"""A mirrored log as plain text by byte offset: a piece, the last lines, or all of it; for scripts and downloads."""
+"""A mirrored log as plain text by byte offset: a chunk, the tail, or all of it, for scripts and downloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TAIL_LINES = 5000
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Bytes of a log as they stand in the file, from offset ``start`` on; ``size_bytes`` is the file's."""
+    """Bytes of a log file from offset ``start``; ``size_bytes`` is the size of the file."""
 
     data: bytes
     start: int
@@ -22,12 +22,12 @@ class LogChunk:
 
     @property
     def end(self) -> int:
-        """The offset at which reading goes on."""
+        """The offset at which reading continues."""
         return self.start + len(self.data)
 
 
 def read_chunk(log: LogFile, offset: int, limit: int) -> LogChunk:
-    """Whole lines from ``offset`` on, at most ``limit`` bytes; a longer line comes in pieces."""
+    """Return complete lines from ``offset``, at most ``limit`` bytes; a longer line is split."""
     size = log.size_bytes
     start = min(offset, size)
     with open_log(log) as file:
@@ -38,7 +38,7 @@ def read_chunk(log: LogFile, offset: int, limit: int) -> LogChunk:
 
 
 def read_tail(log: LogFile, lines: int) -> LogChunk:
-    """The last lines, as far as ``PIECE_BYTES`` reach."""
+    """Return the last lines, within ``CHUNK_BYTES``."""
     size = log.size_bytes
     start = max(0, size - CHUNK_BYTES)
     with open_log(log) as file:
@@ -51,7 +51,7 @@ def read_tail(log: LogFile, lines: int) -> LogChunk:
 
 
 def read_all(log: LogFile, *, timestamps: bool, max_bytes: int | None = None) -> Iterator[bytes]:
-    """What is mirrored, or its first ``upto`` bytes, in pieces; ``stamps`` keeps time and stream before each line."""
+    """Yield the mirrored log, or its first ``max_bytes``; ``timestamps`` keeps time and stream per line."""
     left = log.size_bytes if max_bytes is None else max_bytes
     with open_log(log) as file:
         while left > 0 and (lines := file.readlines(min(CHUNK_BYTES, left))):
@@ -61,14 +61,14 @@ def read_all(log: LogFile, *, timestamps: bool, max_bytes: int | None = None) ->
 
 
 def text_size(log: LogFile, *, timestamps: bool, max_bytes: int) -> int:
-    """How many bytes ``whole`` gives: counted where stamps are taken out, so it reads the log once."""
+    """Return the number of bytes that ``read_all`` yields; without timestamps the log is read for it."""
     if timestamps or log.log_format != "k8s":
         return max_bytes
     return sum(map(len, read_all(log, timestamps=False, max_bytes=max_bytes)))
 
 
 def slice_chunks(chunks: Iterator[bytes], start: int, stop: int) -> Iterator[bytes]:
-    """Of all the bytes of pieces those from ``start`` up to, not including, ``stop``."""
+    """Yield the bytes of ``chunks`` from ``start`` up to, not including, ``stop``."""
     at = 0
     for piece in chunks:
         if at >= stop:
@@ -79,7 +79,7 @@ def slice_chunks(chunks: Iterator[bytes], start: int, stop: int) -> Iterator[byt
 
 
 def strip_timestamps(log: LogFile, data: bytes) -> bytes:
-    """The lines without time and stream, where the log's format has them; pieces of one line are joined."""
+    """Return the lines without time and stream, if the format has them; pieces of a line are joined."""
     if log.log_format != "k8s":
         return data
     return b"".join(_strip_timestamp(line) for line in data.splitlines(keepends=True))

@@ -1,4 +1,4 @@
-"""The signed agent that `up` or `prepare` left in the data folder, and which nodes run it."""
+"""The bundled agent, signed and stored in the data directory by `up` or `prepare`, and which nodes run it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from portal.models import Node
 
 @dataclass(frozen=True)
 class BundledAgent:
-    """The program that nodes are given, and the SHA-256 by which a hello names it."""
+    """The agent program, and the SHA-256 that its hello reports."""
 
     signed: SignedAgent
     digest: str
 
 
 def bundled_agent() -> BundledAgent:
-    """The agent of this version. Raises Unavailable before the first start of Fairway."""
+    """Return the agent of this version. Raise ServiceUnavailable before the first start of Fairway."""
     folder = Path(settings.DATA_DIR) / "agent"
     try:
         program, signature = (folder / "agent.pyz", folder / "agent.pyz.sig")
@@ -37,7 +37,7 @@ def bundled_agent() -> BundledAgent:
 
 
 def bundled_agent_digest() -> str | None:
-    """The digest alone, read once as long as the file stays; None where there is no agent yet."""
+    """Return the agent's SHA-256, cached until the file changes, or None if there is no agent yet."""
     path = Path(settings.DATA_DIR) / "agent" / "agent.pyz"
     try:
         facts = path.stat()
@@ -47,19 +47,19 @@ def bundled_agent_digest() -> str | None:
 
 
 def runs_bundled_agent(node: Node) -> bool:
-    """True when the node's agent is exactly ours, as it said last; one that does not name its program is older."""
-    return bool(node.agent_info) and node.agent_info.get("program") == bundled_agent_digest()
+    """Return True if the node's last hello reported the bundled agent; agents without a digest are older."""
+    return bool(node.agent_info) and node.agent_info.get("agent_digest") == bundled_agent_digest()
 
 
 def has_newer_agent_for(node: Node) -> bool:
-    """True when a node that has been heard runs another agent than ours."""
+    """Return True if the node has connected and runs another agent than the bundled one."""
     return bool(node.agent_info) and bundled_agent_digest() is not None and not runs_bundled_agent(node)
 
 
 def has_outdated_loader(node: Node) -> bool:
-    """True when what starts the agent of a node over SSH is older than ours; one that says no version is."""
-    told = node.agent_info.get("loader")  # agents of earlier versions do not tell it
-    return node.transport == NodeTransport.SSH.value and told is not None and told < loader_version()
+    """Return True if the loader that starts a node's agent over SSH is older than the bundled one."""
+    reported = node.agent_info.get("loader_version")  # older agents do not report it
+    return node.transport == NodeTransport.SSH.value and reported is not None and reported < loader_version()
 
 
 @functools.lru_cache(maxsize=2)

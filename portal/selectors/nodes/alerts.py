@@ -1,4 +1,4 @@
-"""Alarms about GPUs and invalid rows: open ones, and those that were acknowledged recently."""
+"""Alerts about GPUs and invalid rows: open and recently acknowledged ones."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _IS_APPLICATION_XID = Q(kind=AlertKind.XID, code__in=APPLICATION_XIDS)
 
 @dataclass(frozen=True)
 class AlertView:
-    """One alarm, with what its code means."""
+    """An alert with the meaning of its code."""
 
     row: GpuAlert
 
     @property
     def severity(self) -> str:
-        """How grave: fatal, quarantine, warning; program for what is told but no alarm; else its kind."""
+        """fatal, quarantine, warning or program for an XID; otherwise the alert's kind."""
         return xid_severity(self.row.code).value if self.row.kind == AlertKind.XID else self.row.kind
 
     @property
@@ -37,37 +37,37 @@ class AlertView:
 
     @property
     def meaning(self) -> str:
-        """What it means, or whose program it is."""
+        """What the code means, or the owner of the process."""
         if self.row.kind == AlertKind.CLAIMED:
             return f"{self.row.subject} reports the same GPU"
         return xid_meaning(self.row.code) if self.row.kind == AlertKind.XID else self.row.subject
 
     @property
     def needs_attention(self) -> bool:
-        """False for what programs cause."""
+        """False for XIDs that applications cause."""
         return self.severity != XidSeverity.APPLICATION.value
 
 
 def alerts(*, acknowledged: bool | None = False) -> QuerySet[GpuAlert]:
-    """Alarms with GPU and node, newest first. ``acknowledged`` None gives both kinds."""
+    """Return alerts with GPU and node, newest first; ``acknowledged`` None returns both kinds."""
     rows = GpuAlert.objects.select_related("gpu__node", "claimant", "acknowledged_by").order_by("-id")
     return rows if acknowledged is None else rows.filter(acknowledged_at__isnull=not acknowledged)
 
 
 def claimed_gpu_alerts(node: Node) -> list[GpuAlert]:
-    """The GPUs that a node names and that are another's, so that it cannot use them."""
+    """Return the GPUs that the node reports but that belong to another node, so that it cannot use them."""
     rows = GpuAlert.objects.filter(claimant=node, resolved_at__isnull=True, acknowledged_at__isnull=True)
     return list(rows.select_related("gpu__node").order_by("gpu__uuid"))
 
 
 def open_alert_count() -> int:
-    """How many wait for somebody to look; what programs cause does not count."""
+    """Return the number of unacknowledged alerts, without application-caused XIDs."""
     of_gpus = GpuAlert.objects.filter(acknowledged_at__isnull=True).exclude(_IS_APPLICATION_XID).order_by()
     of_rows = invalid_rows().filter(acknowledged_at__isnull=True).order_by()
     return of_gpus.values("pk").union(of_rows.values("pk"), all=True).count()
 
 
 def invalid_rows(*, resolved: bool = False) -> QuerySet[InvalidRow]:
-    """Rows that the scheduler leaves out, newest first; with ``over`` those that are valid again."""
+    """Return the rows that the scheduler excludes, newest first, or with ``resolved`` those valid again."""
     rows = InvalidRow.objects.select_related("acknowledged_by").order_by("-id")
     return rows.filter(resolved_at__isnull=not resolved)

@@ -1,4 +1,4 @@
-"""Reads every node as the map draws it: squares, who holds them, and what is wrong, in four queries."""
+"""Reads all nodes for the cluster map: GPU squares, holders and problems, in four queries."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from portal.visibility import HIDDEN_PROJECT_NAME, visibility_of
 
 @dataclass(frozen=True)
 class HolderSpan:
-    """GPUs side by side that one job holds, or jobs of projects that one may not see (``job`` empty then).
+    """Adjacent GPUs with the same holder; ``name`` is empty if they are free.
 
-    ``name`` is empty where nobody holds them.
+    ``job`` is empty if the user may not see it.
     """
 
     name: str
@@ -29,12 +29,12 @@ class HolderSpan:
 
 @dataclass
 class NodeBox:
-    """One node of the map."""
+    """A node on the map."""
 
     node: Node
     squares: list[GpuSquare] = field(default_factory=list)
     unhealthy: list[GpuDisplayRow] = field(default_factory=list)
-    """Its GPUs that are lost, in quarantine or warned of, or on which a program works that is no job's."""
+    """GPUs that are lost, quarantined, have a warning or run a foreign process."""
     holder_spans: list[HolderSpan] = field(default_factory=list)
     models: str = ""
     free: int = 0
@@ -42,17 +42,16 @@ class NodeBox:
 
     @property
     def version_warnings(self) -> int:
-        """How many of its programs are older than they should be, as it told last."""
+        """Number of outdated programs in the node's last report."""
         return len(self.node.agent_info.get("version_warnings", ()))
 
     @property
     def has_newer_agent(self) -> bool:
-        """The portal has another agent than the one that runs there."""
+        """True if the bundled agent differs from the one on the node."""
         return has_newer_agent_for(self.node)
 
     @property
     def state_icon(self) -> str:
-        """The state's shape."""
         if not self.node.reachable:
             return "unreachable"
         if any(square.shape == "failed" for square in self.squares):
@@ -65,7 +64,6 @@ class NodeBox:
 
     @property
     def state_label(self) -> str:
-        """The state's word."""
         if self.node.state == NodeState.ENROLLING.value and not self.node.reachable:
             return "Not connected yet"
         if not self.node.reachable:
@@ -83,14 +81,14 @@ class NodeBox:
 
     @property
     def problem(self) -> str:
-        """What is wrong with it, as sentences; blank: nothing that is known."""
+        """Known problems, as sentences; blank if none."""
         return " ".join(
             filter(None, (self.node.status_message, self.node.breaker_message, clock_skew_message(self.node)))
         )
 
     @property
     def accessible_label(self) -> str:
-        """What a screen reader says of the squares."""
+        """Text of the squares for screen readers."""
         held = ", ".join(f"{hold.count} by {hold.name}" for hold in self.holder_spans if hold.name)
         return f"{self.node.name}: {len(self.squares)} GPUs, {self.free} free" + (
             f", held {held}" if held else ""
@@ -99,34 +97,34 @@ class NodeBox:
 
 @dataclass
 class ClusterMap:
-    """All boxes and the sums above them."""
+    """All nodes and their totals."""
 
     boxes: list[NodeBox]
 
     @property
     def gpus(self) -> int:
-        """GPUs that nodes name."""
+        """Number of reported GPUs."""
         return sum(len(box.squares) for box in self.boxes)
 
     @property
     def free(self) -> int:
-        """GPUs that take work now."""
+        """Number of GPUs that accept work now."""
         return sum(box.free for box in self.boxes)
 
     @property
     def held(self) -> int:
-        """GPUs of which something is given away."""
+        """Number of GPUs with allocations."""
         return sum(square.shape in {"busy", "starting"} for box in self.boxes for square in box.squares)
 
     @property
     def attention_needed(self) -> list[NodeBox]:
-        """The boxes that need a look."""
+        """Nodes with problems."""
         symbols = {"unreachable", "failed"}
         return [box for box in self.boxes if box.state_icon in symbols or box.problem or box.unhealthy]
 
 
 def cluster_map(requester: Requester, *, only: Node | None = None) -> ClusterMap:
-    """Every node a person may see (or one), by pool and name."""
+    """Return all visible nodes, or one, by pool and name."""
     nodes = visible_nodes(requester).select_related("pool").order_by("pool__name", "name")
     if only is not None:
         nodes = nodes.filter(pk=only.pk)
@@ -155,7 +153,7 @@ def cluster_map(requester: Requester, *, only: Node | None = None) -> ClusterMap
 
 
 def clock_skew_message(node: Node) -> str:
-    """That a node's clock is off by more than it may; blank where it is not, or is not known."""
+    """Return a message if the node's clock differs too much from the portal's, else blank."""
     skew_s = node.clock_skew_s
     if skew_s is None or abs(skew_s) <= MAX_CLOCK_SKEW_S:
         return ""
@@ -163,7 +161,7 @@ def clock_skew_message(node: Node) -> str:
 
 
 def _gpu_holders(requester: Requester, nodes: list[int]) -> dict[int, tuple[str, str, bool]]:
-    """GPU row -> (what to call its holder, job's public id where it may be seen, whether it is starting)."""
+    """Return (holder's label, job's public id if visible, whether starting) by GPU id."""
     visibility = visibility_of(requester)
     rows = Allocation.objects.filter(ended_at__isnull=True, gpu__node_id__in=nodes).values_list(
         "gpu_id",
@@ -181,7 +179,7 @@ def _gpu_holders(requester: Requester, nodes: list[int]) -> dict[int, tuple[str,
 
 
 def node_tasks(requester: Requester, node: Node) -> list[Task]:
-    """The tasks that hold something on a node, each with ``seen`` (whether its job may be named) and what to show."""
+    """Return the tasks that hold resources of a node, each with ``seen`` (whether its job may be named)."""
     visibility = visibility_of(requester)
     rows = list(
         Task.objects.filter(node=node, container_removed=False)

@@ -1,4 +1,4 @@
-"""Reads the machines for people: what is free now by GPU model, and each GPU as the one small square."""
+"""Reads free capacity by GPU model, and each GPU as a square."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ ACCEPTS_WORK = Q(
     node__state=NodeState.READY.value,
     node__reachable=True,
 )
-"""GPUs on which something may start, where they are not held."""
+"""Selects GPUs that accept work if they are not allocated."""
 
 MAX_DRAWN_GPUS = 256
-"""Beyond so many GPUs the strip shows numbers without squares; the cluster page draws them all."""
+"""With more GPUs the summary shows numbers without squares; the cluster page draws all."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuDisplayRow:
-    """What the drawing of a GPU needs of its row: thousands are read at once, without a model each."""
+    """The columns needed to draw a GPU: thousands are read at once, without model instances."""
 
     pk: int
     node_id: int
@@ -46,26 +46,26 @@ class GpuDisplayRow:
 
 
 def gpu_display_rows(gpus: QuerySet[Gpu]) -> Iterator[GpuDisplayRow]:
-    """The rows of a query as plain facts: one query."""
+    """Yield the rows of a query, in one query."""
     return starmap(GpuDisplayRow, gpus.values_list(*GpuDisplayRow.__slots__))
 
 
 @dataclass(frozen=True)
 class GpuSquare:
-    """One GPU as pages draw it. ``ramp`` 0..4 is how busy it is; without it ``look`` names the shape."""
+    """A GPU as pages draw it. ``utilisation_level`` is 0 to 4; without it ``shape`` is drawn."""
 
-    uuid: str  # empty where live samples find it by its place
+    uuid: str  # empty if live samples address it by ``grid_index``
     shape: str  # free, busy, starting, failed, drained
     utilisation_level: int | None = None
     overlay: str = ""  # sim, away, warn
     title: str = ""
     grid_index: int | None = None
-    """Its place among the node's GPUs by index, as live frames count them."""
+    """Its position among the node's GPUs by index, as live frames number them."""
 
 
 @dataclass
 class NodeSummary:
-    """The GPUs of one node in a row."""
+    """The GPUs of one node."""
 
     name: str
     public_id: str
@@ -74,7 +74,7 @@ class NodeSummary:
 
     @property
     def accessible_label(self) -> str:
-        """What a screen reader says: h200-3: 5 busy, 1 starting, 2 free."""
+        """Text for screen readers, such as h200-3: 5 busy, 1 starting, 2 free."""
         count = Counter(
             "unreachable" if square.overlay == "away" else square.shape for square in self.squares
         )
@@ -83,7 +83,7 @@ class NodeSummary:
 
 @dataclass
 class GpuModelSummary:
-    """One GPU model: how many there are, how many are free, and the largest number free on one node."""
+    """A GPU model with total and free GPUs, and the largest number free on one node."""
 
     model: str
     memory_mib: int
@@ -96,7 +96,7 @@ class GpuModelSummary:
 
     @property
     def message(self) -> str:
-        """What would start now."""
+        """What could start now."""
         if self.free == 0:
             return "None is free now; a job waits its turn."
         if self.largest_free == 1:
@@ -105,7 +105,7 @@ class GpuModelSummary:
 
 
 def free_capacity(requester: Requester) -> list[GpuModelSummary]:
-    """The models of the cluster, largest first; two or three queries whatever its size."""
+    """Return the GPU models of the cluster, largest first, in at most three queries."""
     nodes = {node.pk: node for node in visible_nodes(requester).exclude(state=NodeState.ENROLLING.value)}
     gpus = Gpu.objects.filter(node_id__in=nodes, present=True)
     if gpus.count() > MAX_DRAWN_GPUS:
@@ -147,9 +147,11 @@ def build_square(
     utilisation_level: int | None = None,
     grid_index: int | None = None,
 ) -> GpuSquare:
-    """How one GPU is drawn. Held GPUs are busy of unknown use until a live value says more.
+    """Return the drawing of one GPU.
 
-    With a place (``at``) live samples find it by that, without one by its uuid.
+    An allocated GPU is busy with unknown utilisation until a live sample arrives.
+
+    With ``grid_index`` live samples address it by that, otherwise by its uuid.
     """
     if gpu.health != GpuHealth.OK.value:
         look, utilisation_level, word = "failed", None, gpu.health
@@ -169,7 +171,7 @@ def build_square(
     else:
         look, utilisation_level, word = "free", None, "free"
     overlay = "" if node.reachable else "away"
-    if not overlay and gpu.simulated and look != "failed":  # the cross must be seen
+    if not overlay and gpu.simulated and look != "failed":  # keep the failed shape visible
         overlay = "sim"
     notes = (
         [word]

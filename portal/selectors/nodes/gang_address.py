@@ -1,4 +1,4 @@
-"""By which network interface a node is reached from others."""
+"""The network interface by which other nodes reach a node."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from portal.models import Node
 
 
 def node_gang_address(node: Node, fabric: GangFabric) -> InterfaceAddress | None:
-    """How other nodes reach a node: by what was chosen for it, by what its pool names, or as its agent found."""
+    """Return the address by the node's override, its pool's setting, or the agent's choice, in this order."""
     return node_address(node.agent_info.get("interfaces", ()), node.gang_interface, fabric.interface)

@@ -1,4 +1,4 @@
-"""Reads how the GPUs of a node are joined, as the square table that its page shows."""
+"""Reads the links between the GPUs of a node as a matrix."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ LINK_LEVEL_LABELS = {
     "node": "one NUMA node",
     "system": "across NUMA nodes",
 }
-"""Where two GPUs meet on the PCIe bus, nearest first, as pages say it."""
+"""Labels of PCIe levels at which two GPUs connect, nearest first."""
 
 
 @dataclass(frozen=True)
 class GpuLinkRow:
-    """One GPU and, in the order of the columns, what joins it to each: a word, or blank for itself."""
+    """A GPU and its link to each GPU in column order; blank for itself."""
 
     index: int
     cells: tuple[str, ...]
 
 
 def gpu_link_matrix(node: Node) -> list[GpuLinkRow]:
-    """A row and a column for each GPU of which a link is known; empty where none is. One query."""
+    """Return a row and a column for each GPU with a known link; empty if there are none. One query."""
     known = GpuLink.objects.filter(gpu_a__node=node, gpu_b__present=True, gpu_a__present=True)
     words: dict[tuple[int, int], list[str]] = defaultdict(list)
     for kind, one, other, lines, level in known.order_by("kind").values_list(

@@ -1,4 +1,4 @@
-"""Reads rollups for charts and back-fill: series by minute of one node, or of the GPUs of one job."""
+"""Reads metrics per minute for charts: of one node, or of the GPUs of one job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_SPAN = dt.timedelta(hours=1)
 
 @dataclass
 class GpuSeries:
-    """One GPU, a value a minute; None where nothing was known."""
+    """One GPU with a value per minute; None if unknown."""
 
     uuid: str
     node: str
@@ -32,7 +32,7 @@ class GpuSeries:
 
 @dataclass
 class TaskSeries:
-    """CPU and memory of one rank, a value a minute."""
+    """CPU and memory of one rank per minute."""
 
     rank: int
     node: str
@@ -42,7 +42,7 @@ class TaskSeries:
 
 @dataclass
 class MetricSeries:
-    """Minutes as Unix seconds, and what was measured in each."""
+    """Minutes as Unix seconds, and the values of each."""
 
     minutes_s: list[int] = field(default_factory=list)
     gpus: list[GpuSeries] = field(default_factory=list)
@@ -52,7 +52,7 @@ class MetricSeries:
 
     @property
     def energy_joules(self) -> float:
-        """Energy of all GPUs over the whole span, as far as it was measured."""
+        """Measured energy of all GPUs over the period."""
         return sum(joules or 0.0 for gpu in self.gpus for joules in gpu.energy_joules)
 
 
@@ -60,7 +60,7 @@ _COLUMNS = ("utilisation_percent", "memory_used_mib", "power_watts", "temperatur
 
 
 def read_node_series(requester: Requester, node: Node, since: dt.datetime | None = None) -> MetricSeries:
-    """A node's minutes from ``since`` (an hour ago unless told, seven days at most) until now."""
+    """Return a node's minutes from ``since`` until now; by default one hour, at most seven days."""
     require_permission(requester, Permission.VIEW, node)
     begin = _range_start(since)
     series = MetricSeries(
@@ -80,7 +80,7 @@ def read_node_series(requester: Requester, node: Node, since: dt.datetime | None
 
 
 def read_job_series(requester: Requester, job: Job, since: dt.datetime | None = None) -> MetricSeries:
-    """The minutes of a job's newest attempt: its GPUs while it held them, and CPU and memory of each rank."""
+    """Return the minutes of a job's newest attempt: its GPUs while allocated, CPU and memory per rank."""
     require_permission(requester, Permission.VIEW, job)
     tasks = list(
         Task.objects.filter(attempt__job=job, attempt__number=job.attempt_count)

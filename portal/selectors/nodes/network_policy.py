@@ -1,4 +1,4 @@
-"""Reads where containers may connect: what no job reaches, and the network policy that holds for a project."""
+"""Reads where containers may connect: denied addresses, and the network policy of a project."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.db.models import Exists, Q
 
-from agents.node.network.interfaces import host_addresses
+from agents.node.host.interfaces import host_addresses
 from agents.node.spec.egress import ALLOW_LIST, OPEN
 from portal.domain.policy_settings import EGRESS
 from portal.domain.states import NodeState
@@ -24,27 +24,27 @@ from portal.selectors.scheduling.project_settings import effective_rules
 log = logging.getLogger(__name__)
 
 DNS_CACHE_S = 60.0
-"""How long the addresses of a name are believed; a name that cannot be resolved keeps those it had."""
+"""Time to live of resolved names; a name that does not resolve keeps its last addresses."""
 _dns_cache: dict[str, tuple[float, frozenset[str]]] = {}
 _lock = threading.Lock()
 
 
 def network_policy(pool: NodePool, project: Project) -> dict[str, object]:
-    """The network policy of a project's jobs in a pool, as a node takes it in a spec."""
+    """Return the network policy of a project's jobs in a pool, as a task spec contains it."""
     mode = str(effective_rules([(pool, project.pk)])[pool.pk, project.pk].values[EGRESS])
     return {"mode": mode, "allow": list(egress_allow_list(project)) if mode == ALLOW_LIST else []}
 
 
 def egress_allow_list(project: Project) -> tuple[str, ...]:
-    """The list of a project: its own, else that of the nearest project above it that has one."""
+    """Return the project's own list, else that of its nearest ancestor with one."""
     line = path_to_root(project, lambda below: below.parent)
     return next((tuple(each.egress_allow) for each in line if each.egress_allow), ())
 
 
 def restricted_pools(cluster: Mapping[str, object]) -> set[tuple[str, str]]:
-    """Pools and projects, by public id, where the policy of a job is not open; one query where all are.
+    """Return (pool, project) public ids whose jobs have a network policy other than open.
 
-    ``cluster`` are the knobs that the cluster turns.
+    ``cluster`` are the cluster's own settings. One query if all are open.
     """
     of_projects = Exists(Project.objects.filter(policy__has_key=EGRESS))
     said = Q(policy__has_key=EGRESS) | Q(of_projects)
@@ -62,10 +62,10 @@ def restricted_pools(cluster: Mapping[str, object]) -> set[tuple[str, str]]:
 
 
 def denied_addresses() -> list[str]:
-    """What no container may connect to: every address of the portal and of all nodes, as networks, sorted.
+    """Return the networks that no container may connect to, sorted: all addresses of portal and nodes.
 
-    Of a node the address by which it is reached, and those that it reported when it was enrolled or an administrator
-    last took it into service: what it says later binds nobody else.
+    A node contributes the address by which it is reached, and those reported at enrolment or when an
+    administrator last uncordoned it; later reports are ignored, so that a node cannot block others.
     """
     found = set(settings.EGRESS_DENY)
     hosts = {urlsplit(settings.PORTAL_URL).hostname or "", settings.APPS_DOMAIN.partition(":")[0]}
@@ -81,7 +81,7 @@ def denied_addresses() -> list[str]:
 
 
 class DeniedAddressCache:
-    """The same for the many threads of one process, worked out at most once in five seconds."""
+    """``denied_addresses`` for the threads of one process, computed at most every five seconds."""
 
     _TTL_S = 5.0
 
@@ -116,13 +116,13 @@ def _addresses_of(host: str) -> frozenset[str]:
         until_s, known = _dns_cache.get(host, (0.0, frozenset()))
         if time.monotonic() < until_s:
             return known
-        _dns_cache[host] = (time.monotonic() + DNS_CACHE_S, known)  # others go on with it meanwhile
+        _dns_cache[host] = (time.monotonic() + DNS_CACHE_S, known)  # others use the old value
     try:
-        told = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        reported = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         log.warning("%s cannot be resolved: %s", host, error)
         return known
-    found = frozenset(str(each[4][0]).partition("%")[0] for each in told)
+    found = frozenset(str(each[4][0]).partition("%")[0] for each in reported)
     with _lock:
         _dns_cache[host] = (time.monotonic() + DNS_CACHE_S, found)
     return found

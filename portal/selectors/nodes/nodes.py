@@ -1,4 +1,4 @@
-"""Reads pools, nodes, GPUs and what can run on them, as rows for lists; fixed query counts."""
+"""Reads pools, nodes, GPUs, environments and templates for lists; fixed numbers of queries."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _Row = TypeVar("_Row", NodePool, Node, Environment, Template)
 
 
 IS_REPORTED_GPU = Q(present=True) | ~Q(health=GpuHealth.OK.value)
-"""GPUs that nodes name, and those that went and that nobody has looked at yet."""
+"""GPUs that nodes report, and lost GPUs that are not acknowledged yet."""
 
 
 def list_pools(requester: Requester) -> QuerySet[NodePool]:
-    """All pools by name, each with ``node_count``, ``gpu_count``, ``used_milli`` and ``gpu_models``."""
+    """Return all pools by name, with ``node_count``, ``gpu_count``, ``used_milli`` and ``gpu_models``."""
     living = ~Q(nodes__state=NodeState.RETIRED.value)
     present = living & Q(nodes__gpus__present=True)
     gpus = Gpu.objects.filter(node__pool=OuterRef("pk"), present=True).exclude(
         node__state=NodeState.RETIRED.value
     )
     used = gpus.order_by().values("node__pool").annotate(n=Sum("used_milli")).values("n")
-    visible_nodes(requester)  # whoever may see nodes may see pools
+    visible_nodes(requester)  # users who may see nodes may see pools
     return NodePool.objects.annotate(
         node_count=Count("nodes", filter=living, distinct=True),
         gpu_count=Count("nodes__gpus", filter=present, distinct=True),
@@ -53,12 +53,12 @@ def list_pools(requester: Requester) -> QuerySet[NodePool]:
 
 
 def list_nodes(requester: Requester) -> QuerySet[Node]:
-    """The visible nodes with pool and GPUs: two queries."""
+    """Return the visible nodes with pool and GPUs, in two queries."""
     return _with_relations(visible_nodes(requester))
 
 
 def get_nodes_by_id(rows: Iterable[int]) -> QuerySet[Node]:
-    """Nodes by row number, the retired too, with pool and GPUs: for an answer to an act that was allowed."""
+    """Return nodes by id, including retired ones, with pool and GPUs; the caller checks permissions."""
     return _with_relations(Node.objects.filter(pk__in=list(rows)))
 
 
@@ -68,12 +68,12 @@ def _with_relations(nodes: QuerySet[Node]) -> QuerySet[Node]:
 
 
 def list_gpus(requester: Requester) -> QuerySet[Gpu]:
-    """The GPUs of visible nodes, those lost too, with node and pool."""
+    """Return the GPUs of visible nodes, including lost ones, with node and pool."""
     return Gpu.objects.filter(IS_REPORTED_GPU, node__in=visible_nodes(requester)).select_related("node__pool")
 
 
 def gpu_holders(requester: Requester, gpus: Iterable[Gpu]) -> dict[int, list[str]]:
-    """Visible jobs that hold each of these GPUs now: public ids by GPU row; one query after the rights."""
+    """Return the public ids of visible jobs on each of these GPUs, by GPU id."""
     held = Allocation.objects.filter(
         ended_at__isnull=True,
         gpu__in=[gpu.pk for gpu in gpus],
@@ -87,10 +87,10 @@ def gpu_holders(requester: Requester, gpus: Iterable[Gpu]) -> dict[int, list[str
 
 
 def list_environments(requester: Requester) -> QuerySet[Environment]:
-    """What the person may launch, each with ``present_nodes`` of ``known_nodes`` that have it.
+    """Return the environments that the user may launch, with ``present_nodes`` of ``known_nodes``.
 
-    ``limited`` are those for some projects only; of these come the ones that the person may see. ``claims`` is what
-    its tag names on nodes.
+    ``limited`` marks environments for some projects only, of which the visible ones are included. ``claims``
+    is what its tag names on nodes.
     """
     limits = Environment.projects.through.objects.filter(environment_id=OuterRef("pk"))
     return (
@@ -109,7 +109,7 @@ def list_environments(requester: Requester) -> QuerySet[Environment]:
 
 
 def list_templates(requester: Requester) -> QuerySet[Template]:
-    """The offered templates with their environments."""
+    """Return the enabled templates with their environments."""
     usable = Q(environment__isnull=True) | Q(environment__in=visible_environments(requester))
     return Template.objects.filter(usable, enabled=True).select_related("environment").order_by("name", "id")
 
@@ -117,13 +117,13 @@ def list_templates(requester: Requester) -> QuerySet[Template]:
 def latest_finished_operation(
     node: Node, kind: OperationKind = OperationKind.PREFLIGHT
 ) -> NodeOperation | None:
-    """The newest act of a kind on a node that has finished, a check unless told otherwise; None: there was none."""
+    """Return the newest finished operation of this kind on a node, or None."""
     looks = node.operations.filter(kind=kind.value, finished_at__isnull=False)
     return looks.order_by("-id").first()
 
 
 def get_by_key(rows: QuerySet[_Row], key: str) -> _Row:
-    """The row by public id or name; NotThere otherwise."""
+    """Return the row by public id or name. Raise NotFound."""
     row = rows.filter(Q(public_id=key) | Q(name=key)).first()
     if row is None:
         raise NotFound

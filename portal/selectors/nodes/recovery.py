@@ -1,4 +1,4 @@
-"""Reads what is still missing after a restore, node by node; a fixed number of queries."""
+"""Reads what is missing after a restore, by node; a fixed number of queries."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from portal.domain.states import FENCED_REASON, NodeState
 from portal.models import ClusterSettings, Gpu, Job, Node, OrphanContainer, Project, User
 
 IS_UNDECIDED = Q(removed_at__isnull=True) & ~Q(decision="adopt")
-"""Containers that an administrator has to decide on, or that are being stopped."""
+"""Containers that await a decision or are being stopped."""
 
 
 def nodes_to_reconcile() -> QuerySet[Node]:
-    """The nodes that hold back the start of jobs: neither compared since the restore, nor fenced, nor retired."""
+    """Return the nodes that block the start of jobs: neither reconciled since the restore, nor fenced."""
     rows = Node.objects.filter(reconciled_at__isnull=True).exclude(state=NodeState.RETIRED.value)
     return rows.exclude(state=NodeState.CORDONED.value, state_reason__startswith=FENCED_REASON)
 
 
 def open_orphans() -> QuerySet[OrphanContainer]:
-    """The open ones, with their nodes."""
+    """Return the open orphan containers with their nodes."""
     rows = OrphanContainer.objects.filter(IS_UNDECIDED).exclude(node__state=NodeState.RETIRED.value)
     return rows.select_related("node").order_by("id")
 
 
 @dataclass
 class OrphanView:
-    """An unknown container with what its labels and GPUs mean here; None where the record knows nothing."""
+    """An orphan container with the rows that its labels and GPUs name; None if unknown."""
 
     row: OrphanContainer
     job: Job | None
@@ -38,14 +38,14 @@ class OrphanView:
 
 @dataclass
 class UnreconciledNode:
-    """A node that was not compared yet, and why."""
+    """A node that is not reconciled yet, and why."""
 
     node: Node
     containers: list[OrphanView] = field(default_factory=list)
 
     @property
     def undecided(self) -> int:
-        """Containers that wait for a decision."""
+        """Number of containers that await a decision."""
         return sum(1 for held in self.containers if not held.row.decision)
 
     @property
@@ -63,7 +63,7 @@ class UnreconciledNode:
 
 @dataclass
 class RecoveryStatus:
-    """Where the portal stands after a restore. ``nodes`` is empty when it is not comparing."""
+    """Status of the recovery after a restore. ``nodes`` is empty outside recovery mode."""
 
     in_recovery: bool
     nodes: list[UnreconciledNode] = field(default_factory=list)
@@ -71,7 +71,7 @@ class RecoveryStatus:
 
     @property
     def message(self) -> str:
-        """What is missing in all, for the banner."""
+        """A summary of what is missing, for the banner."""
         silent = sum(1 for left in self.nodes if not left.node.reachable)
         undecided = sum(left.undecided for left in self.nodes)
         parts = [
@@ -80,12 +80,12 @@ class RecoveryStatus:
             if undecided
             else "",
         ]
-        told = [part for part in parts if part]
-        return (" and ".join(told) or "the nodes are being compared") + "."
+        reported = [part for part in parts if part]
+        return (" and ".join(reported) or "the nodes are being compared") + "."
 
 
 def recovery_status() -> RecoveryStatus:
-    """What is missing before jobs start again: one query, or eight while something is."""
+    """Return what is missing before jobs start again: one query outside recovery mode, else eight."""
     if not ClusterSettings.objects.filter(id=1, recovery_mode=True).exists():
         return RecoveryStatus(in_recovery=False)
     left = {node.pk: UnreconciledNode(node) for node in nodes_to_reconcile().order_by("name")}
@@ -98,7 +98,7 @@ def recovery_status() -> RecoveryStatus:
 
 
 def orphan_views(rows: list[OrphanContainer]) -> list[OrphanView]:
-    """The rows with the jobs, people, projects and GPUs that their labels name: four queries."""
+    """Return the rows with the jobs, users, projects and GPUs that their labels name, in four queries."""
     jobs = {job.public_id: job for job in Job.objects.filter(public_id__in={row.job for row in rows})}
     owners = {one.public_id: one for one in User.objects.filter(public_id__in={row.owner for row in rows})}
     projects = {

@@ -1,4 +1,4 @@
-"""Reads topologies, and what of them the nodes' labels fill in."""
+"""Reads topologies, and how the labels of nodes fill them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from portal.models import Topology
 
 @dataclass(frozen=True)
 class TopologyLevel:
-    """One level of a topology as the nodes fill it in."""
+    """A level of a topology with its domains and nodes."""
 
     key: str
     domains: int
@@ -23,13 +23,13 @@ class TopologyLevel:
 
 
 def list_topologies(requester: Requester) -> QuerySet[Topology]:
-    """All topologies by name: whoever may see nodes may see where they stand."""
+    """Return all topologies by name; users who may see nodes may see topologies."""
     visible_nodes(requester)
     return Topology.objects.order_by("name", "id")
 
 
 def get_topology(requester: Requester, key: str) -> Topology:
-    """One by public id or name; NotThere otherwise."""
+    """Return the topology by public id or name. Raise NotFound."""
     row = list_topologies(requester).filter(Q(public_id=key) | Q(name=key)).first()
     if row is None:
         raise NotFound("There is no such topology.")
@@ -37,13 +37,13 @@ def get_topology(requester: Requester, key: str) -> Topology:
 
 
 def labelled_node_counter(requester: Requester) -> Callable[[Topology], int]:
-    """Tells how many nodes stand somewhere in a topology; one query for all of them."""
+    """Return a function that counts the nodes within a topology; one query for all topologies."""
     labels = list(visible_nodes(requester).values_list("labels", flat=True))
     return lambda row: sum(row.levels[0] in each for each in labels)
 
 
 def topology_level_reader(requester: Requester) -> Callable[[Topology], list[TopologyLevel]]:
-    """Tells level by level how many domains there are and how many nodes stand in them; one query for all."""
+    """Return a function that counts domains and nodes of each level; one query for all topologies."""
     labels = list(visible_nodes(requester).values_list("labels", flat=True))
 
     def levels(row: Topology) -> list[TopologyLevel]:

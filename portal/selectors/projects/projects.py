@@ -1,4 +1,4 @@
-"""Reads projects for people: the visible tree with roles, members, quotas and how much runs."""
+"""Reads projects: the visible tree with roles, members, quotas and counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange
 
 @dataclass
 class ProjectRow:
-    """A project in the tree; ``above`` names those over it where they stand elsewhere."""
+    """A project in the tree; ``ancestor_names`` is set if its ancestors are not listed."""
 
     project: Project
     depth: int
@@ -25,7 +25,7 @@ class ProjectRow:
 
 @dataclass(frozen=True)
 class ProjectCounts:
-    """How much a project holds by itself, descendants not counted."""
+    """What a project itself contains, without descendants."""
 
     members: int = 0
     running_jobs: int = 0
@@ -34,13 +34,13 @@ class ProjectCounts:
 
 
 def list_projects(requester: Requester, *, archived: bool | None = False) -> QuerySet[Project]:
-    """Visible projects by name. ``archived`` None gives both kinds."""
+    """Return visible projects by name; ``archived`` None returns both kinds."""
     rows = visible_projects(requester).select_related("parent").order_by("name", "id")
     return rows if archived is None else rows.filter(archived_at__isnull=not archived)
 
 
 def project_counts(projects: Iterable[Project]) -> dict[int, ProjectCounts]:
-    """Members and jobs of each of these projects, by project row: two queries."""
+    """Return members and jobs of each project by its id, in two queries."""
     wanted = [project.pk for project in projects]
     members = Counter(Membership.objects.filter(project__in=wanted).values_list("project_id", flat=True))
     asked = F("tasks") * F("gpus_per_task") * F("milli_per_gpu")
@@ -63,29 +63,29 @@ def project_counts(projects: Iterable[Project]) -> dict[int, ProjectCounts]:
 
 
 def live_job_counts(projects: Iterable[Project]) -> dict[int, int]:
-    """How many jobs of each of these projects have not ended, by project row: one query."""
+    """Return the number of jobs that have not ended, by project id, in one query."""
     rows = Job.objects.filter(state__in=LIVE_JOB_STATES, project__in=[project.pk for project in projects])
     return dict(rows.order_by().values_list("project_id").annotate(n=Count("pk")))
 
 
 def members_and_managers(projects: Iterable[Project]) -> tuple[Counter[int], dict[int, list[str]]]:
-    """How many active people each of these projects has, and its managers by name: one query."""
-    people: Counter[int] = Counter()
+    """Return the number of active members, and the managers' names, by project id, in one query."""
+    users: Counter[int] = Counter()
     managers: dict[int, list[str]] = {}
     rows = Membership.objects.filter(project__in=[each.pk for each in projects], user__is_active=True)
     for project, name, role in rows.order_by("user__username").values_list(
         "project_id", "user__username", "role"
     ):
-        people[project] += 1
+        users[project] += 1
         if role == Role.MANAGER.value:
             managers.setdefault(project, []).append(name)
-    return people, managers
+    return users, managers
 
 
 def in_tree_order(projects: list[Project]) -> list[ProjectRow]:
-    """Parents before children, siblings as given; one whose parent is not among them stands at the top.
+    """Return parents before children, siblings in the given order; a project without its parent is a root.
 
-    A circle, which only a hand in the database can draw, comes last, from the first of it.
+    Projects in a parent cycle, possible only by manual SQL, come last.
     """
     here = {project.pk for project in projects}
     children: dict[int | None, list[Project]] = {}
@@ -105,7 +105,7 @@ def in_tree_order(projects: list[Project]) -> list[ProjectRow]:
 
 
 def get_project(requester: Requester, key: str) -> Project:
-    """The project by public id or name, when the person may see it; NotThere otherwise."""
+    """Return the project by public id or name. Raise NotFound if the user may not see it."""
     project = list_projects(requester, archived=None).filter(Q(public_id=key) | Q(name=key)).first()
     if project is None:
         raise NotFound("There is no such project.")
@@ -113,12 +113,12 @@ def get_project(requester: Requester, key: str) -> Project:
 
 
 def list_members(project: Project) -> QuerySet[Membership]:
-    """Direct memberships of the project with their people, by name."""
+    """Return direct memberships of the project with their users, by name."""
     return Membership.objects.filter(project=project).select_related("user").order_by("user__username", "id")
 
 
 def list_quotas(requester: Requester, *, project: str = "", pool: str = "") -> QuerySet[Quota]:
-    """Quota rows of visible projects; projects and pools by public id or name."""
+    """Return the quotas of visible projects; filter by public id or name of project and pool."""
     rows = (
         visible_quotas(requester)
         .select_related("project", "pool")
@@ -132,7 +132,7 @@ def list_quotas(requester: Requester, *, project: str = "", pool: str = "") -> Q
 
 
 def get_pool(key: str) -> NodePool:
-    """The pool by public id or name; NotThere otherwise."""
+    """Return the pool by public id or name. Raise NotFound."""
     pool = NodePool.objects.filter(Q(public_id=key) | Q(name=key)).first()
     if pool is None:
         raise NotFound("There is no such pool.")
@@ -140,12 +140,12 @@ def get_pool(key: str) -> NodePool:
 
 
 def list_quota_changes(quota: Quota) -> QuerySet[QuotaChange]:
-    """The quota's edits, newest first, with who made them and what they undo."""
+    """Return the quota's changes, newest first, with actor and the change that each undoes."""
     return QuotaChange.objects.filter(quota=quota).select_related("actor", "undoes").order_by("-id")
 
 
 def get_user(key: str) -> User:
-    """An active person by public id or user name; NotThere otherwise. Ask for rights before."""
+    """Return an active user by public id or user name. Raise NotFound. The caller checks permissions."""
     user = User.objects.filter(Q(public_id=key) | Q(username=key), is_active=True).first()
     if user is None:
         raise NotFound("There is no such person.")

@@ -1,4 +1,4 @@
-"""Reads the quotas of one pool as a tree with use, waiting and fair share beside each: eight queries."""
+"""Reads the quotas of one pool as a tree with usage, demand and fair share, in eight queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from portal.selectors.projects.projects import ProjectRow, in_tree_order, member
 
 @dataclass
 class QuotaGridRow(ProjectRow):
-    """One project in one pool; milli amounts include everything below it in the tree."""
+    """A project in a pool; milli amounts include its descendants."""
 
     quota: Quota | None = None
     used_milli: int = 0
@@ -26,48 +26,43 @@ class QuotaGridRow(ProjectRow):
 
     @property
     def guaranteed_milli(self) -> int:
-        """Nothing is guaranteed where no quota was ever set."""
         return self.quota.guaranteed_milli if self.quota else 0
 
     @property
     def limit_milli(self) -> int | None:
-        """None is no limit."""
+        """None means no limit."""
         return self.quota.limit_milli if self.quota else None
 
     @property
     def user_limit_milli(self) -> int | None:
-        """What one person may hold at once; None is no limit."""
+        """The most that one user may hold at once; None means no limit."""
         return self.quota.user_limit_milli if self.quota else None
 
     @property
     def weight(self) -> float:
-        """1 where no quota was ever set."""
         return self.quota.weight if self.quota else 1.0
 
     @property
     def priority(self) -> int:
-        """0 where no quota was ever set."""
         return self.quota.priority if self.quota else 0
 
     @property
     def version(self) -> int:
-        """What an edit must name; 0 where no quota was ever set."""
+        """The version that an edit must name; 0 without a quota row."""
         return self.quota.version if self.quota else 0
 
     @property
     def within_guarantee_milli(self) -> int:
-        """What it uses within its guarantee."""
         return min(self.used_milli, self.guaranteed_milli)
 
     @property
     def borrowed_milli(self) -> int:
-        """What it uses beyond its guarantee."""
         return max(0, self.used_milli - self.guaranteed_milli)
 
 
 @dataclass
 class QuotaGrid:
-    """All rows of one pool, parents before children, and the pool's sums."""
+    """All rows of one pool, parents before children, and the pool's totals."""
 
     pool: NodePool
     total_milli: int
@@ -75,27 +70,27 @@ class QuotaGrid:
 
     @property
     def total_guaranteed_milli(self) -> int:
-        """What the top level is guaranteed together."""
+        """Guaranteed amount of the top-level projects."""
         return sum(row.guaranteed_milli for row in self.rows if row.depth == 0)
 
     @property
     def used_milli(self) -> int:
-        """What all projects hold together."""
+        """Usage of all projects."""
         return sum(row.used_milli for row in self.rows if row.depth == 0)
 
     @property
     def overcommitted_milli(self) -> int:
-        """By how much the promises pass what the pool has."""
+        """Guaranteed amount beyond the capacity of the pool."""
         return max(0, self.total_guaranteed_milli - self.total_milli)
 
 
 def pools_with_gpus() -> list[NodePool]:
-    """The pools by name, each with ``gpu_count``."""
+    """Return the pools by name, each with ``gpu_count``."""
     return list(NodePool.objects.annotate(gpu_count=Count("nodes__gpus")).order_by("name"))
 
 
 def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
-    """The quotas of the projects this person may see, as a tree."""
+    """Return the quotas of visible projects as a tree."""
     projects = list(visible_projects(requester).filter(archived_at__isnull=True).order_by("name"))
     quotas = {quota.project_id: quota for quota in Quota.objects.filter(pool=pool)}
     held = _sums(
@@ -118,7 +113,7 @@ def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
         anywhere.annotate(milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))), "project"
     ).items():
         waiting[project] = waiting.get(project, 0) + milli
-    people, managers = members_and_managers(projects)
+    users, managers = members_and_managers(projects)
     shares = _fair_shares(pool)
     rows = [
         QuotaGridRow(
@@ -128,7 +123,7 @@ def quota_grid(requester: Requester, pool: NodePool) -> QuotaGrid:
             used_milli=held.get(row.project.pk, 0),
             waiting_milli=waiting.get(row.project.pk, 0),
             fair_share_milli=shares.get(row.project.public_id),
-            member_count=people[row.project.pk],
+            member_count=users[row.project.pk],
             managers=managers.get(row.project.pk, []),
         )
         for row in in_tree_order(projects)
@@ -155,7 +150,7 @@ def _sums(rows: Any, key: str) -> dict[int, int]:
 def _fair_shares(pool: NodePool) -> dict[str, int]:
     newest = Cycle.objects.order_by("-id").values_list("fair_share_breakdown", flat=True).first() or []
     return {
-        receipt["project"]: receipt["fair_share_milli"]
-        for receipt in newest
-        if receipt["pool"] == pool.public_id
+        breakdown["project"]: breakdown["fair_share_milli"]
+        for breakdown in newest
+        if breakdown["pool"] == pool.public_id
     }

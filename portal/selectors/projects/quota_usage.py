@@ -1,4 +1,4 @@
-"""Reads what projects hold of each pool beside what they were given: the numbers behind a quota bar."""
+"""Reads usage and quota of projects by pool, as quota bars show them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from portal.models import Gpu, NodePool, Project, Quota, UsageInterval
 
 @dataclass(frozen=True)
 class QuotaUsage:
-    """One project in one pool, in GPU milli; ``used`` includes the projects below. A limit of None is none."""
+    """A project in a pool, GPU milli; ``used_milli`` includes descendants. A limit of None means no limit."""
 
     project: Project
     pool: NodePool
@@ -27,19 +27,19 @@ class QuotaUsage:
 
     @property
     def borrowed_milli(self) -> int:
-        """What is held above the guarantee; it may be asked back."""
+        """Usage beyond the guaranteed quota, which can be reclaimed."""
         return max(0, self.used_milli - self.guaranteed_milli)
 
 
 def user_quota_usage(requester: Requester) -> list[QuotaUsage]:
-    """The shares of the projects the person belongs to, where something is given or held; five queries."""
+    """Return usage and quota of the user's projects, where either is nonzero, in five queries."""
     user = require_user(requester)
     mine = list(Project.objects.filter(memberships__user=user, archived_at__isnull=True).order_by("name"))
     return project_quota_usage(mine)
 
 
 def project_quota_usage(projects: Sequence[Project]) -> list[QuotaUsage]:
-    """The shares of these projects in every pool that gives or lends them something; four queries."""
+    """Return usage and quota of these projects in every pool where either is nonzero, in four queries."""
     if not projects:
         return []
     pools = {pool.pk: pool for pool in NodePool.objects.order_by("name")}
@@ -77,7 +77,7 @@ def project_quota_usage(projects: Sequence[Project]) -> list[QuotaUsage]:
 
 
 def _used_milli(parents: Mapping[int, int | None]) -> dict[tuple[int, int], int]:
-    """Milli held now by project and pool; what a project holds counts for every project above it."""
+    """Return the milli held by (project, pool); a project's usage counts for all its ancestors."""
     found: dict[tuple[int, int], int] = defaultdict(int)
     rows = (
         UsageInterval.objects.filter(ended_at__isnull=True)

@@ -1,4 +1,4 @@
-"""Reads what was used from the ledger: GPU-hours of a span of time, by project, person, pool or day."""
+"""Reads GPU-hours of a period by project, user, pool or day."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from portal.visibility import HIDDEN_PROJECT_NAME
 
 
 class UsageGrouping(StrEnum):
-    """What usage is summed by."""
-
     PROJECT = "project"
     USER = "user"
     POOL = "pool"
@@ -25,7 +23,7 @@ class UsageGrouping(StrEnum):
 
 @dataclass(frozen=True)
 class UsageRow:
-    """One sum: the key (public id, or a date), its name, GPU-hours, and the number of jobs behind it."""
+    """A sum: the key (public id, or a date), its name, GPU-hours, and the number of jobs."""
 
     key: str
     name: str
@@ -54,9 +52,9 @@ def gpu_hours_by(
     project: str = "",
     user: str = "",
 ) -> list[UsageRow]:
-    """GPU-hours between two times, of what the person may see; two queries after the rights.
+    """Return visible GPU-hours between two times, in two queries plus permissions.
 
-    Spans that are still open count up to now. Days are days of UTC; a span over midnight is split.
+    Open intervals count up to now. Days are UTC; an interval across midnight is split.
     """
     rows = visible_usage(requester).filter(
         Q(ended_at__isnull=True) | Q(ended_at__gt=start), started_at__lt=end
@@ -73,7 +71,7 @@ def gpu_hours_by(
     if by is UsageGrouping.DAY:
         return _sum_by_day(spans, list(span_values), start, end)
     key, name, column, join = _GROUP_COLUMNS[by]
-    # Only our own constants are written into the text; every value travels as a parameter.
+    # Only constants are interpolated; every value is a query parameter.
     query = f"""
         SELECT {key}, {name}, u.milli_s / 3600000, u.jobs FROM (
             SELECT {column}, sum(milli * (ended - began)) AS milli_s, count(DISTINCT job_id) AS jobs
@@ -83,14 +81,14 @@ def gpu_hours_by(
     with connection.cursor() as cursor:
         cursor.execute(query, [start, end, *span_values, start, end])
         found = [UsageRow(*_usage_values(row)) for row in cursor.fetchall()]
-    if by is UsageGrouping.PROJECT:  # one's own use may be in a project that one has left
+    if by is UsageGrouping.PROJECT:  # own usage may be in a project that the user has left
         seen = set(nameable_projects(requester).values_list("public_id", flat=True))
         return [row if row.key in seen else replace(row, name=HIDDEN_PROJECT_NAME) for row in found]
     return found
 
 
 def _sum_by_day(spans: str, span_values: list[Any], start: datetime, end: datetime) -> list[UsageRow]:
-    # A day of UTC is its number since 1970 here, and a span gives one piece for each day that it touches.
+    # A UTC day is its number since 1970; an interval yields one piece per day that it touches.
     query = f"""
         WITH piece AS (
             SELECT generate_series(floor(began / 86400)::int,
@@ -116,9 +114,10 @@ def _sum_by_day(spans: str, span_values: list[Any], start: datetime, end: dateti
 
 
 def _clipped_spans(spans: str, *columns: str) -> str:
-    """The spans between two times, as seconds since 1970: far cheaper to add up and to cut than timestamps.
+    """Return SQL for the intervals clipped to the period, in seconds since 1970 (faster than timestamps).
 
-    Its parameters are start, end, those of the spans, start and end. OFFSET 0 has each second worked out once.
+    Parameters: start, end, those of ``spans``, start and end. OFFSET 0 makes PostgreSQL compute each value
+    once.
     """
     return f"""
         SELECT {", ".join((*columns, "job_id", "milli"))}, date_part('epoch', greatest(started_at, %s)) AS began,

@@ -1,4 +1,4 @@
-"""Reads past use as the scheduler counts it: GPU-seconds from the ledger, halved once for every half-life."""
+"""Reads past usage as the scheduler counts it: GPU-seconds with exponential decay."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from django.db import connection
 from portal.domain.policy_settings import NUMBER_SETTINGS
 
 MAX_HALF_LIVES = 20
-"""Use older than this counts less than a millionth of itself, and is not read."""
+"""Older usage counts less than a millionth and is not read."""
 
 
 class DecayedUsage(NamedTuple):
-    """Faded GPU-seconds of one person in one project and pool, by public ids and row numbers."""
+    """Decayed GPU-seconds of one user in one project and pool, by public ids and row ids."""
 
     project: str
     pool: str
@@ -27,10 +27,11 @@ class DecayedUsage(NamedTuple):
 def decayed_usage(
     now_s: float, usage_half_life_s: float, projects: Sequence[int] | None = None
 ) -> list[DecayedUsage]:
-    """One query, rows in no order; ``projects`` None reads all, else those with these row numbers.
+    """Return decayed usage, unordered, in one query; ``projects`` (ids) None reads all.
 
-    The decayed integral of a span [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h); the
-    half-life h may be a pool's own. The exponent is capped, as PostgreSQL raises an error where a power underflows.
+    The decayed integral of an interval [a, b] is milli / 1000 * h / ln 2 * (2^-(now - b)/h - 2^-(now - a)/h);
+    the half-life h may be a pool's own. The exponent is capped, because PostgreSQL raises an error if a power
+    underflows.
     """
     with connection.cursor() as cursor:
         cursor.execute(
@@ -44,7 +45,8 @@ def decayed_usage(
                                    - extract(epoch FROM started_at)::float8) / half.life)))) AS seconds
                       FROM portal_usageinterval
                       JOIN (SELECT id, CASE WHEN jsonb_typeof(policy -> 'usage_half_life_s') = 'number'
-                                             AND (policy ->> 'usage_half_life_s')::numeric BETWEEN %(low)s AND %(high)s
+                                             AND (policy ->> 'usage_half_life_s')::numeric BETWEEN %(low)s AND
+                                             %(high)s
                                             THEN (policy ->> 'usage_half_life_s')::float8 ELSE %(h)s END AS life
                               FROM portal_nodepool) AS half ON half.id = pool_id
                      WHERE (ended_at IS NULL OR ended_at > to_timestamp(%(now)s - %(remembered)s * half.life))

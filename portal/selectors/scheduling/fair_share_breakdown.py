@@ -1,4 +1,4 @@
-"""Reads the receipts of the newest cycle: how each project's fair share came about, step by step."""
+"""Reads the fair-share breakdowns of the newest cycle: how each project's share was calculated."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from portal.models import Job, NodePool, Project
 
 @dataclass(frozen=True)
 class FairShareBreakdown:
-    """A project's fair share of a pool in the newest cycle, GPU milli; its steps add up to ``fair_share_milli``.
+    """A project's fair share of a pool in the newest cycle, GPU milli.
 
-    A step has ``kind`` (guaranteed, round, remainder), ``amount_milli`` and the ``numbers`` it was made of.
+    The steps add up to ``fair_share_milli``; each has ``kind`` (guaranteed, round, remainder),
+    ``amount_milli`` and the ``details`` of its calculation.
     """
 
     project: Project
@@ -32,28 +33,28 @@ class FairShareBreakdown:
 
     @property
     def wants_more(self) -> bool:
-        """It asks for more than it holds."""
+        """True if it requests more than is allocated."""
         return self.requested_milli > self.allocated_milli
 
 
 def latest_breakdown_rows(projects: Collection[str]) -> list[dict[str, Any]]:
-    """As they are stored, those of these projects (public ids): one query, which reads no others out."""
+    """Return the stored breakdowns of these projects (public ids), in one query that reads no others."""
     if not projects:
         return []
     with connection.cursor() as cursor:
         cursor.execute(
             """
-            SELECT receipt FROM (SELECT fair_share_breakdown FROM portal_cycle ORDER BY id DESC LIMIT 1) AS newest,
-                   jsonb_array_elements(newest.receipts) AS receipt
-             WHERE receipt ->> 'project' = ANY(%s)
+            SELECT breakdown FROM (SELECT fair_share_breakdown FROM portal_cycle ORDER BY id DESC LIMIT 1) AS newest,
+                   jsonb_array_elements(newest.fair_share_breakdown) AS breakdown
+             WHERE breakdown ->> 'project' = ANY(%s)
             """,
             [list(projects)],
         )
-        return [parse_json_column(receipt) for (receipt,) in cursor.fetchall()]
+        return [parse_json_column(breakdown) for (breakdown,) in cursor.fetchall()]
 
 
 def list_breakdowns(requester: Requester, job: Job) -> list[FairShareBreakdown]:
-    """Those of the job's project, then of those above it which the person may see, in the pools it asks for."""
+    """Return the breakdowns of the job's project and its visible ancestors, in the pools that it requests."""
     line = _visible_ancestors(requester, job.project)
     found = latest_breakdown_rows([project.public_id for project in line])
     pools = {pool.public_id: pool for pool in NodePool.objects.all()}
@@ -73,16 +74,16 @@ def list_breakdowns(requester: Requester, job: Job) -> list[FairShareBreakdown]:
         if one["project"] == project.public_id and one["pool"] in pools
     ]
     if job.pool_id is not None:
-        return [receipt for receipt in kept if receipt.pool.pk == job.pool_id]
-    return [receipt for receipt in kept if receipt.wants_more]
+        return [breakdown for breakdown in kept if breakdown.pool.pk == job.pool_id]
+    return [breakdown for breakdown in kept if breakdown.wants_more]
 
 
 def parse_json_column(value: Any) -> Any:
-    """A JSON column of a plain cursor: Django's connection hands it over as text."""
+    """Decode a JSON column of a raw cursor, which Django returns as text."""
     return json.loads(value) if isinstance(value, str | bytes) else value
 
 
 def _visible_ancestors(requester: Requester, project: Project) -> list[Project]:
-    """The project and those above it, nearest first, that the person may see: two queries."""
+    """Return the project and its ancestors, nearest first, as far as visible to the user, in two queries."""
     seen = {row.pk: row for row in visible_projects(requester)}
     return path_to_root(seen.get(project.pk), lambda below: seen.get(below.parent_id or 0))

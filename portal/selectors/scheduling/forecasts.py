@@ -1,4 +1,4 @@
-"""Reads when a job is expected to start, how that moved and why, and how often such forecasts hold."""
+"""Reads when a job is expected to start, how the forecast changed and why, and forecast accuracy."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ from portal.models import Forecast, Job, JobVerdict
 ACCURACY_DAYS = 30
 MAX_REVISIONS = 20
 NOMINAL_PERCENT = 80
-"""Of a hundred intervals so many are meant to hold."""
+"""Nominal percentage of correct intervals."""
 
 
 @dataclass(frozen=True)
 class ForecastAccuracy:
-    """How the scored forecasts of the last days did; None where none was scored."""
+    """Accuracy of the forecasts scored in the last days; None if none was scored."""
 
     days: int
     scored: int
     covered: int
     mean_score_s: float | None
-    """Winkler's interval score (alpha 0.2), seconds: less is better."""
+    """Winkler's interval score (alpha 0.2), seconds; less is better."""
 
     @property
     def coverage(self) -> float | None:
-        """The part that held, 0 to 1."""
+        """Fraction of correct intervals, 0 to 1."""
         return self.covered / self.scored if self.scored else None
 
     @property
     def percent(self) -> int | None:
-        """The same in percent."""
+        """Coverage in percent."""
         return None if self.coverage is None else round(100 * self.coverage)
 
 
 @dataclass(frozen=True)
 class ForecastRevision:
-    """One forecast of a job and how it differs from the one before; ``shift_s`` None on the first."""
+    """A forecast of a job and its difference to the previous one; ``shift_s`` is None for the first."""
 
     forecast: Forecast
     shift_s: float | None
     previous_code: str | None
-    """The verdict's code before, where it is another."""
+    """The previous verdict's code, if different."""
     jobs_ahead_added: tuple[str, ...]
-    """Jobs (public ids) that are ahead now and were not."""
+    """Public ids of jobs that are ahead now and were not before."""
     jobs_ahead_removed: tuple[str, ...]
-    """Jobs that were ahead and are not any more."""
+    """Public ids of jobs that are no longer ahead."""
 
     @property
     def is_later(self) -> bool:
-        """The median moved away."""
+        """True if the median is later than before."""
         return (self.shift_s or 0) > 0
 
 
 def no_forecast_reason(job: Job, verdict: JobVerdict | None) -> str | None:
-    """Why no start of a waiting job is foreseen, as a message; None: it is, or was not looked for yet."""
+    """Return why a pending job has no start forecast, or None if it has one or none was computed yet."""
     if verdict is None:
         return None
     message = NO_FORECAST_REASONS.get(verdict.code)
@@ -76,7 +76,6 @@ def no_forecast_reason(job: Job, verdict: JobVerdict | None) -> str | None:
 
 
 def forecast_accuracy(days: int = ACCURACY_DAYS) -> ForecastAccuracy:
-    """One query."""
     since = timezone.now() - dt.timedelta(days=days)
     found = Forecast.objects.filter(covered__isnull=False, started_at__gte=since).aggregate(
         scored=Count("pk"), held=Count("pk", filter=Q(covered=True)), mean=Avg("score_s")
@@ -85,7 +84,7 @@ def forecast_accuracy(days: int = ACCURACY_DAYS) -> ForecastAccuracy:
 
 
 def forecast_revisions(job: Job) -> list[ForecastRevision]:
-    """The newest forecasts of a job, newest first, each beside the one before: one query."""
+    """Return the newest forecasts of a job, newest first, each compared to the previous, in one query."""
     rows = list(Forecast.objects.filter(job=job).order_by("-id")[: MAX_REVISIONS + 1])
     moves = [_revision(row, older) for row, older in zip_longest(rows, rows[1:])]
     return moves[:MAX_REVISIONS]

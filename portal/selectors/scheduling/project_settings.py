@@ -1,4 +1,4 @@
-"""Reads the knobs that projects may hold otherwise than their pools: what holds where, and who says so."""
+"""Reads the settings that projects may override: effective values and their sources."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 
 PROJECT_SETTINGS = setting_names(per_project=True)
 AncestorSettings = list[tuple[int, dict[str, SettingValue]]]
-"""A project and those above it, nearest first, each with the knobs of its own."""
+"""A project and its ancestors, nearest first, each with its own settings."""
 
 
 @dataclass(frozen=True)
 class EffectiveRule:
-    """One knob as it holds for a project in a pool, and whose word that is.
+    """The effective value of a setting for a project in a pool, and its source.
 
-    ``source``: "project", "above" (a project above it), "pool", "cluster" or "default". A project above is not
-    named: who is in a project below need not see it.
+    ``source`` is "project", "above" (an ancestor), "pool", "cluster" or "default". The ancestor is not named,
+    because members of a descendant may not see it.
     """
 
     name: str
@@ -29,13 +29,13 @@ class EffectiveRule:
     value: SettingValue
     source: str
     is_clamped: bool
-    """The project, or one above it, asks for more than this pool lets projects have."""
+    """The project or an ancestor requests more than this pool allows."""
     loosest_allowed: SettingValue
-    """The least strict value that this pool lets a project have."""
+    """The least strict value that this pool allows."""
 
     @property
     def source_text(self) -> str:
-        """Whose word it is, for people."""
+        """The source as text."""
         return {
             "project": "the project",
             "above": "a project above it",
@@ -47,28 +47,28 @@ class EffectiveRule:
 
 @dataclass(frozen=True)
 class PoolRules:
-    """Every knob of a pool as it holds for a project."""
+    """The effective values of all settings of a pool for a project."""
 
     values: dict[str, SettingValue]
     rules: dict[str, EffectiveRule]
-    """Of those that projects may have values of their own for."""
+    """Settings that projects may override."""
 
 
 @dataclass(frozen=True)
 class ProjectSetting:
-    """A knob of a project. ``own`` None: it holds what it inherits."""
+    """A setting of a project. Its own value is None if it is inherited."""
 
     name: str
     own_value: SettingValue | None
     loosest_effective: SettingValue | None
-    """The least strict value that would count for it anywhere; None without any pool."""
+    """The least strict value that would take effect in any pool; None without pools."""
     rules: list[EffectiveRule]
-    """What holds, by the name of the pool."""
+    """Effective rules, by name of the pool."""
 
 
 @dataclass(frozen=True)
 class ProjectSettingsSheet:
-    """The knobs of a project, and the version they stand in."""
+    """The settings of a project and their version."""
 
     project: Project
     version: int
@@ -81,7 +81,7 @@ class ProjectSettingsSheet:
 
 
 def effective_rules(pairs: Iterable[tuple[NodePool, int]]) -> dict[tuple[int, int], PoolRules]:
-    """What holds in these pools for these projects (row numbers), by the two row numbers: two queries."""
+    """Return the effective settings by (pool id, project id) for these pairs, in two queries."""
     cluster, tree = cluster_settings(), _tree()
     return {
         (pool.pk, project): _effective_rules(pool, cluster, _ancestor_settings(project, tree))
@@ -90,31 +90,34 @@ def effective_rules(pairs: Iterable[tuple[NodePool, int]]) -> dict[tuple[int, in
 
 
 def project_settings_sheet(project: Project) -> ProjectSettingsSheet:
-    """The knobs of a project as they stand; four queries."""
+    """Return the settings of a project, in four queries."""
     row = Project.objects.get(pk=project.pk)
     cluster, line = cluster_settings(), _ancestor_settings(row.pk, _tree())
     pools = list(NodePool.objects.order_by("name"))
     rules = [_effective_rules(pool, cluster, line) for pool in pools]
-    rooms = _loosest_effective_values([each.values for each in rules], line)
-    knobs = [
-        ProjectSetting(name, row.policy.get(name), rooms[name], [each.rules[name] for each in rules])
+    spaces = _loosest_effective_values([each.values for each in rules], line)
+    settings = [
+        ProjectSetting(name, row.policy.get(name), spaces[name], [each.rules[name] for each in rules])
         for name in PROJECT_SETTINGS
     ]
-    return ProjectSettingsSheet(row, row.policy_version, knobs)
+    return ProjectSettingsSheet(row, row.policy_version, settings)
 
 
 def loosest_effective_values(project: Project) -> dict[str, SettingValue | None]:
-    """By knob, the least strict value that would count for a project anywhere: three queries."""
+    """Return the least strict value of each setting that would take effect for a project.
+
+    Three queries.
+    """
     cluster = cluster_settings()
     pools = [pool_settings(pool, cluster) for pool in NodePool.objects.all()]
     return _loosest_effective_values(pools, _ancestor_settings(project.pk, _tree()))
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _tree() -> dict[int, tuple[int | None, dict[str, SettingValue]]]:
-    """By project: the one above it, and its own knobs."""
+    """Return (parent, own settings) by project id."""
     rows = Project.objects.values_list("id", "parent_id", "policy")
     return {row: (parent, policy) for row, parent, policy in rows}
 
@@ -135,15 +138,15 @@ def _loosest_effective_values(
 def _effective_rules(
     pool: NodePool, cluster: Mapping[str, SettingValue], ancestors: AncestorSettings
 ) -> PoolRules:
-    knobs = pool_settings(pool, cluster)
+    settings = pool_settings(pool, cluster)
     rules = {}
     for name in PROJECT_SETTINGS:
-        held = effective_setting(name, knobs, ancestors)
+        held = effective_setting(name, settings, ancestors)
         if held.source_project is not None:
             source = "project" if held.source_project == ancestors[0][0] else "above"
         else:
             source = "pool" if name in pool.policy else "cluster" if name in cluster else "default"
         rules[name] = EffectiveRule(
-            name, pool, held.value, source, held.is_clamped, loosest_allowed(name, knobs)
+            name, pool, held.value, source, held.is_clamped, loosest_allowed(name, settings)
         )
-    return PoolRules(knobs | {name: rule.value for name, rule in rules.items()}, rules)
+    return PoolRules(settings | {name: rule.value for name, rule in rules.items()}, rules)

@@ -1,7 +1,7 @@
-"""Reads who comes next: the waiting jobs in the order the scheduler would take them, and what that order rests on.
+"""Reads the queue: pending jobs in the scheduler's order, and the shares that determine it.
 
-Everybody sees the whole queue, but names only in projects they may see. The order of a job is that of the newest
-cycle (``jobs_ahead`` of its verdict); projects and people stand where their first job stands.
+All users see the whole queue, but names only in projects that they may see. Positions are those of the newest
+cycle (``jobs_ahead`` of the verdict); projects and users are ordered by their first job.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from portal.selectors.scheduling.fair_share_breakdown import latest_breakdown_ro
 from portal.visibility import NameVisibility
 
 NO_POSITION = 1_000_000_000
-"""The turn of jobs that stand in no queue: held, delayed, or not looked at yet."""
+"""Position of jobs that are not in the queue: held, delayed, or not examined yet."""
 
 
 @dataclass(frozen=True)
 class QueueFilter:
-    """What the queue is narrowed to: a pool by name, one's own jobs, names that hold a text."""
+    """Filters: pool name, own jobs only, text contained in names."""
 
     pool: str = ""
     mine: bool = False
@@ -36,7 +36,7 @@ class QueueFilter:
 
 @dataclass(frozen=True)
 class ProjectPoolShare:
-    """What a project holds of a pool beside what it was given, as of the newest cycle; GPU milli."""
+    """Allocation, guarantee and fair share of a project in a pool in the newest cycle, GPU milli."""
 
     pool: str
     guaranteed_milli: int
@@ -45,18 +45,20 @@ class ProjectPoolShare:
 
     @property
     def is_below_guarantee(self) -> bool:
-        """It holds less than its guarantee, so it goes first."""
+        """True if its jobs come first because it holds less than its guarantee."""
         return self.allocated_milli < self.guaranteed_milli
 
     @property
     def borrowed_milli(self) -> int:
-        """What it holds beyond its guarantee."""
         return max(0, self.allocated_milli - self.guaranteed_milli)
 
 
 def pending_jobs(visibility: NameVisibility, filters: QueueFilter) -> QuerySet[Job, tuple[int, int]]:
-    """The waiting jobs in order, as row number and turn (1 is next; LAST: none); slice it for ``with_rows``."""
-    ahead = Cast(KeyTextTransform("jobs_ahead", "standing__numbers"), IntegerField())
+    """Return (job id, position) of pending jobs in order; slice it for ``with_job_rows``.
+
+    Position 1 is next; ``NO_POSITION`` means none.
+    """
+    ahead = Cast(KeyTextTransform("jobs_ahead", "verdict__details"), IntegerField())
     turn = Coalesce(
         Case(
             When(held=True, then=Value(NO_POSITION)),
@@ -89,7 +91,7 @@ def pending_jobs(visibility: NameVisibility, filters: QueueFilter) -> QuerySet[J
 
 
 def with_job_rows(positions: Iterable[tuple[int, int]]) -> list[Job]:
-    """The jobs of a slice of the queue with what a row shows joined, each with its ``turn``: two queries."""
+    """Return the jobs of a slice of the queue with related rows joined and their position, in two queries."""
     order = dict(positions)
     found = Job.objects.select_related("project", "owner", "pool", "verdict").in_bulk(order)
     jobs = [found[row] for row in order if row in found]
@@ -99,7 +101,7 @@ def with_job_rows(positions: Iterable[tuple[int, int]]) -> list[Job]:
 
 
 def total_requested_milli() -> int:
-    """What all waiting jobs ask for together, GPU milli."""
+    """Return the GPU milli that all pending jobs request."""
     total = Job.objects.filter(state=JobState.PENDING.value, desired_state=DesiredState.RUN.value).aggregate(
         milli=Sum(F("tasks") * F("gpus_per_task") * F("milli_per_gpu"))
     )
@@ -107,24 +109,24 @@ def total_requested_milli() -> int:
 
 
 def shares_by_project(pools: dict[str, str], projects: Collection[str]) -> dict[str, list[ProjectPoolShare]]:
-    """By public id of these projects, the pools in which they ask for more; from the newest cycle's receipts."""
+    """Return the pools in which these projects (public ids) request more, from the newest cycle."""
     found: dict[str, list[ProjectPoolShare]] = {}
-    for receipt in latest_breakdown_rows(projects):
-        if receipt["pool"] not in pools or receipt["requested_milli"] <= receipt["allocated_milli"]:
+    for breakdown in latest_breakdown_rows(projects):
+        if breakdown["pool"] not in pools or breakdown["requested_milli"] <= breakdown["allocated_milli"]:
             continue
-        found.setdefault(receipt["project"], []).append(
+        found.setdefault(breakdown["project"], []).append(
             ProjectPoolShare(
-                pools[receipt["pool"]],
-                receipt["guaranteed_milli"],
-                receipt["allocated_milli"],
-                receipt["fair_share_milli"],
+                pools[breakdown["pool"]],
+                breakdown["guaranteed_milli"],
+                breakdown["allocated_milli"],
+                breakdown["fair_share_milli"],
             )
         )
     return found
 
 
 def usage_fractions(usage_half_life_s: float, projects: Collection[int]) -> dict[tuple[int, int], float]:
-    """By project and person (row numbers), the person's part of the project's faded past use, 0 to 1."""
+    """Return each user's fraction (0 to 1) of the project's decayed usage, by (project id, user id)."""
     if not projects:
         return {}
     totals: dict[int, float] = {}

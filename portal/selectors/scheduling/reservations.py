@@ -1,4 +1,4 @@
-"""Reads the calendar: which nodes are reserved, for whom, and who is still in the way."""
+"""Reads reservations: which nodes are reserved for which projects, and which jobs still block them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from portal.models import Job, Node, Project, Reservation, ReservationNode, Task
 
 
 class ReservationPhase(StrEnum):
-    """Where a reservation stands in time."""
-
     CURRENT = "current"
     UPCOMING = "upcoming"
     PAST = "past"
@@ -28,9 +26,9 @@ class ReservationPhase(StrEnum):
 
 @dataclass(frozen=True)
 class BlockingJob:
-    """A job of others that stands on reserved nodes. ``job`` None: it is not for the reader.
+    """A job of another project on reserved nodes. ``job`` is None if the reader may not see it.
 
-    ``until`` None: it has no time limit, so nobody knows.
+    ``until`` is None if it has no time limit.
     """
 
     job: Job | None
@@ -40,26 +38,26 @@ class BlockingJob:
 
 @dataclass
 class ReservationView:
-    """A reservation as one person may see it."""
+    """A reservation as one user may see it."""
 
     row: Reservation
     phase: ReservationPhase
     nodes: list[str]
     projects: list[Project]
     hidden_project_count: int
-    """How many of its projects the reader may not see."""
+    """Number of its projects that the reader may not see."""
     blocking_jobs: list[BlockingJob] = field(default_factory=list)
 
     @property
     def is_maintenance(self) -> bool:
-        """True when it is for nobody."""
+        """True if it is for no project."""
         return not self.projects and not self.hidden_project_count
 
 
 def list_reservations(requester: Requester) -> QuerySet[Reservation]:
-    """All of them with nodes and projects, those that begin first standing first; three queries.
+    """Return all reservations with nodes and projects, by start time, in three queries.
 
-    Everybody sees the nodes, and so what keeps them.
+    Reservations are visible to all users who see the nodes.
     """
     visible_nodes(requester)
     reserved = ReservationNode.objects.select_related("node").order_by("node__name")
@@ -71,7 +69,7 @@ def list_reservations(requester: Requester) -> QuerySet[Reservation]:
 
 
 def get_reservation(requester: Requester, public_id: str) -> Reservation:
-    """One by its public id; NotThere otherwise."""
+    """Return a reservation by its public id. Raise NotFound."""
     row = list_reservations(requester).filter(public_id=public_id).first()
     if row is None:
         raise NotFound("There is no such reservation.")
@@ -79,7 +77,7 @@ def get_reservation(requester: Requester, public_id: str) -> Reservation:
 
 
 def filter_by_phase(rows: QuerySet[Reservation], phase: ReservationPhase) -> QuerySet[Reservation]:
-    """Those of one phase; past and cancelled ones newest first."""
+    """Select reservations of one phase; past and cancelled ones are ordered newest first."""
     now = timezone.now()
     if phase is ReservationPhase.CANCELLED:
         return rows.filter(cancelled_at__isnull=False).order_by("-cancelled_at", "-id")
@@ -92,7 +90,7 @@ def filter_by_phase(rows: QuerySet[Reservation], phase: ReservationPhase) -> Que
 
 
 def node_reservations(node: Node) -> list[Reservation]:
-    """What a node is reserved for now or later, with ``named``: whether it is for anybody; one query."""
+    """Return present and future reservations of a node, in one query; ``named`` is False for maintenance."""
     rows = Reservation.objects.filter(
         reservation_nodes__node=node, cancelled_at__isnull=True, period__endswith__gt=timezone.now()
     )
@@ -101,7 +99,6 @@ def node_reservations(node: Node) -> list[Reservation]:
 
 
 def reservation_phase(row: Reservation) -> ReservationPhase:
-    """Where it stands now."""
     now = timezone.now()
     if row.cancelled_at is not None:
         return ReservationPhase.CANCELLED
@@ -111,7 +108,7 @@ def reservation_phase(row: Reservation) -> ReservationPhase:
 
 
 def reservation_views(requester: Requester, rows: Iterable[Reservation]) -> list[ReservationView]:
-    """Reservations as this person may see them, with who is in the way; a fixed number of queries."""
+    """Return reservations as this user may see them, with blocking jobs, in a fixed number of queries."""
     listed = list(rows)
     user = require_user(requester)
     seen = set(visible_projects(user).values_list("pk", flat=True))
@@ -132,7 +129,7 @@ def reservation_views(requester: Requester, rows: Iterable[Reservation]) -> list
 
 
 def _add_blocking_jobs(views: list[ReservationView], seen: Collection[int]) -> None:
-    """Two queries: what stands on the nodes, and the tree of projects."""
+    """Add the jobs on reserved nodes, in two queries."""
     parents = project_parents()
     nodes = {one.node_id for each in views for one in each.row.reservation_nodes.all()}
     tasks = list(

@@ -1,4 +1,4 @@
-"""Reads the next hours: what runs on each node until when, and when waiting jobs are expected to follow."""
+"""Reads the timeline: what runs on each node until when, and expected starts of pending jobs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from portal.models import Allocation, Job, Node, ReservationNode, Task
 from portal.visibility import NameVisibility
 
 MAX_NEXT_JOBS = 10
-"""So many waiting jobs of a pool are drawn; the table below has them all."""
+"""Maximum number of pending jobs drawn per pool; the table below lists all."""
 ANY_POOL = "any pool"
 
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """A job on a node or in the lane of those that come next. ``job`` None: its name is not for the reader.
+    """A job on a node, or in the lane of next jobs. ``job`` is None if the reader may not see it.
 
-    ``until`` None: nobody knows its end. ``low`` and ``high`` bound the start of one that waits.
+    ``until`` is None if its end is unknown. ``low`` and ``high`` bound the start of a pending job.
     """
 
     kind: str  # "running" | "leaving" | "reserved" | "predicted"
@@ -39,7 +39,7 @@ class TimelineBar:
 
 @dataclass(frozen=True)
 class ReservationBand:
-    """A time in which a node is reserved."""
+    """A period in which a node is reserved."""
 
     name: str
     since: dt.datetime
@@ -52,18 +52,18 @@ class TimelineLane:
 
     name: str
     gpus: int | None
-    """How many the node has; None: it is no node, but a pool's next jobs."""
+    """Number of GPUs of the node; None for a lane of next jobs."""
     model: str
     lines: int
     is_unreachable: bool = False
     free: int = 0
-    """GPUs of a node that nobody holds; lines below the last held one are not drawn."""
+    """Unallocated GPUs of a node; lines below the last allocated one are not drawn."""
     bars: list[TimelineBar] = field(default_factory=list)
     bands: list[ReservationBand] = field(default_factory=list)
 
 
 def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLane]:
-    """What runs on these nodes (GPUs prefetched), and what is reserved: four queries, whatever their number."""
+    """Return jobs and reservations on these nodes (GPUs prefetched), in four queries."""
     lanes = {}
     for node in nodes:
         gpus = list(node.gpus.all())
@@ -107,7 +107,7 @@ def node_lanes(visibility: NameVisibility, nodes: list[Node]) -> list[TimelineLa
 
 
 def next_lanes(visibility: NameVisibility, pool: str) -> list[TimelineLane]:
-    """The waiting jobs that have a start interval, by pool, soonest first: one query."""
+    """Return the pending jobs with a start forecast by pool, earliest first, in one query."""
     rows = Job.objects.filter(
         state=JobState.PENDING.value,
         desired_state=DesiredState.RUN.value,

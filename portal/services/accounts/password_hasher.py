@@ -1,4 +1,4 @@
-"""Hashes passwords with argon2id, a few at a time in each process, so that sign-ins cannot use up memory or cores."""
+"""Hashes passwords with argon2id, a few at a time per process, to bound memory and CPU use of sign-ins."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from portal.errors import TooManyRequests
 
 MAX_CONCURRENT_HASHES = 2
 SLOT_TIMEOUT_S = 0.25
-"""About ten hashes; whoever gets no slot by then is refused instead of queued."""
+"""About ten hashes; requests without a slot by then are rejected, not queued."""
 
-# Threads of their own: malloc keeps what a thread frees, and each request has a new thread.
+# Dedicated threads: malloc keeps memory per thread, and each request has a new thread.
 _threads = ThreadPoolExecutor(MAX_CONCURRENT_HASHES, thread_name_prefix="hashing")
 _slots = threading.BoundedSemaphore(MAX_CONCURRENT_HASHES)
 _thread_state = threading.local()
@@ -23,9 +23,9 @@ _thread_state = threading.local()
 
 @contextmanager
 def hashing_slot() -> Iterator[None]:
-    """One of the process's slots for hashing. A thread that holds one already keeps it.
+    """Hold one of the process's hashing slots; reentrant within a thread.
 
-    Raises TooBusy when all slots stay in use.
+    Raise TooManyRequests if all slots stay in use.
     """
     if getattr(_thread_state, "held", False):
         yield
@@ -41,7 +41,7 @@ def hashing_slot() -> Iterator[None]:
 
 
 class BoundedArgon2(Argon2PasswordHasher):
-    """argon2id with OWASP's parameters for 19 MiB; hashes of other parameters are replaced at the next sign-in."""
+    """argon2id with OWASP's 19 MiB parameters; other hashes are replaced at the next sign-in."""
 
     time_cost, memory_cost, parallelism = 2, 19_456, 1
 

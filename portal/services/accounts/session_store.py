@@ -1,4 +1,4 @@
-"""Where sessions are kept: the database, asked only for keys that can be one, and by their hash."""
+"""Session store in the database: rows are found by the hash of a valid session key."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _KEY_PATTERN = re.compile(r"[a-z0-9]{32}")
 
 
 def session_id(key: str | None) -> str:
-    """The primary key of a session's row, from the key in the cookie: its SHA-256; blank for no key.
+    """Return the primary key of a session's row: the SHA-256 of the cookie's key; blank for no key.
 
-    A key is random and long enough that a plain hash cannot be guessed back.
+    Keys are random and long, so a plain hash cannot be reversed.
     """
     return hashlib.sha256(key.encode()).hexdigest() if key else ""
 
 
 class SessionStore(DatabaseStore):
-    """A cookie may hold anything, also what PostgreSQL refuses in a text, which would be a failure of ours.
+    """Database store that rejects malformed keys, which PostgreSQL could refuse as text.
 
-    Only the synchronous methods look rows up by hash; the asynchronous ones are not used, and refuse.
+    Only the synchronous methods look up rows by hash; the asynchronous ones raise NotImplementedError,
+    because unused.
     """
 
     @classmethod
     def get_model_class(cls) -> type[BrowserSession]:
-        """The rows."""
         return BrowserSession
 
     def _validate_session_key(self, key: str | None) -> bool:
@@ -46,17 +46,15 @@ class SessionStore(DatabaseStore):
         return row
 
     def exists(self, session_key: str) -> bool:
-        """Whether the key is taken."""
         return super().exists(session_id(session_key))
 
     def create_model_instance(self, data: dict[str, Any]) -> AbstractBaseSession:
-        """The row of this session."""
         row = super().create_model_instance(data)
         row.session_key = session_id(row.session_key)
         return row
 
     def delete(self, session_key: str | None = None) -> None:
-        """Ends this session, or the one with the key."""
+        """Delete this session, or the one with the key."""
         key = session_key or self.session_key
         if key is not None:
             super().delete(session_id(key))
@@ -65,13 +63,10 @@ class SessionStore(DatabaseStore):
         raise NotImplementedError
 
     async def aexists(self, session_key: str) -> bool:
-        """Not offered."""
         raise NotImplementedError
 
     async def acreate_model_instance(self, data: dict[str, Any]) -> AbstractBaseSession:
-        """Not offered."""
         raise NotImplementedError
 
     async def adelete(self, session_key: str | None = None) -> None:
-        """Not offered."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""How long a sign-in lasts: it ends after hours without use, and after days in any case.
+"""Session lifetime: ends after hours without use, and after days in any case.
 
-The row's ``expire_date`` carries both, so pages, sockets and workspaces ask nothing else.
+The row's ``expire_date`` includes both, so pages, WebSockets and workspaces check only that.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from django.utils.dateparse import parse_datetime
 from portal.models import BrowserSession, User
 
 RENEW_INTERVAL_S = 300
-"""A session in use is written at most this often."""
+"""Minimum time between writes of a session in use."""
 
 
 def start_session(session: SessionBase, *, address: str, user_agent: str) -> None:
-    """Notes when and from where somebody came in."""
+    """Store sign-in time, address and user agent."""
     session["since"] = timezone.now().isoformat()
     session["address"], session["agent"] = address, user_agent[:300]
     session["seen"] = int(time.time())
 
 
 def renew_session(session: SessionBase) -> None:
-    """The person asked for a page: the session lasts on, but never longer than its longest life."""
+    """Extend the session after a page request, at most to its maximum age."""
     since = _started_at(session.get("since"))
     if since is None or time.time() - session.get("seen", 0) < RENEW_INTERVAL_S:
         return
@@ -39,23 +39,22 @@ def renew_session(session: SessionBase) -> None:
 
 
 def renew_workspace_session(session_id: str) -> None:
-    """The person works in a workspace, whose traffic never reaches the portal's pages: it lasts on likewise."""
+    """Extend the session after traffic in a workspace, which does not reach the portal's pages."""
     row = live_sessions().filter(session_key=session_id).first()
     since = _started_at(row.get_decoded().get("since")) if row else None
     if row is not None and since is not None and _expiry(since) > row.expire_date:
-        # only this column: what a page writes into the session meanwhile must not be undone
+        # only this column: do not overwrite what a page writes into the session concurrently
         BrowserSession.objects.filter(session_key=session_id).update(expire_date=_expiry(since))
 
 
 def live_sessions() -> QuerySet[BrowserSession]:
-    """The sessions that have not expired."""
     return BrowserSession.objects.filter(expire_date__gt=timezone.now())
 
 
 def session_user(session_id: str) -> User | None:
-    """The active user of a live session: None after sign-out, expiry or a changed password.
+    """Return the active user of a live session; None after sign-out, expiry or a password change.
 
-    ``session_id`` is that of the row (``session_store.session_id``). The session is left as it is: only a
+    ``session_id`` is the row's key (``session_store.session_id``). The session is not modified: only a
     request of its own browser may renew its key.
     """
     row = live_sessions().filter(session_key=session_id).first()
@@ -69,7 +68,7 @@ def session_user(session_id: str) -> User | None:
 
 
 def latest_expiry() -> dt.datetime:
-    """When a session that begins now ends at the latest."""
+    """Return the latest possible end of a session that starts now."""
     return timezone.now() + dt.timedelta(seconds=settings.SESSION_MAX_AGE_S)
 
 

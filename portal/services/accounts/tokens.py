@@ -1,4 +1,4 @@
-"""API tokens: ``fw_<id>_<256 bit>_<crc>``, kept as SHA-256 only, with scopes, an expiry and a last use."""
+"""API tokens: ``fw_<id>_<256 bit>_<crc>``, stored as SHA-256, with scopes, expiry and last use."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ DEFAULT_DAYS = 90
 MAX_DAYS = 365
 MAX_LIVE_TOKENS = 50
 LAST_USE_INTERVAL_S = 60
-"""``last_used_at`` is written at most this often, so that reading costs no write."""
+"""Minimum time between writes of ``last_used_at``, so that most reads cause no write."""
 
 TOKEN_PATTERN = re.compile(r"fw_([a-z][a-z0-9]{9})_([0-9a-f]{64})_([0-9a-f]{8})")
-"""What a token looks like, for secret scanners too."""
+"""The format of a token, also for secret scanners."""
 
 INVALID_TOKEN_MESSAGE = "This token is not valid. Make a new one under your account's tokens."  # noqa: S105
 
 
 class Scope(StrEnum):
-    """What a token may do; always within its owner's rights at the time of use."""
+    """What a token may do, always within its owner's present rights."""
 
-    READ = "read"  # everything its owner may see, logs included
-    JOBS = "jobs"  # submit jobs and act on them, but not on workspaces
-    WORKSPACES = "workspaces"  # submit and open workspaces and act on them
-    PROJECTS = "projects"  # make and change projects and their members
+    READ = "read"  # read everything its owner may see, including logs
+    JOBS = "jobs"  # submit and control jobs, except workspaces
+    WORKSPACES = "workspaces"  # submit, open and control workspaces
+    PROJECTS = "projects"  # create and change projects and their members
     QUOTAS = "quotas"  # change and undo quotas
-    METRICS = "metrics"  # read /metrics, where its owner is an administrator
-    TOKENS = "tokens"  # make and revoke tokens, none with a scope it lacks
-    ADMIN = "admin"  # everything its owner may do
+    METRICS = "metrics"  # read /metrics, if its owner is an administrator
+    TOKENS = "tokens"  # create and revoke tokens, within its own scopes
+    ADMIN = "admin"  # all of its owner's rights
 
 
 SCOPE_DESCRIPTIONS: dict[Scope, str] = {
@@ -60,7 +60,7 @@ SCOPE_DESCRIPTIONS: dict[Scope, str] = {
 
 
 def has_scope(token: ApiToken, scope: Scope) -> bool:
-    """Whether the token carries this scope; ``admin`` carries all of them."""
+    """Return True if the token has this scope; ``admin`` includes all."""
     return scope.value in token.scopes or Scope.ADMIN.value in token.scopes
 
 
@@ -72,9 +72,9 @@ def do_create_token(
     days: int = DEFAULT_DAYS,
     by: ApiToken | None = None,
 ) -> tuple[ApiToken, str]:
-    """A token and its text, which is shown this once and kept nowhere.
+    """Create a token; return its row and its text, which is shown once and not stored.
 
-    ``by`` is the token that asks: what it makes has no scope it lacks and does not outlive it.
+    ``by`` is the token of the request: the new token cannot exceed its scopes or its expiry.
     """
     require_user(owner)
     _validate(name, scopes, days)
@@ -107,9 +107,9 @@ def do_create_token(
 
 
 def do_revoke_token(actor: User, public_id: str, *, by: ApiToken | None = None) -> None:
-    """Ends one of the person's own tokens, at once; revoking twice is no error.
+    """Revoke one of the user's own tokens. Repeatable.
 
-    ``by`` is the token that asks: it ends none that has a scope it lacks.
+    ``by`` is the token of the request: it cannot revoke a token with a scope that it lacks.
     """
     with transaction.atomic():
         token = ApiToken.objects.select_for_update().filter(owner=actor, public_id=public_id).first()
@@ -125,18 +125,17 @@ def do_revoke_token(actor: User, public_id: str, *, by: ApiToken | None = None) 
 
 
 def visible_tokens(owner: User, by: ApiToken | None) -> QuerySet[ApiToken]:
-    """The person's tokens, the revoked and expired too; asked by a token, those that have no scope it lacks."""
+    """Return the user's tokens, including revoked ones; for a request by token, those within its scopes."""
     rows = ApiToken.objects.filter(owner=owner)
     return rows if by is None or has_scope(by, Scope.ADMIN) else rows.filter(scopes__contained_by=by.scopes)
 
 
 def live_tokens(owner: User) -> QuerySet[ApiToken]:
-    """The person's tokens that still work."""
     return ApiToken.objects.filter(owner=owner, revoked_at__isnull=True, expires_at__gt=timezone.now())
 
 
 def get_token(text: str) -> ApiToken:
-    """The live token behind a text, with its owner; SignInNeeded otherwise. One query."""
+    """Return the live token with its owner, in one query. Raise Unauthenticated."""
     token = _find_token(text)
     if token.revoked_at is not None:
         raise Unauthenticated("This token was revoked.", code="token_revoked")
@@ -149,12 +148,12 @@ def get_token(text: str) -> ApiToken:
 
 
 def token_text(public_id: str, secret: str) -> str:
-    """The token's text; the last part finds typing errors without a look at the database."""
+    """Return the token's text; the checksum detects typing errors without a database query."""
     head = f"fw_{public_id}_{secret}"
     return f"{head}_{zlib.crc32(head.encode()):08x}"
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _find_token(text: str) -> ApiToken:

@@ -1,4 +1,4 @@
-"""People and the ways in: invitations, one-time sign-in links, passwords. Codes are kept as hashes only."""
+"""User accounts: invitations, one-time sign-in links, passwords. Codes are stored as hashes only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, 
 
 INVITATION_DAYS = 7
 RESERVED_NAMES = frozenset({"root", "daemon", "bin", "sys", "sync", "mail", "nobody", "postgres", "fairway"})
-"""Accounts that machines have; in a container or a home folder the name would mean somebody else."""
+"""System accounts; in a container or home directory the name would mean another account."""
 MAGIC_LINK_HOURS = 24
 LINK_INVALID_MESSAGE = (
     "This link does not work any more: it was used, it ran out, or it was taken back. Ask for a new one."
@@ -33,13 +33,13 @@ LINK_INVALID_MESSAGE = (
 
 
 def new_code() -> tuple[str, str]:
-    """A 256-bit code for a link, and the hash that is kept of it."""
+    """Return a 256-bit code for a link, and its hash to store."""
     code = secrets.token_urlsafe(32)
     return code, hash_code(code)
 
 
 def hash_code(code: str) -> str:
-    """SHA-256 of a code, in hex."""
+    """Return the SHA-256 of a code, in hex."""
     return hashlib.sha256(code.encode()).hexdigest()
 
 
@@ -56,7 +56,10 @@ def do_create_invitation(
     grants_admin: bool = False,
     days: int = INVITATION_DAYS,
 ) -> tuple[Invitation, str]:
-    """An invitation and its code, shown once. Managers invite into their project, admins anywhere."""
+    """Create an invitation; return it and its code, which is shown once.
+
+    Managers may invite into their project, administrators anywhere.
+    """
     if not actor.is_admin:
         if project is None or grants_admin:
             raise Forbidden("Managers invite people into their own project.")
@@ -97,7 +100,7 @@ def do_create_invitation(
 
 
 def get_invitation(code: str) -> Invitation:
-    """The open invitation behind a code; NotThere with one message for every way it may be closed."""
+    """Return the open invitation of a code. Raise NotFound with the same message for every other case."""
     invitation = (
         Invitation.objects.select_related("project", "created_by").filter(code_sha256=hash_code(code)).first()
     )
@@ -109,7 +112,7 @@ def get_invitation(code: str) -> Invitation:
 def do_accept_invitation(
     code: str, *, username: str, full_name: str, password: str, email: str = "", time_zone: str = "UTC"
 ) -> User:
-    """Makes the account an invitation promises; each invitation works once, also under a race."""
+    """Create the invited account; an invitation works once, also with concurrent requests."""
     with transaction.atomic():
         invitation = (
             Invitation.objects.select_for_update(no_key=True).filter(code_sha256=hash_code(code)).first()
@@ -138,7 +141,7 @@ def do_accept_invitation(
 
 
 def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
-    """Takes an unused invitation back."""
+    """Revoke an unused invitation."""
     if not (actor.is_admin or invitation.created_by_id == actor.pk):
         raise NotFound
     with transaction.atomic():
@@ -154,7 +157,7 @@ def do_revoke_invitation(actor: User, invitation: Invitation) -> None:
 
 
 def do_create_magic_link(actor: User | None, user: User, *, hours: int = MAGIC_LINK_HOURS) -> str:
-    """The code of a one-time sign-in for an existing person; earlier unused ones stop working."""
+    """Return the code of a one-time sign-in link; earlier unused links of the user become invalid."""
     if actor is not None:
         require_admin(actor, "make sign-in links")
     code, code_hash = new_code()
@@ -168,7 +171,7 @@ def do_create_magic_link(actor: User | None, user: User, *, hours: int = MAGIC_L
 
 
 def do_use_magic_link(code: str) -> User:
-    """The person a sign-in link belongs to; the link works once, also under a race."""
+    """Return the user of a sign-in link; a link works once, also with concurrent requests."""
     with transaction.atomic():
         link = MagicLink.objects.select_for_update(of=("self",), no_key=True).select_related("user")
         row = link.filter(code_sha256=hash_code(code)).first()
@@ -184,7 +187,7 @@ def do_use_magic_link(code: str) -> User:
 
 
 def do_change_account(user: User, **changes: Any) -> User:
-    """Changes one's own name, e-mail or time zone."""
+    """Change one's own name, e-mail address or time zone."""
     unknown = set(changes) - {"full_name", "email", "timezone"}
     if unknown:
         raise ValueError(f"not changeable: {unknown}")
@@ -204,7 +207,7 @@ def do_change_account(user: User, **changes: Any) -> User:
 
 
 def do_set_password(user: User, password: str, *, old: str | None) -> None:
-    """Sets one's own password; ``old`` is needed unless none works yet. Other sessions end."""
+    """Set one's own password; ``old`` is required if a password is set. Other sessions end."""
     if user.has_usable_password() and not user.check_password(old or ""):
         raise InvalidRequest(fields={"old": "That is not your present password."})
     _check_password(password, user)
@@ -225,9 +228,9 @@ def do_change_user(
     is_admin: bool | None = None,
     choice: JobChoice | None = DEFAULT_CHOICE,
 ) -> User:
-    """Lets a person in or out, or changes whether they are an admin; the last admin stays one.
+    """Activate or deactivate a user, or change whether they are an administrator; the last one remains.
 
-    ``choice``: what becomes of jobs that the person may not run any more.
+    ``choice``: what to do with jobs that the user may not run any more.
     """
     require_permission(actor, Permission.CHANGE, user)
     require_admin(actor, "change other people's accounts")
@@ -249,7 +252,7 @@ def do_change_user(
     return row
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _is_open(invitation: Invitation) -> bool:
@@ -262,7 +265,7 @@ def _is_open(invitation: Invitation) -> bool:
 
 
 def _creator_still_permitted(invitation: Invitation) -> bool:
-    """Whether its maker could make it today: else a manager who has to go would come back by a link of their own."""
+    """Return True if its creator could create it now, so that a removed manager cannot return by a link."""
     maker, project = invitation.created_by, invitation.project
     if not maker.is_active or maker.is_admin:
         return maker.is_active
@@ -318,7 +321,7 @@ def _check_password(password: str, user: User) -> None:
 
 
 def _email_if_available(email: str) -> str:
-    """The address of an invitation, or none where somebody took it since: the guest could not change it."""
+    """Return the invitation's address, or blank if it is taken: the invited user could not change it."""
     return "" if User.objects.filter(email__iexact=email).exists() else email
 
 

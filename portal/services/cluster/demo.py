@@ -1,7 +1,7 @@
-"""A small living cluster to look at: six nodes of pretend GPUs on this machine, projects, people, a queue.
+"""A demo cluster: six nodes with simulated GPUs on this machine, projects, users and jobs.
 
-Everything in it is real but the GPUs: agents run, jobs are processes that print and end, the scheduler decides.
-The GPUs are marked simulated on every page. ``keep_demo_alive`` is called by the engine once a minute.
+Everything except the GPUs is real: agents run, jobs are processes that print and end, the scheduler decides.
+The GPUs are marked as simulated on every page. The scheduler calls ``replenish_demo_jobs`` once a minute.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GPUS = 8
 
 @dataclass(frozen=True)
 class DemoNode:
-    """One pretend machine."""
+    """A simulated machine."""
 
     name: str
     model: str
@@ -82,7 +82,7 @@ USERS: tuple[tuple[str, str, str, Role], ...] = (
 )
 
 WORKLOADS: tuple[tuple[str, str, int, int, int], ...] = (
-    # name, project, tasks, GPUs for each, minutes
+    # name, project, tasks, GPUs per task, minutes
     ("vit-h-pretrain", "vision", 2, 8, 40),
     ("depth-anything-ft", "vision", 1, 8, 18),
     ("dino-probe", "vision", 1, 1, 6),
@@ -95,7 +95,7 @@ WORKLOADS: tuple[tuple[str, str, int, int, int], ...] = (
 )
 
 TARGET_LIVE_JOBS = 14
-"""The demo keeps about this many jobs waiting or running: more than fit, so that a queue is seen."""
+"""Number of pending and running jobs that the demo maintains: more than fit, so that there is a queue."""
 
 SCRIPT = """
 import os, pathlib, random, sys, time
@@ -113,11 +113,11 @@ for step in range(1, steps + 1):
         if says:
             pathlib.Path(says).touch()
 """
-"""Pretend training, slower on lesser models: it tells its steps, saves its work every 20 of them, and says so."""
+"""Simulated training, slower on smaller GPUs: reports its steps, and a checkpoint every 20 steps."""
 
 
 def ensure_demo(admin: User) -> None:
-    """Makes what is missing of the demo; a second start continues with the same."""
+    """Create missing parts of the demo; a restart continues with the existing ones."""
     cluster = ClusterSettings.objects.get(id=1)
     pool = NodePool.objects.filter(name=POOL).first() or do_create_pool(admin, POOL)
     for number, node in enumerate(NODES):
@@ -138,7 +138,7 @@ def ensure_demo(admin: User) -> None:
 
 
 def replenish_demo_jobs() -> int:
-    """Submits jobs until enough of them are waiting or running; gives how many it submitted, 0 without a demo."""
+    """Submit jobs until enough are live; return how many were submitted, 0 without a demo."""
     pool = NodePool.objects.filter(name=POOL).first()
     environment = Environment.objects.filter(name=ENVIRONMENT).first()
     if pool is None or environment is None or not Node.objects.filter(pool=pool, state="ready").exists():
@@ -178,7 +178,7 @@ def replenish_demo_jobs() -> int:
 
 
 def running_demo_tasks() -> QuerySet[Task]:
-    """What holds pretend GPUs of the demo's nodes now."""
+    """Return the tasks that hold simulated GPUs of the demo's nodes."""
     names = [node.name for node in NODES]
     mine = Task.objects.filter(
         node__name__in=names, node__pool__name=POOL, node__transport=NodeTransport.LOCAL.value
@@ -187,7 +187,7 @@ def running_demo_tasks() -> QuerySet[Task]:
 
 
 def evict_demo_jobs() -> int:
-    """Asks all that runs on the demo's nodes to leave; it waits again. Gives how many attempts there were."""
+    """Preempt all jobs on the demo's nodes; return the number of attempts. The jobs are pending again."""
     attempts = set(running_demo_tasks().values_list("attempt_id", flat=True))
     message = "The demo was stopped, and its pretend nodes with it; the job waits again."
     for attempt in sorted(attempts):
@@ -216,7 +216,7 @@ def _ensure_node(admin: User, pool: NodePool, node: DemoNode, number: int, clust
         "state_dir": str(folder / "state"),
         "home_root": str(folder / "homes"),
         "runtimes": [{"kind": RuntimeKind.PROCESS.value}],
-        "gpus": f"file:{folder / 'gpus.json'}",
+        "gpu_provider": f"file:{folder / 'gpus.json'}",
         "firewall": False,
         "job_ports": [first_port, first_port + 499],
         "uid_first": 2_000_100_000 + number * 10_000,
@@ -238,9 +238,9 @@ def _ensure_projects(admin: User, pool: NodePool) -> None:
             do_change_quota(admin, project, pool, numbers, version=0, reason="The demo's first quota.")
     for username, full_name, project_name, role in USERS:
         with transaction.atomic():
-            person = User.objects.filter(username=username).first()
-            if person is None:
-                person = User.objects.create_user(username, None, full_name=full_name)
+            user = User.objects.filter(username=username).first()
+            if user is None:
+                user = User.objects.create_user(username, None, full_name=full_name)
             Membership.objects.get_or_create(
-                user=person, project=Project.objects.get(name=project_name), defaults={"role": role.value}
+                user=user, project=Project.objects.get(name=project_name), defaults={"role": role.value}
             )

@@ -1,4 +1,4 @@
-"""Gives out what a failed cycle had to decide on; it names people's jobs, so each time is audited."""
+"""Exports the input of a failed cycle. It names users' jobs, so every export is audited."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from portal.services.audit import record_action
 
 
 def do_export_failed_cycle(actor: User, public_id: str) -> tuple[str, bytes]:
-    """Name and content of the file: gzip JSON for ``python -m scheduler.replay snapshot FILE``."""
+    """Return file name and content: gzip JSON for ``python -m scheduler.replay snapshot FILE``."""
     require_admin(actor, "see what a cycle had to decide on")
     with transaction.atomic():
         row = FailedCycle.objects.filter(public_id=public_id).first()

@@ -1,6 +1,6 @@
-"""The first rows of a new cluster: its admin with a one-time link, a pool, a project, this machine, an environment.
+"""First rows of a new cluster: administrator with a one-time link, pool, project, this machine, environment.
 
-Each step looks before it makes, so that a second start finds everything as people left it.
+Each step checks before it creates, so that a restart leaves everything as users changed it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SIMULATED_GPU_MEMORY_MIB = 16_384
 
 
 def ensure_initial_data(*, local_node: bool, simulated_gpus: bool, demo: bool) -> str | None:
-    """Brings a cluster to where somebody can sign in and launch.
+    """Create what is needed to sign in and submit jobs.
 
-    Gives the code of a one-time sign-in link while the first admin has no password of their own, else None.
+    Return the code of a one-time sign-in link while the first administrator has no password, else None.
     """
     cluster, _ = ClusterSettings.objects.get_or_create(id=1)
     admin = _ensure_first_admin()
@@ -63,7 +63,7 @@ def _ensure_first_admin() -> User:
         return existing
     with transaction.atomic():
         admin = User.objects.create_user(FIRST_ADMIN, None, full_name="First administrator", is_admin=True)
-        record_action(None, "person.first_admin", admin)
+        record_action(None, "user.first_admin", admin)
     return admin
 
 
@@ -77,7 +77,7 @@ def _ensure_first_project(admin: User) -> None:
 
 
 def _publish_agent() -> None:
-    """Leaves the signed agent program in the data folder, for the local node and for enrolment scripts."""
+    """Store the signed agent in the data directory, for the local node and for enrolment scripts."""
     fresh = settings.DATA_DIR / "agent" / "building.pyz"
     bundle.build_archive(fresh)
     enrolment.prepare_agent(fresh.read_bytes())
@@ -96,7 +96,7 @@ def _ensure_local_node(admin: User, pool: NodePool, cluster_id: str, simulated_g
         "state_dir": str(folder / "state"),
         "home_root": str(homes),
         "runtimes": [{"kind": RuntimeKind.PROCESS.value}],
-        "gpus": _gpu_provider(folder, simulated_gpus),
+        "gpu_provider": _gpu_provider(folder, simulated_gpus),
         "firewall": False,
     }
     do_create_node(
@@ -110,7 +110,7 @@ def _ensure_local_node(admin: User, pool: NodePool, cluster_id: str, simulated_g
 
 
 def _gpu_provider(folder: Path, simulated_gpus: bool) -> str:
-    """Real GPUs where NVML finds some; else pretend ones in a file, or none."""
+    """Return the provider for real GPUs if NVML finds any, else for simulated GPUs in a file, or none."""
     if open_nvml().gpus():
         return "nvml"
     if not simulated_gpus:
@@ -126,7 +126,7 @@ def _gpu_provider(folder: Path, simulated_gpus: bool) -> str:
 
 
 def simulated_gpu_rows(uuid_prefix: str, count: int = SIMULATED_GPUS) -> list[dict[str, Any]]:
-    """Rows of the ``file:`` provider; ``mark`` keeps their UUIDs unique."""
+    """Return rows for the ``file:`` provider; ``uuid_prefix`` makes their UUIDs unique."""
     return [
         {
             "uuid": f"GPU-pretend-{uuid_prefix}-{index}",
@@ -138,7 +138,7 @@ def simulated_gpu_rows(uuid_prefix: str, count: int = SIMULATED_GPUS) -> list[di
 
 
 def _ensure_local_environment(admin: User) -> None:
-    """JupyterLab in a virtual environment of its own; without it (no network, say) the portal still starts."""
+    """Create the JupyterLab environment; without it (such as without network) the portal still starts."""
     try:
         tool = ensure_process_jupyterlab(settings.DATA_DIR)
     except FairwayError as problem:
@@ -174,6 +174,6 @@ def _ensure_local_environment(admin: User) -> None:
 
 
 def _host_name() -> str:
-    """This machine's name as a node's name, or "local" where it cannot be one."""
+    """Return the host name as a node name, or "local" if it is not a valid one."""
     name = socket.gethostname().split(".")[0].lower()
     return "local" if name_error(name) else name

@@ -1,4 +1,4 @@
-"""Turns the knobs of scheduling policy, for the cluster, a pool or a project; they count from the next cycle on."""
+"""Changes scheduling settings of the cluster, a pool or a project; they apply from the next cycle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from portal.selectors.scheduling.project_settings import loosest_effective_value
 from portal.services.audit import record_change
 
 SettingsOwner = ClusterSettings | NodePool | Project
-"""Whose knobs they are."""
+"""The row that holds the settings."""
 
 
 def do_change_policy(
@@ -37,10 +37,11 @@ def do_change_policy(
     version: int | None,
     reason: str = "",
 ) -> SettingsOwner:
-    """Turns some knobs of a pool, a project, or of the cluster (None); None as a value gives up the own one.
+    """Change settings of a pool, a project, or the cluster (None); a value of None removes the own value.
 
-    ``version`` is the one the editor saw. Raises Invalid naming each knob that cannot stand so, and Stale
-    with what stands now when somebody else was faster. Of projects it takes only what would count in some pool.
+    ``version`` is the one that the editor saw. Raise InvalidRequest by setting, PreconditionFailed with the
+    present values if they were changed since. For a project, values that would take effect in no pool are
+    rejected.
     """
     if isinstance(owner, Project):
         require_permission(actor, Permission.MANAGE, owner)
@@ -72,7 +73,7 @@ def do_change_policy(
             name: None if value is None else normalize_value(name, value) for name, value in changes.items()
         }
         after = {name: value for name, value in {**before, **turned}.items() if value is not None}
-        if owner is None:  # the cluster's row holds what differs from the defaults
+        if owner is None:  # the cluster's row holds only non-default values
             after = {name: value for name, value in after.items() if value != _value_or_default(name, None)}
         if after == before:
             return row
@@ -80,28 +81,28 @@ def do_change_policy(
         row.policy_version += 1
         row.save(update_fields=["policy", "policy_version"])
         record_change(actor, "policy.change", row, before, after, reason=reason)
-        told = {"kind": "policy", "pool": owner.public_id if isinstance(owner, NodePool) else None}
-        publish_on_commit("cluster", told)
+        reported = {"kind": "policy", "pool": owner.public_id if isinstance(owner, NodePool) else None}
+        publish_on_commit("cluster", reported)
         trigger_cycle("policy")
     return row
 
 
 def _value_or_default(name: str, value: SettingValue | None) -> SettingValue | None:
-    """The value, else the knob's default; None where there is no such knob."""
+    """Return the value, else the setting's default; None for an unknown setting."""
     return default_value(name) if value is None and name in setting_names() else value
 
 
 def _ineffective_values(project: Project, changes: Mapping[str, SettingValue | None]) -> dict[str, str]:
-    """By knob, why a value would count nowhere: no pool lets the project have it, or those above it do not."""
-    rooms, faults = loosest_effective_values(project), {}
+    """Return why values would take effect in no pool, by setting."""
+    spaces, faults = loosest_effective_values(project), {}
     for name, value in changes.items():
-        room = rooms[name]
-        if value is None or room is None or strictness(name, value) >= strictness(name, room):
+        space = spaces[name]
+        if value is None or space is None or strictness(name, value) >= strictness(name, space):
             continue
-        if isinstance(room, str):
-            faults[name] = f"Must be {room} or stricter: so the pools, or a project above it, have it."
+        if isinstance(space, str):
+            faults[name] = f"Must be {space} or stricter: so the pools, or a project above it, have it."
         else:
-            most = format_duration(room) if NUMBER_SETTINGS[name].unit == "s" else format_number(room)
+            most = format_duration(space) if NUMBER_SETTINGS[name].unit == "s" else format_number(space)
             faults[name] = f"At most {most} would count: so much the pools, or a project above it, allow."
     return faults
 

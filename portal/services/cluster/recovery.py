@@ -1,8 +1,8 @@
-"""After a restore: nothing starts until each node was compared with the record; what it forgot is decided here.
+"""Recovery after a restore: nothing starts until each node is reconciled with the restored database.
 
-``ClusterSettings.recovery_mode`` is on from the restore until every node was compared once or declared fenced. A
-live container of ours that the restored record does not know is never ended by itself (I18): it is written
-down, and an administrator keeps it or has it stopped. Until then its node counts as not compared.
+``ClusterSettings.recovery_mode`` is set from the restore until every node was reconciled or fenced. A running
+container without a row is never ended automatically (I18): it is recorded as an orphan, and an administrator
+adopts or stops it. Until then its node counts as not reconciled.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from portal.services.lifecycle.job_control import RankPlacement
 log = logging.getLogger(__name__)
 
 ADOPTED_PROJECT = "kept-after-restore"
-"""Where jobs are kept of whose project the record knows nothing."""
+"""The project of adopted jobs whose own project is unknown."""
 RECONCILE = "compare"
-"""The hint that record and node are to be compared now."""
+"""The verb that makes a node's actor reconcile now."""
 
 MAX_ORPHANS = 1000
-"""So many containers of one node are written down; while there are more, it counts as not compared."""
+"""Maximum number of recorded orphans per node; a node with more counts as not reconciled."""
 
 RESTORED_EPOCH_LEASE = "restored"
-"""The name of the row of leases below whose epoch none is given any more."""
+"""Name of the lease row that holds the minimum for all further epochs."""
 EPOCHS_PER_SECOND = 2**20
 EPOCHS_SKIPPED = 2**32
 
 
-# -- the beginning and the end ---------------------------------------------------------------------
+# -- start and end ---------------------------------------------------------------------------------
 
 
 def begin_recovery() -> None:
-    """A record that has just been restored: what it says of nodes is of yesterday. Call in a transaction."""
+    """Mark the state of all nodes as outdated after a restore. Must run in a transaction."""
     _raise_epochs()
     ClusterSettings.objects.update_or_create(id=1, defaults={"recovery_mode": True})
     OrphanContainer.objects.all().delete()
@@ -58,7 +58,7 @@ def begin_recovery() -> None:
         state_reason=Substr(Concat(Value("Before the restore: "), "state_reason"), 1, 500)
     )
     Node.objects.update(reconciled_at=None, reachable=False)
-    # they told the truth, if only before the database knew
+    # these epochs were valid: issued after the backup was made
     Node.objects.filter(breaker_cause=IncidentKind.EPOCH_AHEAD.value).update(
         breaker_state=BreakerState.HEALTHY.value,
         breaker_cause="",
@@ -69,11 +69,11 @@ def begin_recovery() -> None:
 
 
 def _raise_epochs() -> None:
-    """Makes every lease end, and every later epoch higher than any that was given since the backup was made.
+    """End every lease, and make later epochs exceed all that were issued since the backup.
 
-    Nodes refuse an epoch below those they have heard, and what they have heard is not asked of them: they might lie.
-    Epochs are therefore continued from the clock, at a rate that no installation reaches by giving them one by one.
-    Should the clock be wrong, they continue far above those of the backup.
+    Nodes refuse an epoch lower than the highest they have seen, and are not asked for it because they could
+    lie. Epochs therefore continue from the clock, at a rate that no installation reaches by issuing them one
+    by one. If the clock is wrong, they continue far above those of the backup.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.EPOCH_LOCK])
@@ -85,7 +85,7 @@ def _raise_epochs() -> None:
 
 
 def end_recovery_if_complete() -> bool:
-    """Lets jobs start again once every node was compared or is fenced; True when that was now."""
+    """End the recovery if every node is reconciled or fenced; return True if it ended now."""
     if not ClusterSettings.objects.filter(recovery_mode=True).exists():
         return False
     with transaction.atomic():
@@ -101,13 +101,13 @@ def end_recovery_if_complete() -> bool:
     return True
 
 
-# -- what nodes tell -------------------------------------------------------------------------------
+# -- reports of nodes ------------------------------------------------------------------------------
 
 
 def record_orphans(node: Node, live: Sequence[Container]) -> set[tuple[str, int]]:
-    """Writes down which live containers of a node the record does not know; those it wrote before are gone.
+    """Record the running containers of a node without a row; earlier orphans not among them are gone.
 
-    Gives the (job, attempt) pairs among them that an administrator wants stopped.
+    Return the (job, attempt) pairs that an administrator decided to stop.
     """
     with transaction.atomic():
         rows = {
@@ -156,13 +156,13 @@ def _upsert_orphan(node: Node, container: Container) -> OrphanContainer:
     return row
 
 
-# -- what administrators decide --------------------------------------------------------------------
+# -- decisions of administrators -------------------------------------------------------------------
 
 
 def do_stop_orphan(actor: User, row: OrphanContainer) -> OrphanContainer:
-    """Has an unknown container stopped, and with it every rank of its attempt: for ever, by a tombstone.
+    """Stop an orphan container and every rank of its attempt, permanently by a tombstone. Repeatable.
 
-    It counts as gone when its node says so. Repeatable.
+    It counts as gone when its node reports so.
     """
     require_permission(actor, Permission.CHANGE, row)
     with transaction.atomic():
@@ -176,11 +176,11 @@ def do_stop_orphan(actor: User, row: OrphanContainer) -> OrphanContainer:
 
 
 def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
-    """Takes an unknown container into the record, and with it every rank of its attempt that was seen.
+    """Create the rows of an orphan container and of every rank of its attempt seen so far.
 
-    Into the job it belongs to when the record knows that; else into a stub job of the owner and the project
-    on its labels, or of the administrator. From then on it is a job like others: its GPUs count, its end is
-    written down, its owner can stop it. Raises Conflict where that cannot be. Repeatable.
+    It is added to its job if that exists, else to a placeholder job of the owner and project on its labels,
+    or of the administrator. It then is a job like others: its GPUs count, its end is recorded, its owner can
+    stop it. Raise Conflict if that is not possible. Repeatable.
     """
     require_permission(actor, Permission.CHANGE, row)
     with transaction.atomic():
@@ -192,7 +192,7 @@ def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
             return job
         if job is None:
             job = _create_placeholder_job(actor, rows)
-        elif job.is_placeholder:  # ranks of it on other nodes were kept before
+        elif job.is_placeholder:  # ranks on other nodes were adopted before
             Job.objects.filter(pk=job.pk).update(tasks=job.tasks + len(rows))
         nodes = ", ".join(sorted({each.node.name for each in rows}))
         message = f"Found running on {nodes} after a restore, and kept by {actor.username}."
@@ -213,9 +213,9 @@ def do_adopt_orphan(actor: User, row: OrphanContainer) -> Job:
 
 
 def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[OrphanContainer]:
-    """The open rows of the attempt, locked and marked; none when that was decided before.
+    """Lock and mark the open rows of the attempt; return none if the same was decided before.
 
-    Raises Conflict when it was decided otherwise, is gone, or the record is not being compared any more.
+    Raise Conflict if another decision was made, the container is gone, or recovery has ended.
     """
     if not ClusterSettings.objects.select_for_update(no_key=True).get(id=1).recovery_mode:
         raise Conflict(
@@ -240,7 +240,7 @@ def _mark_decided(actor: User, row: OrphanContainer, decision: str) -> list[Orph
 
 
 def _found_task(row: OrphanContainer) -> FoundTask:
-    """A row with its GPUs as rows of the record; Conflict when its node does not name one of them."""
+    """Return the row with its GPUs as database rows. Raise Conflict if its node does not report one."""
     rows = dict(Gpu.objects.filter(node=row.node).values_list("uuid", "pk"))
     missing = [share["uuid"] for share in row.gpus if share["uuid"] not in rows]
     if missing:
@@ -258,7 +258,7 @@ def _found_task(row: OrphanContainer) -> FoundTask:
 
 
 def _create_placeholder_job(actor: User, rows: Sequence[OrphanContainer]) -> Job:
-    """A job row for an attempt of which only the containers are known."""
+    """Create a job for an attempt of which only the containers are known."""
     first = rows[0]
     if len(first.job) > MAX_ID_LENGTH:
         raise Conflict("Its label bears no id of ours; it can only be stopped.", code="not_managed")

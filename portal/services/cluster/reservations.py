@@ -1,7 +1,7 @@
-"""The calendar: administrators keep nodes for projects, or for maintenance, for a span of time.
+"""Reservations: administrators reserve nodes for projects, or for maintenance, for a period.
 
-A reservation decides what may start (``scheduler.core.session.reserved``). Nobody is thrown out by one, unless it is for
-maintenance and says so (``clears``): then who still stands there when it begins is asked to leave.
+A reservation restricts what may start (``scheduler.core.session.reserved``). It evicts nothing, except for
+maintenance with ``drain_at_start``, which evicts the jobs on its nodes when it starts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_LEAD_TIME = dt.timedelta(days=2 * 366)
 
 @dataclass(frozen=True)
 class ReservationInput:
-    """What an administrator asks for. ``nodes`` by row; ``projects`` empty keeps everybody off."""
+    """Input of a reservation. ``nodes`` are rows; without ``projects`` it is for maintenance."""
 
     name: str
     pool: NodePool
@@ -47,16 +47,16 @@ class ReservationInput:
 def do_save_reservation(
     actor: User, spec: ReservationInput, row: Reservation | None = None, *, version: int | None = None
 ) -> Reservation:
-    """Makes a reservation, or changes ``row`` if it is still as the editor saw it (``version``).
+    """Create a reservation, or change ``row`` if it still has ``version``.
 
-    Raises Invalid by field, Stale, and Conflict: ``reservation_over``, or ``already_reserved`` for nodes that
-    another reservation keeps at that time. A begin that has passed is now.
+    Raise InvalidRequest by field, PreconditionFailed, and Conflict: ``reservation_over``, or
+    ``already_reserved`` for nodes in another reservation of that period. A start in the past becomes now.
     """
     require_admin(actor, "reserve nodes")
     now = timezone.now()
     begin = max(spec.starts_at, now) if row is None else spec.starts_at
     if row is not None and row.starts_at <= now:
-        begin = row.starts_at  # what has begun has begun
+        begin = row.starts_at  # a past start cannot change
     wrong = _validation_errors(spec, begin, now)
     if wrong:
         raise InvalidRequest(fields=wrong)
@@ -79,7 +79,7 @@ def do_save_reservation(
 
 
 def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") -> Reservation:
-    """Lets everybody onto the nodes again; it can be brought back until its end. Repeatable."""
+    """Cancel a reservation; it can be restored until its end. Repeatable."""
     require_admin(actor, "reserve nodes")
     with transaction.atomic():
         saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
@@ -97,7 +97,7 @@ def do_cancel_reservation(actor: User, row: Reservation, *, reason: str = "") ->
 
 
 def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
-    """Takes a cancellation back. Refused as a new one would be when its nodes are reserved otherwise by now."""
+    """Restore a cancelled reservation. Raise Conflict if its nodes are reserved otherwise by now."""
     require_admin(actor, "reserve nodes")
     with transaction.atomic():
         saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
@@ -115,7 +115,7 @@ def do_restore_reservation(actor: User, row: Reservation) -> Reservation:
 
 
 def drain_started_reservations() -> int:
-    """Asks who still stands on nodes whose maintenance has begun to leave, once; gives how many windows that were."""
+    """Evict jobs from nodes whose maintenance has started, once; return the number of reservations."""
     begun = Reservation.objects.filter(
         drain_at_start=True,
         drained_at__isnull=True,
@@ -136,7 +136,10 @@ def drain_started_reservations() -> int:
                 attempt__state__in=LIVE_ATTEMPT_STATES,
             )
             ids = list(tasks.values_list("pk", flat=True))
-            message = f"Its node is in maintenance until {row.ends_at.astimezone(dt.UTC):%d %b %H:%M} UTC ({row.name})."
+            message = (
+                "Its node is in maintenance until "
+                f"{row.ends_at.astimezone(dt.UTC):%d %b %H:%M} UTC ({row.name})."
+            )
             elastic.end_tasks(ids, EndReason.PREEMPTED, message=message, actor="fairway")
             record_action(None, "reservation.clear", row, after={"tasks": len(ids)}, reason=row.reason)
             _publish(row)
@@ -150,7 +153,7 @@ def choose_nodes(
     ends_at: dt.datetime,
     exclude: Reservation | None = None,
 ) -> list[Node]:
-    """So many nodes of a pool that nothing else reserves then, those with least on them first. Raises Invalid."""
+    """Return ``count`` unreserved nodes of a pool, those with fewest tasks first. Raise InvalidRequest."""
     free = (
         reservable_nodes(pool)
         .exclude(pk__in=_conflicting_reservations(starts_at, ends_at, exclude).values("node_id"))
@@ -167,7 +170,7 @@ def choose_nodes(
 
 
 def get_nodes(pool: NodePool, names: Sequence[str]) -> list[Node]:
-    """Nodes of a pool by name or public id, each once. Raises Invalid naming one that is not there."""
+    """Return nodes of a pool by name or public id, each once. Raise InvalidRequest for an unknown one."""
     known = {key: node for node in reservable_nodes(pool) for key in (node.public_id, node.name)}
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
@@ -176,7 +179,7 @@ def get_nodes(pool: NodePool, names: Sequence[str]) -> list[Node]:
 
 
 def get_projects(names: Sequence[str]) -> list[Project]:
-    """Projects by name or public id, each once. Raises Invalid naming one that is not there."""
+    """Return projects by name or public id, each once. Raise InvalidRequest for an unknown one."""
     rows = Project.objects.filter(Q(name__in=names) | Q(public_id__in=names), archived_at__isnull=True)
     known = {key: project for project in rows for key in (project.public_id, project.name)}
     unknown = next((name for name in names if name not in known), None)
@@ -186,11 +189,11 @@ def get_projects(names: Sequence[str]) -> list[Project]:
 
 
 def reservable_nodes(pool: NodePool) -> Any:
-    """The nodes of a pool that can be reserved: all but the retired."""
+    """Return the nodes of a pool except retired ones."""
     return Node.objects.filter(pool=pool).exclude(state=NodeState.RETIRED.value).order_by("name")
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _validation_errors(spec: ReservationInput, starts_at: dt.datetime, now: dt.datetime) -> dict[str, str]:
@@ -204,22 +207,24 @@ def _validation_errors(spec: ReservationInput, starts_at: dt.datetime, now: dt.d
     elif any(node.pool_id != spec.pool.pk for node in spec.nodes):
         wrong["nodes"] = f"All nodes must be of the pool {spec.pool.name}."
     if spec.drain_at_start and spec.projects:
-        wrong["clears"] = "Only a reservation for nobody, for maintenance, asks who stands there to leave."
+        wrong["drain_at_start"] = (
+            "Only a reservation for nobody, for maintenance, asks who stands there to leave."
+        )
     if spec.ends_at <= starts_at:
-        wrong["end"] = "The end must come after the begin."
+        wrong["ends_at"] = "The end must come after the begin."
     elif spec.ends_at <= now:
-        wrong["end"] = "The end lies in the past."
+        wrong["ends_at"] = "The end lies in the past."
     elif spec.ends_at - starts_at > MAX_DURATION:
-        wrong["end"] = f"At most {MAX_DURATION.days} days."
+        wrong["ends_at"] = f"At most {MAX_DURATION.days} days."
     if starts_at - now > MAX_LEAD_TIME:
-        wrong["begin"] = "At most two years ahead."
+        wrong["starts_at"] = "At most two years ahead."
     return wrong
 
 
 def _lock_reservation(
     row: Reservation, version: int | None, now: dt.datetime
 ) -> tuple[Reservation, dict[str, Any]]:
-    """The row as it stands, locked, with what the audit trail says of it."""
+    """Return the locked row and its present values for the audit trail."""
     saved = Reservation.objects.select_for_update(no_key=True).get(pk=row.pk)
     before = _audit_values(saved)
     if version is not None and version != saved.version:
@@ -233,7 +238,7 @@ def _lock_reservation(
 
 
 def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
-    """Makes the nodes of a reservation exactly these; Conflict naming what keeps one of them then."""
+    """Set the nodes of a reservation. Raise Conflict, naming the other reservation of a node."""
     taken = (
         _conflicting_reservations(row.starts_at, row.ends_at, row)
         .filter(node__in=nodes)
@@ -247,7 +252,7 @@ def _set_nodes(row: Reservation, nodes: Sequence[Node]) -> None:
                 ReservationNode.objects.bulk_create(
                     ReservationNode(reservation=row, node=node, period=row.period) for node in nodes
                 )
-        except IntegrityError:  # somebody else was faster
+        except IntegrityError:  # a concurrent request reserved one of them
             clash = taken.order_by("node__name").first()
             if clash is None:
                 raise
@@ -269,15 +274,14 @@ def _conflicting_reservations(
 
 
 def _audit_values(row: Reservation) -> dict[str, Any]:
-    """For the audit trail."""
     return {
         "name": row.name,
         "pool": row.pool.name,
         "nodes": list(row.reservation_nodes.order_by("node__name").values_list("node__name", flat=True)),
         "projects": list(row.projects.order_by("name").values_list("name", flat=True)),
-        "begin": row.starts_at.astimezone(dt.UTC).isoformat(),
-        "end": row.ends_at.astimezone(dt.UTC).isoformat(),
-        "clears": row.drain_at_start,
+        "starts_at": row.starts_at.astimezone(dt.UTC).isoformat(),
+        "ends_at": row.ends_at.astimezone(dt.UTC).isoformat(),
+        "drain_at_start": row.drain_at_start,
     }
 
 

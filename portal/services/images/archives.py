@@ -1,6 +1,6 @@
-"""Which image an archive holds: the digest of its configuration, as engines name an image that they loaded.
+"""Reads the image digest of an archive: the digest of its configuration, as engines name loaded images.
 
-Archives are those of ``docker save`` and ``podman save``, and folders of the OCI image layout, packed by tar.
+Archives are those of ``docker save`` and ``podman save``, and OCI image layouts in a tar file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MAX_JSON_BYTES = 8 * 2**20
 
 
 def archive_config_digest(path: str, image: str) -> str:
-    """The digest of the configuration of the image ``image`` in an archive; blank: it cannot be told.
+    """Return the configuration digest of ``image`` in an archive; blank if unknown.
 
-    Reads headers and small files only, so a compressed archive is not opened.
+    Reads headers and small files only, so compressed archives are not supported.
     """
     try:
         with tarfile.open(path, "r:") as archive:
@@ -39,7 +39,7 @@ def archive_config_digest(path: str, image: str) -> str:
 
 
 def _manifest_entry(entries: list[dict[str, Any]], image: str) -> dict[str, Any]:
-    """The entry of a manifest that has the name, else the only one. Raises ValueError where it is not clear."""
+    """Return the manifest entry with this name, else the only one. Raise ValueError if ambiguous."""
     named = [
         row
         for row in entries

@@ -1,4 +1,4 @@
-"""Environments: which images (or virtual environments) people may launch, kept as an allow-list by admins."""
+"""Environments: the images and virtual environments that administrators allow."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ JUPYTERLAB_PORT = 8888
 
 @dataclass(frozen=True)
 class EnvironmentInput:
-    """What an admin says of an environment. ``archive`` is a tar file on the portal that nodes load.
+    """Input of an environment. ``archive`` is a tar file on the portal that nodes load.
 
-    ``projects`` are those that may run it, with all below them: none of them is every one, None is as it was.
+    ``projects`` and their descendants may run it: empty means all, None leaves them unchanged.
     """
 
     name: str
@@ -59,9 +59,9 @@ def do_save_environment(
     *,
     choice: JobChoice | None = DEFAULT_CHOICE,
 ) -> Environment:
-    """Adds an environment, or changes one; jobs that run keep what they started with.
+    """Create or change an environment; running jobs are not affected.
 
-    ``choice``: what becomes of jobs that it is not offered to any more.
+    ``choice``: what to do with jobs that may not use it any more.
     """
     if actor is not None:
         require_admin(actor, "change environments")
@@ -94,25 +94,26 @@ def do_save_environment(
 
 
 def record_image_cuda(environment: Environment, node: Node, cuda: str) -> None:
-    """A node that has the image of an environment told which CUDA that asks of the driver; blank: none.
+    """Record the CUDA version that an environment's image requires of the driver, as this node reports it.
 
-    That counts for this node. For those that did not tell counts what more than half of the nodes say that did, and
-    not on the word of one alone where others can run the environment, for it would keep jobs from all of them.
+    The report applies to this node. Nodes without a report use what more than half of the reporting nodes
+    say, but not the report of a single node if others can run the environment, because it would block jobs on
+    all of them.
     """
     cuda = cuda if CUDA_VERSION.fullmatch(cuda) else ""
     rows = ImagePresence.objects.filter(environment=environment)
     with transaction.atomic():
         if not rows.filter(node=node).exclude(cuda=cuda).update(cuda=cuda):
             return
-        told = Counter(rows.filter(state="present").values_list("cuda", flat=True))
-        ((most, times),) = told.most_common(1) or (("", 0),)
-        enough = 2 * times > told.total() and (times > 1 or compatible_nodes(environment) == [node])
+        reported = Counter(rows.filter(state="present").values_list("cuda", flat=True))
+        ((most, times),) = reported.most_common(1) or (("", 0),)
+        enough = 2 * times > reported.total() and (times > 1 or compatible_nodes(environment) == [node])
         Environment.objects.filter(pk=environment.pk).update(image_cuda=most if enough else "")
         trigger_cycle("environment")
 
 
 def compatible_nodes(environment: Environment) -> list[Node]:
-    """The nodes on which an environment can run."""
+    """Return the nodes that can run an environment."""
     rows = Node.objects.filter(runtime__in=compatible_runtimes(environment.runtime))
     return list(rows.exclude(state=NodeState.RETIRED.value).order_by("name"))
 

@@ -1,7 +1,7 @@
-"""Which image an environment's tag means: agreed on once, recorded with each job, and changed by administrators only.
+"""Image pins: which image a tag means is agreed on once, stored with each job, and changed by administrators.
 
-A pin is how a node starts exactly one image: ``name@sha256:...`` for one of a registry, ``sha256:...`` (the digest of
-its configuration) for one that was loaded. What a tag names on a node is a claim of that node, kept in its own row.
+A pin identifies one image: ``name@sha256:...`` in a registry, or ``sha256:...`` (the digest of its
+configuration) for a loaded image. What a tag names on a node is a claim of that node, stored in its own row.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ImageRow = Mapping[str, Any]
 """An image as a node reports it: image_id, refs and digests."""
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 MIN_AGREEING_NODES = 2
-"""So many nodes must have the same image under a tag before it counts for others, if so many can run it."""
+"""Number of nodes that must report the same image before it applies to others; fewer if fewer can run it."""
 
 
 def pin_of(environment: Environment, image: ImageRow) -> str:
-    """The pin of an image that a node has under the environment's tag; blank: it reports no usable digest."""
+    """Return the pin of a node's image under the environment's tag; blank without a usable digest."""
     name, _, tag = environment.image.rpartition(":")
     if not name or "/" in tag:
         name = environment.image
@@ -54,13 +54,13 @@ def pin_of(environment: Environment, image: ImageRow) -> str:
 
 
 def tagged_images(environment: Environment, images: Iterable[ImageRow]) -> list[ImageRow]:
-    """The images that a node has under the environment's tag: several where it has several stores."""
+    """Return a node's images under the environment's tag: several if it has several image stores."""
     wanted = normalize_image_name(environment.image)
     return [row for row in images if any(normalize_image_name(ref) == wanted for ref in row["refs"])]
 
 
 def has_pin(pin: str, images: Iterable[ImageRow]) -> bool:
-    """Whether a node has the image of a pin; never that of a blank one."""
+    """Return True if a node has the image of a pin; False for a blank pin."""
     wanted = normalize_image_name(pin)
     return bool(pin) and any(
         wanted in (normalize_image_name(str(name)) for name in (row["image_id"], *row["digests"]))
@@ -69,14 +69,14 @@ def has_pin(pin: str, images: Iterable[ImageRow]) -> bool:
 
 
 def has_all(pin: str, images: Iterable[ImageRow]) -> bool:
-    """Whether each of these is the image of a pin."""
+    """Return True if all of these are the image of a pin."""
     return all(has_pin(pin, [row]) for row in images)
 
 
 def record_claim(environment: Environment, node: Node, images: Iterable[ImageRow]) -> ImagePresence:
-    """Record what the environment's tag names on a node, and pin the environment once nodes agree.
+    """Store what the environment's tag names on a node, and pin the environment once nodes agree.
 
-    Return the row of the node. Updates ``environment`` when it was pinned.
+    Return the node's row. Updates ``environment`` if it was pinned.
     """
     row, _ = ImagePresence.objects.get_or_create(
         environment=environment, node=node, defaults={"state": "missing"}
@@ -91,9 +91,9 @@ def record_claim(environment: Environment, node: Node, images: Iterable[ImageRow
 
 
 def _claimed_pin(environment: Environment, node: Node, images: Iterable[ImageRow]) -> str:
-    """The pin of what the tag names on a node; blank: nothing.
+    """Return the pin of what the tag names on a node; blank if none.
 
-    One image may have several digests. So the environment's pin comes first where it fits, else what others report.
+    An image can have several digests, so the environment's pin is preferred, then what other nodes report.
     """
     tagged = [image for image in tagged_images(environment, images) if pin_of(environment, image)]
     if not tagged or "@" in environment.image:
@@ -113,7 +113,7 @@ def _claimed_pin(environment: Environment, node: Node, images: Iterable[ImageRow
 def _pin_environment(environment: Environment) -> None:
     """Pin an unresolved environment to the image that most nodes report, once enough of them do.
 
-    Nodes that are put aside do not count. The image in the environment's archive counts like one more node.
+    Quarantined nodes do not count. The image in the environment's archive counts like a node.
     """
     nodes = compatible_nodes(environment)
     claims = nodes_by_pin(
@@ -144,10 +144,10 @@ def _pin_environment(environment: Environment) -> None:
 
 
 def pin_job(task: Task) -> str:
-    """The pin of a task's job; blank: not known yet.
+    """Return the pin of a task's job; blank if not known yet.
 
-    A job without one takes that of its environment, else what the tag names on the node of this task. Every rank and
-    every later attempt uses the same. Only a pin that a single node named is replaced, by the next attempt after one
+    Without one, the job takes its environment's pin, else what the tag names on the task's node; all ranks
+    and later attempts use the same. Only a pin from a single node is replaced, by the next attempt after one
     that ended because a node could not get that image.
     """
     attempt, job = task.attempt, task.attempt.job
@@ -181,7 +181,7 @@ def _node_claim(node_id: int, environment_id: int) -> str:
 
 
 def do_check_tag(actor: User, environment: Environment) -> Node:
-    """Have one node pull the environment's tag, to see whether it names another image now; gives the node."""
+    """Make one node pull the environment's tag, to detect a changed image; return the node."""
     require_permission(actor, Permission.CHANGE, environment)
     if environment.runtime not in CONTAINER_RUNTIMES or "@" in environment.image:
         raise Conflict(f"The image of {environment.title} has no tag that could change.", code="no_tag")
@@ -191,7 +191,7 @@ def do_check_tag(actor: User, environment: Environment) -> Node:
     if not nodes:
         raise Conflict("No node that answers can pull it now.", code="no_node")
     with transaction.atomic():
-        wanted = {"wanted_at": timezone.now(), "check_tag": True}
+        wanted = {"pull_requested_at": timezone.now(), "check_tag": True}
         ImagePresence.objects.update_or_create(
             environment=environment,
             node=nodes[0],
@@ -204,9 +204,9 @@ def do_check_tag(actor: User, environment: Environment) -> Node:
 
 
 def do_update_image(actor: User, environment: Environment, pin: str = "") -> Environment:
-    """Pin the environment to an image that its tag names on a node; jobs that were submitted keep theirs.
+    """Pin the environment to an image that its tag names on a node; submitted jobs keep their pin.
 
-    ``pin`` may be blank where nodes report a single other image.
+    ``pin`` may be blank if nodes report a single other image.
     """
     require_permission(actor, Permission.CHANGE, environment)
     with transaction.atomic():

@@ -1,7 +1,7 @@
-"""Bringing images to nodes before a job needs them: what admins ask for, and what each node has still to fetch.
+"""Pulls images to nodes before jobs need them, on request of administrators.
 
-The row of environment and node is the order: it stays until the image is there or could not be brought, and the
-actor of the node finds it with its hint or without.
+The row of environment and node is the request: it stays until the image is present or the pull failed, and
+the node's actor finds it even if its notification is lost.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from portal.services.audit import record_action
 from portal.services.images.environments import compatible_nodes
 
 PULL_IMAGE = "bring"
-"""The hint that there are images to bring, or that one more may begin."""
+"""The verb that notifies a node's actor of images to pull."""
 
 
 def do_prefetch_image(actor: User, environment: Environment, node: Node | None = None) -> int:
-    """Has the nodes that lack an environment's image fetch it, or only ``node``; gives how many are to.
+    """Make the nodes without an environment's image, or only ``node``, pull it; return how many.
 
-    One that does not answer fetches it once it does. Raises Conflict for an environment without an image, and for a
-    node that cannot run it.
+    An unreachable node pulls it when it returns. Raise Conflict for an environment without an image, and for
+    a node that cannot run it.
     """
     require_permission(actor, Permission.CHANGE, environment)
     if environment.runtime not in CONTAINER_RUNTIMES:
@@ -66,7 +66,7 @@ def do_prefetch_image(actor: User, environment: Environment, node: Node | None =
 
 
 def do_cancel_prefetch(actor: User, environment: Environment) -> int:
-    """Takes back what no node has begun; gives for how many nodes. Those that fetch it now go on."""
+    """Cancel pulls that have not started; return for how many nodes. Pulls in progress continue."""
     require_permission(actor, Permission.CHANGE, environment)
     with transaction.atomic():
         waiting = ImagePresence.objects.filter(environment=environment, pull_requested_at__isnull=False)
@@ -77,13 +77,13 @@ def do_cancel_prefetch(actor: User, environment: Environment) -> int:
 
 
 def images_to_pull(node_id: int) -> list[Environment]:
-    """What is to be brought to a node (row number), in the order in which it was asked for."""
+    """Return the environments to pull to a node (id), in the order of the requests."""
     rows = ImagePresence.objects.filter(node_id=node_id, pull_requested_at__isnull=False)
     return [row.environment for row in rows.order_by("pull_requested_at", "id").select_related("environment")]
 
 
 def protected_images(node_id: int) -> list[str]:
-    """Names of the images that must stay on a node (row number): brought ahead and still offered, or of its tasks."""
+    """Return the images that must stay on a node (id): prefetched and still enabled, or used by its tasks."""
     ahead = Q(enabled=True, image_presences__node=node_id, image_presences__prefetched=True)
     needed = Task.objects.filter(node_id=node_id, container_removed=False).values("attempt__job__environment")
     rows = Environment.objects.filter(ahead | Q(pk__in=needed)).distinct()
@@ -94,6 +94,6 @@ def protected_images(node_id: int) -> list[str]:
 
 
 def nodes_with_images_to_pull() -> list[str]:
-    """Public ids of the nodes to which something is to be brought, whatever became of its hint."""
+    """Return the public ids of nodes with images to pull, even if their notification was lost."""
     rows = ImagePresence.objects.filter(pull_requested_at__isnull=False)
     return list(rows.values_list("node__public_id", flat=True).distinct())

@@ -1,4 +1,4 @@
-"""Makes the environment of the runtime ``process``: JupyterLab in a virtual environment of its own."""
+"""Creates the environment of the runtime ``process``: JupyterLab in its own virtual environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET_FILE = "token"  # noqa: S105  (the name of a file)
 
 @dataclass(frozen=True)
 class ProcessTool:
-    """A tool that runs straight on this machine: its folder, and the command of a workspace."""
+    """A tool that runs without a container: its directory, and the command of a workspace."""
 
     prefix: Path
     tool: str
@@ -36,10 +36,10 @@ class ProcessTool:
 
 
 def jupyterlab_command(prefix: Path | None = None) -> list[str]:
-    """JupyterLab's argument list; the node puts in {address} and {port}. The secret is in a file.
+    """Return JupyterLab's argument list; the node fills in {address} and {port}. The secret is in a file.
 
-    Without a prefix it is the one on the PATH of the image. Options given here outrank a person's own
-    configuration, which must not open the server to the network.
+    Without a prefix JupyterLab is taken from the PATH of the image. These options override a user's own
+    configuration, which must not expose the server to the network.
     """
     return [
         str(prefix / "bin" / "jupyter-lab") if prefix else "jupyter-lab",
@@ -55,10 +55,10 @@ def jupyterlab_command(prefix: Path | None = None) -> list[str]:
 
 
 def ensure_process_jupyterlab(data_dir: Path) -> ProcessTool:
-    """JupyterLab from the hash-locked file, installed below ``data_dir`` unless it is there already.
+    """Install JupyterLab from the hash-locked file below ``data_dir`` unless it is installed.
 
-    Repeatable, and safe beside itself: a lock file keeps a second caller waiting, and an install that broke
-    off is begun anew. Raises Unavailable with the installer's last words.
+    Repeatable and safe for concurrent calls: a lock file makes a second caller wait, and an interrupted
+    install is started again. Raise ServiceUnavailable with the end of the installer's output.
     """
     lock = LOCK_FILE.read_bytes() + SERVER_CONFIG.read_bytes() + sys.version.encode()
     name = f"jupyterlab-{hashlib.sha256(lock).hexdigest()[:12]}"
@@ -75,7 +75,7 @@ def ensure_process_jupyterlab(data_dir: Path) -> ProcessTool:
 
 
 def _install(prefix: Path) -> None:
-    # the installer is ours, so that a system without ensurepip serves as well
+    # the portal's own pip, so that a system without ensurepip works too
     _run([str(_world_readable_python()), "-m", "venv", "--without-pip", str(prefix)])
     _run(
         [
@@ -101,9 +101,9 @@ def _install(prefix: Path) -> None:
 
 
 def _world_readable_python() -> Path:
-    """A Python that every account may run: this one, or the system's where this one lives in a closed folder.
+    """Return a Python that every account can run: this one, or the system's if this one is not accessible.
 
-    A Python below, say, root's home cannot be reached by the accounts that tasks run under.
+    A Python below root's home, for example, cannot be used by the accounts of tasks.
     """
     own = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     for python in (own, *SYSTEM_PYTHONS):
@@ -128,7 +128,7 @@ def _world_readable_python() -> Path:
 
 def _run(command: list[str]) -> None:
     try:
-        # Tasks run under other accounts: what is installed here must be readable by them.
+        # Tasks run under other accounts: installed files must be readable by them.
         subprocess.run(
             command, check=True, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, umask=0o022
         )

@@ -1,4 +1,4 @@
-"""Logins to registries: kept sealed by administrators, and opened for a node that brings an image from there."""
+"""Credentials of image registries: stored encrypted, decrypted for a node that pulls an image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_PASSWORD_BYTES = 8 * 1024
 
 
 def do_save_login(actor: User, host: str, username: str, password: str) -> RegistryLogin:
-    """Keeps the login of a registry, over the one that stood there."""
+    """Store the credentials of a registry, replacing earlier ones."""
     require_admin(actor, "change logins to registries")
     wrong: dict[str, str] = {}
     if not re.fullmatch(HOST_PATTERN, host) or registry_host(f"{host}/name") != host:
@@ -41,7 +41,7 @@ def do_save_login(actor: User, host: str, username: str, password: str) -> Regis
 
 
 def get_login(public_id: str) -> RegistryLogin:
-    """The login of this id. Raises NotThere."""
+    """Return the credentials by public id. Raise NotFound."""
     row = RegistryLogin.objects.filter(public_id=public_id).first()
     if row is None:
         raise NotFound
@@ -49,7 +49,7 @@ def get_login(public_id: str) -> RegistryLogin:
 
 
 def do_delete_login(actor: User, row: RegistryLogin) -> None:
-    """Forgets the login of a registry; what nodes have already brought stays there."""
+    """Delete the credentials of a registry; pulled images remain."""
     require_admin(actor, "change logins to registries")
     with transaction.atomic():
         record_action(actor, "registry.delete", row, before={"host": row.host, "username": row.username})
@@ -57,7 +57,7 @@ def do_delete_login(actor: User, row: RegistryLogin) -> None:
 
 
 def login_for_image(image: str) -> tuple[str, str] | None:
-    """Name and password for the registry of an image; None where nobody keeps one. Raises CannotOpen."""
+    """Return user name and password for the image's registry, or None. Raise DecryptionError."""
     host = registry_host(image)
     row = RegistryLogin.objects.filter(host=host).first() if host else None
     return None if row is None else (row.username, decrypt(row.encrypted_password, _encryption_context(row)))

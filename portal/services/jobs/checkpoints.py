@@ -1,4 +1,4 @@
-"""Writes down when attempts saved their work, as their nodes tell it: the only writer of ``checkpoint_at``."""
+"""Records when attempts saved checkpoints, as reported by nodes: the only writer of ``checkpoint_at``."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from portal.models import Attempt
 from portal.services.lifecycle.state_events import attempt_topic_event
 
 MIN_UPDATE_INTERVAL = dt.timedelta(seconds=30)
-"""The record moves forward by at least this much: who saves all the time is written down twice a minute at most,
-and nobody's last save is recorded as more than this much older than it was."""
+"""Minimum step of ``checkpoint_at``: at most two writes per minute, and at most this much out of date."""
 
 
 def reported_at(running_at: dt.datetime, ago_s: float, polled_at: dt.datetime) -> dt.datetime:
-    """When an attempt that runs since ``running_at`` said something, ``ago_s`` before its node answered.
+    """Return the time of a report that was made ``ago_s`` before the node answered.
 
-    Not later than ``asked_at``, when the node was asked, and not before the attempt ran.
+    Not later than ``polled_at``, when the node was polled, and not earlier than ``running_at``.
     """
     ran_s = max(0.0, (polled_at - running_at).total_seconds())
     return polled_at - dt.timedelta(seconds=min(max(0.0, ago_s), ran_s))
 
 
 def record_checkpoint(attempt: Attempt, ago_s: float, *, polled_at: dt.datetime) -> bool:
-    """Notes that an attempt saved its work ``ago_s`` seconds before its node answered; True when it was written.
+    """Record a checkpoint ``ago_s`` seconds before the node answered; return True if written.
 
-    ``attempt`` comes with its job, as it was read before ``asked_at``, when the node was asked: no save is recorded
-    as later than it was. It never moves back, and leaves no event, since a job may save a thousand times.
+    ``attempt``, with its job, must have been read before ``polled_at``, so that no checkpoint is dated too
+    late. The time never decreases. No event is written, because a job may save thousands of checkpoints.
     """
     if attempt.running_at is None:
         return False

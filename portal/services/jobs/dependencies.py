@@ -1,4 +1,4 @@
-"""Jobs that start after other jobs: what may be named, and who is cancelled because another one failed."""
+"""Dependencies between jobs: validation, and cancellation of jobs whose dependency failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH_SIZE = 500
 UNSUCCESSFUL_STATES = tuple(
     sorted(state.value for state in TERMINAL_JOB_STATES if state is not JobState.COMPLETED)
 )
-"""The ends after which nothing starts that was to start once the job has completed."""
+"""Final states after which jobs that require completion are cancelled."""
 
 OUTCOME_TEXT = {
     JobState.FAILED: "failed",
@@ -27,31 +27,32 @@ OUTCOME_TEXT = {
 
 
 def dependency_errors(user: User, dependencies: Sequence[Job], *, any_end: bool) -> dict[str, str]:
-    """What is wrong with jobs that a new one is to start after, by field of the request; empty when nothing is."""
+    """Return what is wrong with the dependencies of a new job, by field of the request; empty if nothing."""
     if len({job.pk for job in dependencies}) > MAX_DEPENDENCIES:
-        return {"after": f"A job may start after at most {MAX_DEPENDENCIES} others."}
+        return {"dependencies": f"A job may start after at most {MAX_DEPENDENCIES} others."}
     for job in dependencies:
         if not can(user, Permission.VIEW, job):
-            return {"after": unknown_job_message(job.public_id)}
+            return {"dependencies": unknown_job_message(job.public_id)}
     failed = next((job for job in dependencies if job.state in UNSUCCESSFUL_STATES), None)
     if failed is not None and not any_end:
         how = OUTCOME_TEXT[JobState(failed.state)]
         return {
-            "after": f"{failed.name} {how}, so nothing can start once it has completed. Take another job, or let "
+            "dependencies": f"{failed.name} {how}, so nothing can start once it has completed. "
+            "Choose another job, or let "
             "it start however they end."
         }
     return {}
 
 
 def unknown_job_message(key: str) -> str:
-    """The refusal of a job that is not there, or that the person may not see."""
+    """Return the error for a job that does not exist or that the user may not see."""
     return f"There is no job {key[:63]}, or you may not see it."
 
 
 def lock_dependencies(user: User, dependencies: Sequence[Job], *, any_end: bool) -> list[Job]:
-    """The same jobs as they stand now, each once, locked until the new job stands beside them.
+    """Return the dependencies reread and locked, each once, until the new job is inserted.
 
-    An end that comes later finds the new job and tells it. Raises Invalid when one has failed meanwhile.
+    A later end of a dependency then sees the new job. Raise InvalidRequest if one has failed in the meantime.
     """
     if not dependencies:
         return []
@@ -64,9 +65,9 @@ def lock_dependencies(user: User, dependencies: Sequence[Job], *, any_end: bool)
 
 
 def cancel_dependents() -> int:
-    """Cancels the jobs that were to start after one that did not complete; gives how many.
+    """Cancel jobs whose dependency did not complete; return how many.
 
-    Each in a transaction of its own. Whoever waited for a cancelled one is cancelled next. Repeatable.
+    One transaction per job. Dependents of a cancelled job are cancelled next. Repeatable.
     """
     cancelled = 0
     while cancelled < BATCH_SIZE:
@@ -91,7 +92,7 @@ def cancel_dependents() -> int:
 
 
 def _cancellation_message(row: Dependency) -> str:
-    """Named only inside its own project: whoever sees the one that waited need not see the other."""
+    """Name the dependency only within its own project: the user may not be allowed to see it otherwise."""
     alike = row.job.project_id == row.depends_on.project_id
     name = row.depends_on.name if alike else "a job of another project"
     return end_message(

@@ -1,7 +1,7 @@
-"""Plain bounds: what this cluster could never run, and the nearest request that it could.
+"""Upper bounds: requests that this cluster can never satisfy, and the nearest one that it can.
 
-They need no engine: the largest node by pool and model, and the limits of every ancestor. The scheduler's own
-answer (``portal.engine_client``) goes further; these hold when it does not answer within its second.
+The bounds are the largest node by pool and model, and the limits of all ancestor projects. The scheduler's
+preview (``portal.engine_client``) is more precise; the bounds also apply when it does not answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from portal.models import Gpu, Node, NodePool, Project, Quota
 
 @dataclass(frozen=True)
 class ResourceRequest:
-    """The part of a request that decides whether it can ever fit."""
+    """The part of a request that decides whether it can ever be placed."""
 
     project: Project
     pool: NodePool | None
@@ -36,25 +36,25 @@ class ResourceRequest:
 
     @property
     def total_milli(self) -> int:
-        """GPU milli of the whole gang."""
+        """GPU milli of all tasks."""
         return self.tasks * self.gpus_per_task * self.milli_per_gpu
 
 
 @dataclass
 class EmptyNodeCapacity:
-    """What one node could hold if it were empty."""
+    """Capacity of a node without any jobs."""
 
     node: Node
     gpus: list[Gpu] = field(default_factory=list)
 
     def task_count(self, request: ResourceRequest) -> int:
-        """How many tasks of the request it holds."""
+        """Return the number of the request's tasks that fit."""
         by_cpu = self.node.cpu_milli // request.cpu_milli if request.cpu_milli else UNBOUNDED_TASKS
         by_memory = self.node.memory_mib // request.memory_mib if request.memory_mib else UNBOUNDED_TASKS
         return min(self.task_count_by_gpus(request), by_cpu, by_memory)
 
     def task_count_by_gpus(self, request: ResourceRequest) -> int:
-        """How many tasks it holds by its GPUs alone."""
+        """Return the number of tasks that fit by GPUs alone."""
         if not request.gpus_per_task:
             return UNBOUNDED_TASKS
         if request.milli_per_gpu == 1000:
@@ -69,20 +69,21 @@ InfeasibleReason = tuple[str, dict[str, object]]
 
 
 def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
-    """Why the cluster could never run this, as a message with facts and ``nearest``; None when it could.
+    """Return why the cluster can never run this, with details and the nearest request, or None if it can.
 
-    A gang stands in one pool. Nodes that are cordoned or unreachable count: they come back. Retired do not.
+    A gang is placed in one pool. Cordoned and unreachable nodes count, because they can return; retired nodes
+    do not.
     """
-    rooms = _empty_nodes(request)
-    if not rooms:
+    spaces = _empty_nodes(request)
+    if not spaces:
         return _no_nodes_reason(request)
     pools: dict[int, list[EmptyNodeCapacity]] = defaultdict(list)
-    for room in rooms:
-        pools[room.node.pool_id].append(room)
-    seats = {pool: sum(room.task_count(request) for room in held) for pool, held in pools.items()}
-    possible = [pool for pool, count in seats.items() if count >= request.tasks]
+    for space in spaces:
+        pools[space.node.pool_id].append(space)
+    placements = {pool: sum(space.task_count(request) for space in held) for pool, held in pools.items()}
+    possible = [pool for pool, count in placements.items() if count >= request.tasks]
     if not possible:
-        return _too_large_reason(request, rooms, pools, seats)
+        return _too_large_reason(request, spaces, pools, placements)
     return _over_limit_reason(request, possible)
 
 
@@ -91,8 +92,8 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
     nodes = nodes.filter(runtime__in=compatible_runtimes(request.runtime))
     if request.pool is not None:
         nodes = nodes.filter(pool=request.pool)
-    rooms = {node.pk: EmptyNodeCapacity(node) for node in nodes.select_related("pool").order_by("name")}
-    for gpu in Gpu.objects.filter(node_id__in=rooms, present=True).order_by("index"):
+    spaces = {node.pk: EmptyNodeCapacity(node) for node in nodes.select_related("pool").order_by("name")}
+    for gpu in Gpu.objects.filter(node_id__in=spaces, present=True).order_by("index"):
         if request.gpu_model and gpu.model != request.gpu_model:
             continue
         if request.min_gpu_memory_mib and gpu.memory_mib < request.min_gpu_memory_mib:
@@ -101,8 +102,8 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
             continue
         if (gpu.compute_capability or 0.0) < (request.min_compute_capability or 0.0):
             continue
-        rooms[gpu.node_id].gpus.append(gpu)
-    return list(rooms.values())
+        spaces[gpu.node_id].gpus.append(gpu)
+    return list(spaces.values())
 
 
 def _no_nodes_reason(request: ResourceRequest) -> InfeasibleReason:
@@ -125,10 +126,10 @@ def _too_large_reason(
     pools: dict[int, list[EmptyNodeCapacity]],
     task_counts: dict[int, int],
 ) -> InfeasibleReason:
-    largest = max(len(room.gpus) for room in nodes)
+    largest = max(len(space.gpus) for space in nodes)
     facts: dict[str, object] = {
         "asked_gpus": request.tasks * request.gpus_per_task,
-        "cluster_gpus": sum(len(room.gpus) for room in nodes),
+        "cluster_gpus": sum(len(space.gpus) for space in nodes),
         "largest_node_gpus": largest,
         "nearest": None,
     }
@@ -141,12 +142,16 @@ def _too_large_reason(
     else:
         most = max(task_counts.values())
         if request.gpus_per_task:
-            what = f"{request.tasks * request.gpus_per_task} {_gpus_text(request)} as {request.tasks} tasks of {request.gpus_per_task}"
+            what = (
+                f"{request.tasks * request.gpus_per_task} {_gpus_text(request)} "
+                f"as {request.tasks} tasks of {request.gpus_per_task}"
+            )
         else:
             what = f"{request.tasks} tasks"
         where = "the pool with most room" if len(pools) > 1 else _pool_text(request)
         message = (
-            f"Needs {what}, each with {_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}, at once in one pool; "
+            f"Needs {what}, each with {_cores_text(request.cpu_milli)} and {format_memory(request.memory_mib)}, "
+            f"at once in one pool; "
             f"{where} seats {most}. Ask for at most {most} {'task' if most == 1 else 'tasks'}."
         )
         facts["nearest"] = {"tasks": most, "gpus_per_task": request.gpus_per_task}
@@ -154,21 +159,21 @@ def _too_large_reason(
 
 
 def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, object] | None]:
-    """No GPU is of the model, or has the memory, that is asked for."""
+    """No GPU has the requested model, memory or compute capability."""
     unpicky = replace(request, gpu_model="", min_gpu_memory_mib=None, min_compute_capability=None)
-    of_any_age = [gpu for room in _empty_nodes(unpicky) for gpu in room.gpus]
+    of_any_age = [gpu for space in _empty_nodes(unpicky) for gpu in space.gpus]
     here = [g for g in of_any_age if (g.compute_capability or 0.0) >= (request.min_compute_capability or 0.0)]
     if request.mig_profile and not of_any_age:
         return _mig_profile_mismatch_reason(request)
     if of_any_age and not here:
         newest = max(gpu.compute_capability or 0.0 for gpu in of_any_age)
-        told = (
+        reported = (
             f"the newest in {_pool_text(request)} has {newest:.1f}"
             if newest
             else f"no node of {_pool_text(request)} tells any"
         )
         return (
-            f"Needs a GPU of compute capability {request.min_compute_capability:.1f} or more; {told}.",
+            f"Needs a GPU of compute capability {request.min_compute_capability:.1f} or more; {reported}.",
             {"min_compute_capability": newest or None},
         )
     if not here:
@@ -183,7 +188,10 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
         )
         if elsewhere is not None:
             pool = elsewhere.node.pool
-            message = f"There is no {request.gpu_model} GPU in {_pool_text(request)}; the pool {pool.name} has some. {known}"
+            message = (
+                f"There is no {request.gpu_model} GPU in {_pool_text(request)}; "
+                f"the pool {pool.name} has some. {known}"
+            )
             return message, {"pool": pool.public_id}
         alike = difflib.get_close_matches(request.gpu_model, models, n=1, cutoff=0.0)
         return f"There is no {request.gpu_model} GPU in {_pool_text(request)}. {known}", {
@@ -192,13 +200,14 @@ def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, objec
     most = max(gpu.memory_mib for gpu in here if gpu.model == request.gpu_model or not request.gpu_model)
     needed, largest = format_distinct_memories(request.min_gpu_memory_mib or 0, most)
     return (
-        f"Needs a {_gpus_text(request, 1)} with {needed} of memory; the largest in {_pool_text(request)} has {largest}.",
+        f"Needs a {_gpus_text(request, 1)} with {needed} of memory; "
+        f"the largest in {_pool_text(request)} has {largest}.",
         {"min_gpu_memory_mib": most},
     )
 
 
 def _mig_profile_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, object] | None]:
-    """No GPU is cut into slices of that profile."""
+    """No GPU is partitioned into the requested MIG profile."""
     cut = (
         Gpu.objects.filter(present=True).exclude(mig_profile="").exclude(node__state=NodeState.RETIRED.value)
     )
@@ -217,11 +226,11 @@ def _gpus_per_node_reason(
     largest: int,
 ) -> tuple[str, dict[str, object] | None]:
     smaller = replace(request, gpus_per_task=largest)
-    most = max(sum(room.task_count(smaller) for room in held) for held in pools.values())
+    most = max(sum(space.task_count(smaller) for space in held) for held in pools.values())
     parts = -(-request.gpus_per_task // largest) * request.tasks
     message = (
         f"Needs {request.gpus_per_task} {_gpus_text(request)} on one node; the largest node has {largest}, "
-        f"and all nodes together {sum(len(room.gpus) for room in nodes)}. Ask for at most {largest} on a node"
+        f"and all nodes together {sum(len(space.gpus) for space in nodes)}. Ask for at most {largest} on a node"
     )
     message += f", or for {parts} tasks on several nodes." if 1 < parts <= most else "."
     return message, {"tasks": min(request.tasks, most), "gpus_per_task": largest} if most else None
@@ -230,7 +239,7 @@ def _gpus_per_node_reason(
 def _node_too_small_reason(
     request: ResourceRequest, nodes: list[EmptyNodeCapacity]
 ) -> tuple[str, dict[str, object]]:
-    """Not even one task fits: CPU, memory, or both together with the GPUs."""
+    """No node fits a single task by CPU, memory, or both together with its GPUs."""
     cpu, most_memory = max(r.node.cpu_milli for r in nodes), max(r.node.memory_mib for r in nodes)
     if cpu < request.cpu_milli:
         return f"Needs {_cores_text(request.cpu_milli)}; the largest node has {_cores_text(cpu)}.", {
@@ -240,9 +249,9 @@ def _node_too_small_reason(
         needed, largest = format_distinct_memories(request.memory_mib, most_memory)
         return f"Needs {needed} of memory; the largest node has {largest}.", {"memory_mib": most_memory}
     best = max(
-        (room for room in nodes if room.task_count_by_gpus(request)),
-        key=lambda room: min(
-            room.node.cpu_milli / max(request.cpu_milli, 1), room.node.memory_mib / max(request.memory_mib, 1)
+        (each for each in nodes if each.task_count_by_gpus(request)),
+        key=lambda each: min(
+            each.node.cpu_milli / max(request.cpu_milli, 1), each.node.memory_mib / max(request.memory_mib, 1)
         ),
     ).node
     gpus = (
@@ -276,7 +285,7 @@ def _cores_text(milli: int) -> str:
 
 
 def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str, dict[str, object]] | None:
-    """A limit of the project or an ancestor that is below the request in every pool that could hold it."""
+    """A limit of the project or an ancestor is below the request in every pool that could place it."""
     line = path_to_root(request.project, lambda below: below.parent)
     quotas: dict[int, list[Quota]] = defaultdict(list)
     for quota in Quota.objects.filter(project__in=line).select_related("project", "pool"):
@@ -311,7 +320,7 @@ def _over_limit_reason(request: ResourceRequest, pools: list[int]) -> tuple[str,
 
 
 def _nearest_within(request: ResourceRequest, milli: int, each: int) -> dict[str, object] | None:
-    """The nearest request inside a bound: fewer tasks, else fewer GPUs for one."""
+    """Return the nearest request within a bound: fewer tasks, else fewer GPUs for one task."""
     if milli >= each:
         return {"tasks": milli // each, "gpus_per_task": request.gpus_per_task}
     if milli >= request.milli_per_gpu:

@@ -1,4 +1,4 @@
-"""What a request says of how its tasks work together, and what pools allow there."""
+"""Rules for launchers and gang networks: what a request may combine, and what pools allow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from portal.services.jobs.feasibility import InfeasibleReason
 
 
 def launcher_error(launcher: str, *, workspace: bool, elastic: bool) -> str | None:
-    """What is wrong with a launcher for such a job, as a message; None: nothing."""
+    """Return why such a job cannot use the launcher, or None."""
     if launcher not in LAUNCHERS:
         return f"Choose one of {', '.join(LAUNCHERS)}."
     if launcher != "none" and workspace:
@@ -21,9 +21,9 @@ def launcher_error(launcher: str, *, workspace: bool, elastic: bool) -> str | No
 def no_gang_network_reason(
     launcher: str, tasks: int, gpus_per_task: int, pool: NodePool | None
 ) -> InfeasibleReason | None:
-    """Why tasks that must reach each other could not, with the way out; None when they could.
+    """Return why ranks on several nodes could not connect, with an alternative, or None if they can.
 
-    ``pool`` None is any of them.
+    ``pool`` None means any pool.
     """
     if tasks == 1 or launcher not in REQUIRES_RENDEZVOUS or has_gang_network(pool):
         return None
@@ -38,14 +38,14 @@ def no_gang_network_reason(
 
 
 def has_gang_network(pool: NodePool | None) -> bool:
-    """True when tasks on several nodes of a pool (of some pool, for None) reach each other."""
+    """Return True if the pool, or any pool for None, allows a network between tasks on several nodes."""
     if pool is not None:
         return pool.allow_host_network
     return NodePool.objects.filter(allow_host_network=True).exists()
 
 
 def gang_network_text(tasks: int, *, elastic: bool, pool: NodePool | None) -> str:
-    """What tasks of such a job may count on where they stand on several nodes; blank for one that is no gang."""
+    """Describe the network of such a job on several nodes; blank if it is not a gang."""
     if tasks == 1 or elastic:
         return ""
     if has_gang_network(pool):

@@ -1,4 +1,4 @@
-"""What becomes of attempts that use more of a GPU than their share."""
+"""Stops attempts that use more memory of a shared GPU than their share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from portal.services.lifecycle import job_control
 def stop_memory_overuse(
     node: str, job: str, attempt: int, uuid: str, *, used_mib: int, share_mib: int, seconds: float
 ) -> None:
-    """Asks an attempt (public id of its job, number) to leave that still holds a share of this GPU of ``node``.
+    """Stop an attempt (job's public id, number) that still holds a share of this GPU of ``node``. Repeatable.
 
-    The figures are its reason. Repeatable.
+    The measured amounts go into the message of the end reason.
     """
     held = Allocation.objects.filter(
         task__node__public_id=node,
@@ -26,7 +26,7 @@ def stop_memory_overuse(
     )
     row = held.select_related("gpu__node", "task").first()
     if row is None:
-        return  # it has let go since
+        return  # released in the meantime
     message = end_message(
         EndReason.GPU_MEMORY_LIMIT_EXCEEDED,
         gpu=row.gpu.index,

@@ -1,4 +1,4 @@
-"""Keeps a copy of each task's log on the portal's disk: written by byte offset, so that a repeat is harmless."""
+"""Mirrors each task's log to the portal's disk by byte offset, so that repeated writes are harmless."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from portal.models import Job, Task
 from portal.selectors.logs.files import LOG_FORMATS, MAX_LOG_BYTES, RAW_FORMAT, log_path
 
 DELETE_BATCH_SIZE = 500
-"""At most so many jobs lose their logs in one pass; the next goes on."""
+"""Maximum number of jobs whose logs one pass deletes."""
 
 
 def write_log_bytes(job: str, attempt: int, rank: int, log_format: str, offset: int, data: bytes) -> int:
-    """Puts bytes of a node's log file at the same offset of ours; gives the offset to ask for next.
+    """Write bytes of a node's log file at the same offset; return the next offset to request.
 
-    That is the end of ``data``, or the end of our file where bytes before ``offset`` are missing (nothing is
-    written then: a file with a hole would look whole). Beyond MAX_LOG_BYTES nothing is kept. A format of a node
-    that nobody here knows is kept, and shown, as the bytes it is. Raises OSError when the portal's disk is full.
+    That is the end of ``data``, or the end of the local file if bytes before ``offset`` are missing (nothing
+    is written then, because a file with a hole would look complete). Bytes beyond MAX_LOG_BYTES are dropped.
+    An unknown format is stored and shown as raw bytes. Raise OSError if the portal's disk is full.
     """
     kept = data[: max(0, MAX_LOG_BYTES - offset)]
     path = log_path(job, attempt, rank, log_format if log_format in LOG_FORMATS else RAW_FORMAT)
@@ -43,7 +43,7 @@ def write_log_bytes(job: str, attempt: int, rank: int, log_format: str, offset: 
 
 
 def record_log_progress(task_id: int, next_offset: int, *, complete: bool) -> None:
-    """Notes how far a task's log has been mirrored; it never goes back."""
+    """Record how far a task's log is mirrored; the offset never decreases."""
     fields: dict[str, object] = {"log_bytes": Greatest("log_bytes", next_offset)}
     if complete:
         fields["log_complete"] = True
@@ -51,7 +51,7 @@ def record_log_progress(task_id: int, next_offset: int, *, complete: bool) -> No
 
 
 def delete_expired_logs() -> int:
-    """Removes the logs of jobs that ended longer ago than logs are kept; gives of how many jobs. Repeatable."""
+    """Delete the logs of jobs that ended before the retention period; return how many jobs. Repeatable."""
     if settings.LOG_RETENTION_DAYS <= 0:
         return 0
     before = timezone.now() - dt.timedelta(days=settings.LOG_RETENTION_DAYS)

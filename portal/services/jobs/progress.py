@@ -1,4 +1,4 @@
-"""Writes down how far attempts have come, as their nodes tell it: the only writer of ``Progress``."""
+"""Records the progress of attempts, as reported by nodes: the only writer of ``AttemptProgress``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from portal.services.lifecycle.state_events import attempt_topic_event
 def record_progress(
     attempt: Attempt, rank: int, completed_units: float, ago_s: float, *, polled_at: dt.datetime
 ) -> bool:
-    """Notes that a task wrote ``done`` units so long before its node answered; True when it was written.
+    """Record ``completed_units`` written ``ago_s`` before the node answered; return True if written.
 
-    ``attempt`` comes with its job and progress as they were read before ``asked_at``, when the node was asked.
-    Times only move forward, by at least ``STEP``. Where the number went down, as it does when a program goes on from
-    a checkpoint, the span begins anew; and where a lower rank speaks up, which from then on is the only one heard.
+    ``attempt``, with its job and progress, must have been read before ``polled_at``. Times only increase, by
+    at least ``MIN_UPDATE_INTERVAL``. The measured span restarts when the number decreases, as after a restore
+    from a checkpoint, and when a lower rank reports; from then on only that rank is used.
     """
     if attempt.running_at is None or completed_units < 0:
         return False
@@ -50,7 +50,7 @@ def record_progress(
 
 
 def _start_progress(attempt: Attempt, rank: int, completed_units: float, at: dt.datetime) -> bool:
-    """The first word of an attempt: with how its GPUs lie, and with whom it may be compared."""
+    """Create the row of an attempt, with the layout of its GPUs and the fingerprint of its workload."""
     if not Attempt.objects.filter(pk=attempt.pk, state__in=LIVE_ATTEMPT_STATES).exists():
         return False
     job, lies = attempt.job, _layout(attempt)
@@ -58,34 +58,34 @@ def _start_progress(attempt: Attempt, rank: int, completed_units: float, at: dt.
         "rank": rank,
         "start_units": completed_units,
         "start_at": at,
-        "done": completed_units,
-        "at": at,
+        "completed_units": completed_units,
+        "reported_at": at,
     }
-    # an elastic job changes its layout while it runs: its rate says nothing of any, and is compared with nobody's
+    # an elastic job changes its layout while it runs, so its rate is comparable with no other job
     alike = f"attempt {attempt.pk}" if job.is_elastic else job_workload_fingerprint(job)
-    work = {"work": alike, "gpus": job.tasks * job.gpus_per_task}
-    # another node of the gang may have been first
+    work = {"workload_fingerprint": alike, "gpus": job.tasks * job.gpus_per_task}
+    # another node of the gang may have created the row first
     _, made = AttemptProgress.objects.get_or_create(attempt=attempt, defaults=word | work | lies._asdict())
     return made
 
 
 def _layout(attempt: Attempt) -> Layout:
-    """How the GPUs lie that an attempt holds, in the first topology by name that knows one of its nodes."""
+    """Return the layout of an attempt's GPUs, in the first topology by name that covers one of its nodes."""
     held = Allocation.objects.filter(task__attempt=attempt).values_list(
         "gpu__node__name", "gpu__model", "gpu__nvlink_island", "gpu__node__labels"
     )
     rows = list(held)
-    labels = {node: told for node, _, _, told in rows}
+    labels = {node: reported for node, _, _, reported in rows}
     topologies = Topology.objects.order_by("name").values_list("levels", flat=True) if len(labels) > 1 else ()
     levels: list[str] = next(
-        (levels for levels in topologies if any(levels[0] in told for told in labels.values())), []
+        (levels for levels in topologies if any(levels[0] in reported for reported in labels.values())), []
     )
     gpus = (GpuPosition(node, model, island) for node, model, island, _ in rows)
-    return layout_of(gpus, (_topology_path(levels, told) for told in labels.values()), len(levels))
+    return layout_of(gpus, (_topology_path(levels, reported) for reported in labels.values()), len(levels))
 
 
 def _topology_path(levels: list[str], labels: dict[str, str]) -> list[str]:
-    """The labels of a node from the outermost level down to the last that it has."""
+    """Return the node's labels from the outermost level to the last one that it has."""
     path = []
     for level in levels:
         if level not in labels:

@@ -1,4 +1,4 @@
-"""Signals that people send to running jobs: asked for here, sent by the actors of the nodes, each once at most."""
+"""Signals from users to running jobs: requested here, sent by node actors at most once."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from portal.services.nodes.operations import OPERATIONS
 
 
 def do_send_signal(actor: User, job: Job, name: str) -> list[JobSignal]:
-    """Sends a signal to every rank of a job that runs, by its present attempt only.
+    """Send a signal to every rank of the job's present attempt.
 
-    Raises Invalid for one that people may not send, Conflict when the job does not run or is stopping.
+    Raise InvalidRequest for a signal that is not allowed, Conflict if the job does not run or is stopping.
     """
     require_permission(actor, Permission.CONTROL, job)
     if name not in SIGNALS:
@@ -47,16 +47,16 @@ def do_send_signal(actor: User, job: Job, name: str) -> list[JobSignal]:
     return rows
 
 
-# -- the engine ------------------------------------------------------------------------------------
+# -- for the scheduler -----------------------------------------------------------------------------
 
 
 def nodes_with_signals() -> list[str]:
-    """Public ids of the nodes to which a signal is to be sent, whatever became of its hint."""
+    """Return the public ids of nodes with signals to send, even if their notification was lost."""
     return list(JobSignal.objects.filter(_is_due()).values_list("node__public_id", flat=True).distinct())
 
 
 def claim_signals(node_id: int) -> list[JobSignal]:
-    """The signals to send on a node now. Each is given once: one whose sending broke off is not sent again."""
+    """Return the signals to send on a node now. Each is returned once, so that none is sent twice."""
     with transaction.atomic():
         rows = JobSignal.objects.select_for_update(no_key=True, of=("self",)).filter(
             _is_due(), node_id=node_id
@@ -67,7 +67,7 @@ def claim_signals(node_id: int) -> list[JobSignal]:
 
 
 def record_signal_delivery(row: JobSignal, refusal: str = "") -> None:
-    """The node sent it on, or says why it did not."""
+    """Record that the node delivered the signal, or why it did not."""
     with transaction.atomic():
         JobSignal.objects.filter(pk=row.pk).update(acknowledged_at=timezone.now())
         if refusal:
@@ -76,7 +76,7 @@ def record_signal_delivery(row: JobSignal, refusal: str = "") -> None:
 
 
 def _is_due() -> Q:
-    """Of attempts that still run: a signal is for what runs now, never for the next try."""
+    """Select signals of attempts that still run; a signal is never sent to a later attempt."""
     return Q(
         sent_at__isnull=True,
         requested_at__gt=Now() - dt.timedelta(seconds=SIGNAL_TTL_S),

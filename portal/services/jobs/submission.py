@@ -1,4 +1,4 @@
-"""Submitting, stopping, holding and starting jobs again."""
+"""Submits, cancels, holds, suspends, resumes and resubmits jobs."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ MAX_COMMAND_ARGUMENTS = 1000
 MAX_VARIABLES = 500
 MAX_VARIABLE_BYTES = 32 * 1024
 MAX_ENV_BYTES = 128 * 1024
-"""What a node takes (``agents/node/spec/task_spec.py``) stands behind these: what is accepted here can start there."""
+"""A node's own limits (``agents/node/spec/task_spec.py``) are not lower, so accepted jobs can start."""
 MAX_TIME_LIMIT_S = 30 * 24 * 3600
 PRIORITIES = range(-100, 101)
 
 
-NOT_RESUBMITTED = frozenset({"held", "after", "ignore_dependency_failure"})
-"""What a job that is started again does not take over: whether and for whom the old one waited."""
+NOT_RESUBMITTED = frozenset({"held", "dependencies", "ignore_dependency_failure"})
+"""Fields that a resubmitted job does not copy: whether and for which jobs the old one waited."""
 
 REQUEST_FIELDS = (
     "name",
@@ -66,14 +66,14 @@ REQUEST_FIELDS = (
     "launcher",
     "volumes",
 )
-"""The columns of a request that decide whether and when it starts."""
+"""Columns of a request that affect whether and when it starts."""
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a person asks for. CPU and memory are for each task; ``milli_per_gpu`` 1000 is a whole GPU.
+    """A request for a job. CPU and memory are per task; ``milli_per_gpu`` 1000 is a whole GPU.
 
-    ``min_tasks`` are enough to start, and to go on; None is all of them.
+    ``min_tasks`` is the number of tasks required to start and to continue; None means all.
     """
 
     name: str
@@ -111,12 +111,12 @@ class JobRequest:
 
     @property
     def is_elastic(self) -> bool:
-        """True when it runs with fewer tasks than it wants."""
+        """True if it can run with fewer tasks than requested."""
         return self.min_tasks is not None and self.min_tasks < self.tasks
 
 
 def validate_request(user: User, request: JobRequest) -> None:
-    """Raises what is wrong: NotThere or NotAllowed, Invalid by field, Impossible with the nearest request."""
+    """Raise NotFound or Forbidden, InvalidRequest by field, or Unsatisfiable with the nearest request."""
     require_permission(user, Permission.SUBMIT, request.project)
     if request.environment.runtime == RuntimeKind.PROCESS.value:
         _check_process_runtime_enabled(user)
@@ -126,7 +126,7 @@ def validate_request(user: User, request: JobRequest) -> None:
     ):
         wrong["launcher"] = fault
     if request.topology_constraint and (fault := topology_constraint_error(request.topology_constraint)):
-        wrong["near"] = fault
+        wrong["topology_constraint"] = fault
     if fault := secrets.secret_references_error(request.env, request.secrets):
         wrong["secrets"] = fault
     if fault := volumes.volume_references_error(user, request.environment.runtime, request.volumes):
@@ -167,7 +167,7 @@ def validate_request(user: User, request: JobRequest) -> None:
 
 
 def _permission_errors(user: User, request: JobRequest) -> dict[str, str]:
-    """What the person may not use, by field; an account or a project that is closed is refused before."""
+    """Return what the user may not use, by field; closed accounts and projects are rejected earlier."""
     columns = {
         "owner_id": user.pk,
         "project_id": request.project.pk,
@@ -186,49 +186,51 @@ def _permission_errors(user: User, request: JobRequest) -> dict[str, str]:
 
 
 def preview_start(user: User, request: JobRequest) -> dict[str, Any] | None:
-    """The engine's answer to "would this start now" (``portal.engine_client``); None when it gives none in time.
+    """Return the scheduler's answer whether the request would start now, or None if there is none in time.
 
-    Raises Impossible when the engine knows that this cluster could never run it, which goes further than
-    the plain bounds of ``check_job``.
+    Raise Unsatisfiable if the scheduler finds that the cluster can never run it; it checks more than
+    ``validate_request``.
     """
     answer = query_would_start(preview_query_body(user, request))
     if answer is None or "error" in answer:
         return None
     if answer["unsatisfiable"]:
         nearest = answer["alternatives"][0]["fields"] if answer["alternatives"] else None
-        facts = {**answer["verdict"]["numbers"], "nearest": nearest}
+        facts = {**answer["verdict"]["details"], "nearest": nearest}
         raise Unsatisfiable(answer["verdict"]["message"], code="unsatisfiable", details=facts)
     return answer
 
 
 def preview_query_body(user: User, request: JobRequest) -> dict[str, Any]:
-    """A request as a question to the engine: columns of a Job by name, rows by public id."""
+    """Return the request as a query to the scheduler: columns of a Job by name, rows by public id."""
     columns = _job_columns(request)
     body = {name: columns[name] for name in REQUEST_FIELDS}
     body |= {name: columns[name].public_id for name in ("project", "environment")}
     body["pool"] = request.pool.public_id if request.pool else None
     body["template"] = request.template.public_id if request.template else None
     body["user"] = user.public_id
-    body["after"] = [job.public_id for job in request.dependencies]
+    body["dependencies"] = [job.public_id for job in request.dependencies]
     body["ignore_dependency_failure"] = request.ignore_dependency_failure
     return body
 
 
 def do_submit_job(user: User, request: JobRequest) -> Job:
-    """A PENDING job, acknowledged for ever once this transaction commits (I2)."""
+    """Create a PENDING job. Once this transaction commits, the job is never lost (I2)."""
     validate_request(user, request)
     preview_start(user, request)
     with transaction.atomic():
-        after = lock_dependencies(user, request.dependencies, any_end=request.ignore_dependency_failure)
+        dependencies = lock_dependencies(
+            user, request.dependencies, any_end=request.ignore_dependency_failure
+        )
         pin = request.environment.image_digest
         job = Job.objects.create(owner=user, image_digest=pin, **_job_columns(request))
-        Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in after)
+        Dependency.objects.bulk_create(Dependency(job=job, depends_on=one) for one in dependencies)
         job_control.record_submitted(job, actor=user.username)
         return job
 
 
 def do_cancel_job(user: User, job: Job) -> Job:
-    """Stops a job; the job ends CANCELLED, or stays what it already was (I11)."""
+    """Stop a job; it ends CANCELLED, or keeps the final state that it already has (I11)."""
     require_permission(user, Permission.CONTROL, job)
     mine = job.owner_id == user.pk
     reason = EndReason.CANCELLED_BY_USER if mine or not user.is_admin else EndReason.CANCELLED_BY_ADMIN
@@ -241,7 +243,7 @@ def do_cancel_job(user: User, job: Job) -> Job:
 
 
 def do_hold_job(user: User, job: Job, held: bool) -> Job:
-    """Holds a waiting job back, or lets it go."""
+    """Hold a pending job, or release it."""
     require_permission(user, Permission.CONTROL, job)
     with transaction.atomic():
         before = Job.objects.select_for_update(no_key=True).get(pk=job.pk).held
@@ -252,7 +254,7 @@ def do_hold_job(user: User, job: Job, held: bool) -> Job:
 
 
 def do_suspend_job(user: User, job: Job) -> Job:
-    """Suspends a job: its GPUs go back, its files stay, and it waits until it is resumed. Repeatable."""
+    """Suspend a job: it releases its GPUs and keeps its files until it is resumed. Repeatable."""
     require_permission(user, Permission.CONTROL, job)
     with transaction.atomic():
         before = job.desired_state
@@ -265,7 +267,7 @@ def do_suspend_job(user: User, job: Job) -> Job:
 
 
 def do_resume_job(user: User, job: Job) -> Job:
-    """Puts a suspended job back into the queue; what its owner may not submit any more stays where it is."""
+    """Return a suspended job to the queue. Raise Conflict if its owner may not submit it any more."""
     require_permission(user, Permission.CONTROL, job)
     if denial := job_denial(job):
         of_environment = denial.requirement is Requirement.ENVIRONMENT
@@ -279,11 +281,11 @@ def do_resume_job(user: User, job: Job) -> Job:
 
 
 def do_resubmit_job(user: User, job: Job) -> Job:
-    """A new job with the same request as one that ended; a workspace finds the same home again.
+    """Submit the request of an ended job again; a workspace gets the same home.
 
-    It waits for no other job, and no job waits for it: what waited for the old one has started or was cancelled.
+    Dependencies are not copied, and dependents of the old job have already started or were cancelled.
     """
-    require_permission(user, Permission.CONTROL, job)  # its variables are copied along
+    require_permission(user, Permission.CONTROL, job)  # because its variables are copied
     if job.state not in TERMINAL_JOB_STATES:
         raise Conflict("It has not ended yet.", code="job_not_ended")
     if job.is_placeholder:
@@ -294,30 +296,28 @@ def do_resubmit_job(user: User, job: Job) -> Job:
 
 
 def request_from_job(job: Job) -> JobRequest:
-    """The request a job was made from."""
     return JobRequest(
         **{key: getattr(job, key) for key in JobRequest.__dataclass_fields__ if key not in NOT_RESUBMITTED}
     )
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _job_columns(request: JobRequest) -> dict[str, Any]:
-    """The request as columns of the record: lists and dictionaries of its own."""
-    columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key != "after"}
-    near = dict(request.topology_constraint) if request.topology_constraint else None
+    """Return the request as columns of Job, with lists and dictionaries copied."""
+    columns = {key: getattr(request, key) for key in JobRequest.__dataclass_fields__ if key != "dependencies"}
     return columns | {
         "command": list(request.command),
-        "environ": dict(request.env),
-        "near": near,
+        "env": dict(request.env),
+        "topology_constraint": dict(request.topology_constraint) if request.topology_constraint else None,
         "volumes": volumes.normalize_volume_references(request.volumes),
         "secrets": secrets.normalize_secret_references(request.secrets),
     }
 
 
 def _check_process_runtime_enabled(user: User) -> None:
-    """Where tasks run under one account for everybody, they are for the one admin who is alone here."""
+    """Raise unless the user is the only one, if process tasks of all users run under one account."""
     nodes = Node.objects.filter(runtime=RuntimeKind.PROCESS.value).exclude(state=NodeState.RETIRED.value)
     if any(node.agent_info.get("per_user_isolation", True) for node in nodes) or not nodes:
         return
@@ -363,18 +363,16 @@ def _text_errors(request: JobRequest) -> list[tuple[str, str]]:
         wrong.append(("command", "The first word is the program to run; it begins with neither - nor [."))
     texts = [(name, value) for name, value in request.env.items() if isinstance(value, str)]
     if len(request.env) > MAX_VARIABLES:
-        wrong.append(("environ", f"There are more than {MAX_VARIABLES} variables."))
+        wrong.append(("env", f"There are more than {MAX_VARIABLES} variables."))
     elif sum(len(name.encode()) + len(value.encode()) for name, value in texts) > MAX_ENV_BYTES:
-        wrong.append(
-            ("environ", "The variables are longer than 128 KiB together; put long texts into a file.")
-        )
+        wrong.append(("env", "The variables are longer than 128 KiB together; put long texts into a file."))
     for name, value in request.env.items():
         if not VARIABLE_NAME.fullmatch(str(name)) or not isinstance(value, str) or "\0" in value:
-            wrong.append(("environ", f"{name!r} is not a name with a text value."))
+            wrong.append(("env", f"{name!r} is not a name with a text value."))
         elif len(value.encode()) > MAX_VARIABLE_BYTES:
-            wrong.append(("environ", f"{name} is longer than 32 KiB; put long texts into a file."))
+            wrong.append(("env", f"{name} is longer than 32 KiB; put long texts into a file."))
         elif RESERVED_VARIABLES.match(name):
-            wrong.append(("environ", f"{name} is set by Fairway and cannot be changed."))
+            wrong.append(("env", f"{name} is set by Fairway and cannot be changed."))
     return wrong
 
 
@@ -422,5 +420,4 @@ def _number_errors(request: JobRequest) -> list[tuple[str, str]]:
 
 
 def is_live(job: Job) -> bool:
-    """True until the job has ended."""
     return JobState(job.state) not in TERMINAL_JOB_STATES

@@ -1,7 +1,7 @@
-"""Time limits of running jobs: people are warned before the end, and may ask for more time.
+"""Time limits of running jobs: warnings before the end, and requests for extensions.
 
-More time is granted at once when the scheduler says that it delays nobody. Else, also when the scheduler does not
-answer, it waits for somebody who may decide. Times are the database's.
+An extension is granted at once if the scheduler confirms that no job is delayed. Otherwise, or without an
+answer, it waits for a decision. Times are the database's.
 """
 
 from __future__ import annotations
@@ -33,43 +33,46 @@ WARNING_EVENT = "time_limit_warning"
 MIN_EXTENSION_S = 60
 MAX_LISTED_DELAYS = 20
 BATCH_SIZE = 500
-"""At most so many are warned, or dropped, in one pass; the next finds the others."""
+"""Maximum number of warnings or closed requests per pass."""
 
 
-# -- warning ---------------------------------------------------------------------------------------
+# -- warnings --------------------------------------------------------------------------------------
 
 
 def warn_before_ends() -> int:
-    """Warns once of each end that comes near; gives of how many. An end that moved is warned of anew."""
+    """Warn once about each approaching end; return how many. After an extension the job is warned again."""
     rules = effective_pool_settings(NodePool.objects.all())
     lead = Case(
-        *(When(pool=pool, then=Value(float(knobs["time_limit_warning_s"]))) for pool, knobs in rules.items()),
+        *(
+            When(pool=pool, then=Value(float(settings["time_limit_warning_s"])))
+            for pool, settings in rules.items()
+        ),
         default=Value(0.0),
         output_field=FloatField(),
     )
     half = Cast(F("job__time_limit_s"), FloatField()) / 2.0
-    told = _warnings().filter(
+    reported = _warnings().filter(
         job=OuterRef("job_id"), attempt=OuterRef("pk"), limit_s=OuterRef("job__time_limit_s")
     )
     near = (
         attempts_with_limit()
         .annotate(lead=Least(lead, half), now=Now())
         .filter(ends_at__lte=Now() + F("lead") * Value(dt.timedelta(seconds=1)), lead__gt=0.0)
-        .filter(~Exists(told))
+        .filter(~Exists(reported))
     )
     found = list(near.values_list("pk", flat=True)[:BATCH_SIZE])
     return sum(_warn(attempt) for attempt in found)
 
 
 def _warnings() -> QuerySet[Any]:
-    """The warnings that were given, with the limit that each was about."""
+    """Return earlier warnings, each with the limit that it was about."""
     return JobEvent.objects.filter(kind=WARNING_EVENT).annotate(
-        limit_s=Cast(KeyTextTransform("limit_s", "facts"), IntegerField())
+        limit_s=Cast(KeyTextTransform("limit_s", "details"), IntegerField())
     )
 
 
 def _warn(attempt_id: int) -> bool:
-    """Leaves the event, unless the attempt has moved on or another pass was faster."""
+    """Write the event, unless the attempt has changed or another pass did it."""
     with transaction.atomic():
         row = (
             attempts_with_limit()
@@ -98,27 +101,29 @@ def _warn(attempt_id: int) -> bool:
         return True
 
 
-# -- more time -------------------------------------------------------------------------------------
+# -- extensions ------------------------------------------------------------------------------------
 
 
 def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -> TimeLimitExtension:
-    """More time for a running job: granted when it delays nobody, else a request that waits for a decision.
+    """Extend the limit of a running job if nothing is delayed, else create a request to be decided.
 
-    ``extra_s`` from a minute up to what the policy leaves. Must not run in a transaction: the scheduler is asked.
-    Raises Invalid by field, and Conflict for a job that does not run against a limit, or whose request waits.
+    ``extra_s`` is at least 60 and at most what the policy leaves. Must not run in a transaction, because the
+    scheduler is queried. Raise InvalidRequest by field, Conflict if the job runs without a limit or has a
+    pending request.
     """
     require_permission(user, Permission.CONTROL, job)
     attempt = _running_attempt(job)
-    room = extension_allowance(
+    space = extension_allowance(
         job, float(effective_pool_settings([attempt.pool])[attempt.pool_id]["max_extension_s"])
     )
-    most_s = min(room.remaining_s, MAX_TIME_LIMIT_S - (job.time_limit_s or 0))
+    most_s = min(space.remaining_s, MAX_TIME_LIMIT_S - (job.time_limit_s or 0))
     if not MIN_EXTENSION_S <= extra_s <= most_s:
         raise InvalidRequest(
             fields={
-                "extra_s": f"At least {format_duration(MIN_EXTENSION_S)}, at most {format_duration(most_s)} may be added."
+                "extra_s": f"At least {format_duration(MIN_EXTENSION_S)}, "
+                f"at most {format_duration(most_s)} may be added."
                 if most_s >= MIN_EXTENSION_S
-                else f"No more may be added; the policy allows {format_duration(room.max_s)} in all."
+                else f"No more may be added; the policy allows {format_duration(space.max_s)} in all."
             }
         )
     if TimeLimitExtension.objects.filter(job=job, state="waiting").exists():
@@ -161,7 +166,7 @@ def do_request_extension(user: User, job: Job, extra_s: int, reason: str = "") -
 def do_decide_extension(
     user: User, extension: TimeLimitExtension, *, grant: bool, answer: str = ""
 ) -> TimeLimitExtension:
-    """Grants or refuses a waiting request. Raises Conflict for one that is decided, or whose job moved on."""
+    """Grant or reject a pending request. Raise Conflict if it is decided or the job has changed."""
     require_permission(user, Permission.VIEW, extension)
     if not user.is_admin:
         _require_decider(user, extension)
@@ -192,7 +197,7 @@ def do_decide_extension(
 
 
 def close_lapsed_extensions() -> int:
-    """Closes requests whose attempt has ended, or is asked to; gives how many."""
+    """Close requests whose attempt has ended or is stopping; return how many."""
     over = TimeLimitExtension.objects.filter(state="waiting").exclude(
         attempt__state__in=[state.value for state in LIVE_ATTEMPT_STATES],
         attempt__stop_requested_at__isnull=True,
@@ -203,7 +208,7 @@ def close_lapsed_extensions() -> int:
     )
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _require_decider(user: User, extension: TimeLimitExtension) -> None:
@@ -218,7 +223,7 @@ def _require_decider(user: User, extension: TimeLimitExtension) -> None:
 
 
 def _running_attempt(job: Job) -> Any:
-    """The attempt that runs against the job's limit, with ``ends_at``."""
+    """Return the attempt that runs with the job's limit, with ``ends_at``."""
     row = attempts_with_limit().select_related("pool", "job").filter(job=job).first()
     if row is None or job.desired_state != DesiredState.RUN:
         raise Conflict("It does not run against a time limit now.", code="no_time_limit")
@@ -226,7 +231,7 @@ def _running_attempt(job: Job) -> Any:
 
 
 def _lock_job(job_id: int, attempt: Attempt) -> Job:
-    """The job, locked, while this attempt of it runs and nobody asked it to stop."""
+    """Return the locked job if this attempt of it runs and is not stopping. Raise Conflict otherwise."""
     job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
     live = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.pk)
     if live.state != AttemptState.RUNNING or live.stop_requested_at is not None or job.time_limit_s is None:
@@ -235,9 +240,9 @@ def _lock_job(job_id: int, attempt: Attempt) -> Job:
 
 
 def _impact_columns(job: Job, impact: dict[str, Any] | None) -> dict[str, Any]:
-    """What the scheduler said, as columns of the request."""
+    """Return the scheduler's answer as columns of the request."""
     if impact is None or not (impact["whole"] or impact["delays"] or impact["reservations"]):
-        return {"known": False, "beyond": True}
+        return {"impact_known": False, "affects_other_projects": True}
     late = impact["delays"]
     jobs = Job.objects.filter(public_id__in=[one["job"] for one in late])
     parents = project_parents()
@@ -246,16 +251,16 @@ def _impact_columns(job: Job, impact: dict[str, Any] | None) -> dict[str, Any]:
         for project in jobs.order_by().values_list("project_id", flat=True).distinct()
     )
     return {
-        "known": True,
+        "impact_known": True,
         "delayed_count": len(late),
         "delays": late[:MAX_LISTED_DELAYS],
         "reservations": impact["reservations"],
-        "beyond": bool(impact["reservations"]) or not (mine and impact["whole"]),
+        "affects_other_projects": bool(impact["reservations"]) or not (mine and impact["whole"]),
     }
 
 
 def _delay_message(extension: TimeLimitExtension) -> str:
-    """Whom it delays, without names: the timeline is read by people who may not see the others."""
+    """Describe the impact without names: readers of the timeline may not see the other jobs."""
     if not extension.impact_known:
         return "The scheduler did not say in time whom it delays."
     said = []
@@ -273,7 +278,7 @@ def _delay_message(extension: TimeLimitExtension) -> str:
 
 
 def _extend_limit(user: User, job: Job, attempt: Attempt, extra_s: int, message: str, reason: str) -> None:
-    """Moves the limit of a locked job, with event and audit row."""
+    """Extend the limit of a locked job, with event and audit row."""
     before = job.time_limit_s or 0
     job.time_limit_s = before + extra_s
     job.version += 1
@@ -287,7 +292,7 @@ def _extend_limit(user: User, job: Job, attempt: Attempt, extra_s: int, message:
     )
     limits = ({"time_limit_s": before}, {"time_limit_s": job.time_limit_s})
     record_action(user, "job.extend", job, before=limits[0], after=limits[1], reason=reason)
-    trigger_cycle("limit")  # what is reserved and who passes follow from ends
+    trigger_cycle("limit")  # reservations and nominations depend on the end times
 
 
 def _record_event(job: Job, attempt: Attempt, kind: str, message: str, user: User) -> None:

@@ -1,4 +1,4 @@
-"""Attempts that run on their nodes and that the record forgot, when it was restored from a backup, are adopted."""
+"""Adopts attempts that run on nodes but are missing from a database restored from a backup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from portal.services.lifecycle.transitions import transition_attempt, transition
 
 @dataclass(frozen=True)
 class FoundTask:
-    """A rank that runs already: where, with which GPUs, under which name, since when."""
+    """A running rank: its node, GPUs, container name and start time."""
 
     rank: int
     placement: RankPlacement
@@ -29,11 +29,11 @@ class FoundTask:
 
 
 def adopt_attempt(job: Job, number: int, tasks: Sequence[FoundTask], *, actor: str, message: str) -> Attempt:
-    """Takes an attempt into the record that runs on its nodes and was forgotten by a restore.
+    """Create the row of an attempt that runs on its nodes and is missing after a restore.
 
-    ``job`` must be locked by the caller. Ranks of an attempt that is adopted already join it. The GPUs count
-    from now on. Raises Conflict when the job cannot run that attempt any more, or when the record still
-    promises one of its GPUs to somebody else (I1).
+    ``job`` must be locked by the caller. Further ranks join an adopted attempt. Its GPUs are accounted from
+    now on. Raise Conflict if the job cannot have this attempt any more, or if one of its GPUs is allocated
+    otherwise (I1).
     """
     now = timezone.now()
     attempt = job.attempts.select_for_update(no_key=True).filter(number=number).first()
@@ -47,7 +47,7 @@ def adopt_attempt(job: Job, number: int, tasks: Sequence[FoundTask], *, actor: s
             leader_epoch=0,
             start_sent_at=now,
             running_at=min(each.started_at for each in tasks),
-            # nobody probes it: what its server would be asked with was in the record that is lost
+            # not probed: the secret of its server is lost
             ready_at=now if job.kind == JobKind.WORKSPACE.value else None,
         )
         job.attempt_count = max(job.attempt_count, number)
@@ -77,14 +77,14 @@ def adopt_attempt(job: Job, number: int, tasks: Sequence[FoundTask], *, actor: s
 
 
 def advance_attempt_number(job_id: str, number: int) -> None:
-    """Makes the next attempt of a job (public id) come after ``number``, which its node never starts again."""
+    """Make the next attempt of a job (public id) come after ``number``, which its node never starts again."""
     Job.objects.filter(public_id=job_id, attempt_count__lt=number).update(
         attempt_count=number, version=F("version") + 1
     )
 
 
 def _check_adoptable(job: Job) -> None:
-    """Raises Conflict for a job that has ended, or of which another attempt runs by the record."""
+    """Raise Conflict if the job has ended or another attempt of it is live."""
     if job.state == JobState.PENDING:
         return
     if job.state in TERMINAL_JOB_STATES:

@@ -1,7 +1,7 @@
-"""GPUs change hands: ``used_milli`` and allocations with their ledger rows, in the transaction of the move.
+"""Allocates and releases GPUs: ``used_milli``, allocations and usage intervals in one transaction.
 
-Rows are locked in id order. A GPU is released on proof only: ``release_gpus`` is the one place where an
-allocation ends.
+Rows are locked in id order. A GPU is released only on proof: ``release_gpus`` is the only function that ends
+an allocation.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from portal.models import Allocation, Gpu, NodePool, Task, UsageInterval
 from portal.selectors.scheduling.settings import effective_pool_settings
 
 WHOLE_GPU_MILLI = 1000
-"""All of a GPU, in thousandths."""
 
 
 def allocate_gpus(shares: Iterable[tuple[int, int, int]]) -> None:
-    """Moves ``used_milli`` by (GPU row, milli, project row), locked in order.
+    """Add to ``used_milli`` for each (GPU id, milli, project id), locked in order.
 
-    Raises Conflict when a GPU takes no work, or would be shared by projects that may not.
+    Raise Conflict if a GPU accepts no work, or if projects that must not share a GPU would.
     """
     asked = list(shares)
     wanted = _milli_by_gpu((gpu, milli) for gpu, milli, _ in asked)
@@ -42,7 +41,10 @@ def allocate_gpus(shares: Iterable[tuple[int, int, int]]) -> None:
 
 
 def _check_gpu_sharing_scope(requested: Iterable[tuple[int, int, int]]) -> None:
-    """Refuses shares beside those of other projects, where the policy keeps these apart. The GPUs are locked."""
+    """Raise Conflict for partial GPUs shared with another project, if the policy forbids it.
+
+    GPUs must be locked.
+    """
     projects: dict[int, set[int]] = defaultdict(set)
     for gpu, milli, project in requested:
         if milli < WHOLE_GPU_MILLI:
@@ -54,16 +56,16 @@ def _check_gpu_sharing_scope(requested: Iterable[tuple[int, int, int]]) -> None:
         projects[gpu].add(project)
     mixed = Gpu.objects.filter(pk__in=[gpu for gpu, found in projects.items() if len(found) > 1])
     rows = list(mixed.select_related("node__pool"))
-    knobs = effective_pool_settings({row.node.pool for row in rows}) if rows else {}
+    settings = effective_pool_settings({row.node.pool for row in rows}) if rows else {}
     for row in rows:
-        if knobs[row.node.pool_id]["gpu_sharing_scope"] != "any":
+        if settings[row.node.pool_id]["gpu_sharing_scope"] != "any":
             raise Conflict(f"GPU {row.uuid} is shared by another project.", code="gpu_shared_elsewhere")
 
 
 def allocate_running_gpus(shares: Iterable[tuple[int, int]]) -> None:
-    """As ``take_gpus`` for GPUs on which it runs already, healthy or not.
+    """Add to ``used_milli`` for (GPU id, milli) already in use by a running task, whatever the GPU's health.
 
-    Raises Conflict, with who holds it, where the record has no room on one.
+    Raise Conflict, naming the holder, if a GPU has too little left.
     """
     wanted = _milli_by_gpu(shares)
     rows = Gpu.objects.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
@@ -85,7 +87,7 @@ def allocate_running_gpus(shares: Iterable[tuple[int, int]]) -> None:
 def create_allocations(
     placed: Sequence[tuple[Task, NodePool, Sequence[tuple[int, int]]]], now: dt.datetime
 ) -> None:
-    """The allocations of tasks with their ledger rows; ``used_milli`` has moved already."""
+    """Create allocations and usage intervals of tasks; ``used_milli`` must already include them."""
     made = [
         (Allocation(task=task, gpu_id=gpu, milli=milli, whole=milli == 1000, started_at=now), pool)
         for task, pool, gpus in placed
@@ -107,7 +109,7 @@ def create_allocations(
 
 
 def release_gpus(task: Task, proof: str) -> None:
-    """Ends a task's allocations with their proof, and frees the GPUs: the only place that does."""
+    """End a task's allocations with their proof and free its GPUs."""
     now = timezone.now()
     rows = list(task.allocations.filter(ended_at__isnull=True).order_by("gpu_id"))
     list(
@@ -123,7 +125,6 @@ def release_gpus(task: Task, proof: str) -> None:
 
 
 def _milli_by_gpu(shares: Iterable[tuple[int, int]]) -> Counter[int]:
-    """Milli by GPU row."""
     sums: Counter[int] = Counter()
     for gpu, milli in shares:
         sums[gpu] += milli
@@ -131,7 +132,7 @@ def _milli_by_gpu(shares: Iterable[tuple[int, int]]) -> Counter[int]:
 
 
 def _add_used_milli(delta_by_gpu: Counter[int]) -> None:
-    """Moves ``used_milli`` of locked rows, in one query for each amount."""
+    """Change ``used_milli`` of locked rows, with one query per distinct amount."""
     by_milli: dict[int, list[int]] = {}
     for gpu, milli in delta_by_gpu.items():
         by_milli.setdefault(milli, []).append(gpu)

@@ -1,6 +1,6 @@
-"""What an ended attempt leaves of its job: the end that it has come to, or another turn in the queue.
+"""What follows for the job when an attempt ends: a final state, or PENDING again.
 
-And what a task leaves that ended alone: an elastic attempt goes on as long as enough of its tasks live.
+Also what follows when one task ends: an elastic attempt continues while enough of its tasks run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from portal.services.lifecycle.transitions import (
 
 
 def finish_attempt(attempt: Attempt, job: Job) -> None:
-    """Ends an attempt whose every task is gone, and decides what becomes of the job."""
+    """End an attempt without live tasks, and set the next state of its job."""
     reason = EndReason(attempt.stop_reason) if attempt.stop_reason else EndReason.COMPLETED
     state = END_STATES[reason]
     message = attempt.message or end_message(reason)
@@ -52,7 +52,7 @@ def finish_attempt(attempt: Attempt, job: Job) -> None:
     if after is JobState.PENDING and not message.endswith("waits again."):
         message = f"{message} It waits again."
     if after is JobState.SUSPENDED and reason is not EndReason.SUSPENDED:
-        message = end_message(EndReason.SUSPENDED)  # asked for while it left for another reason
+        message = end_message(EndReason.SUSPENDED)  # suspended while it stopped for another reason
     transition_job(
         job, after, reason=reason, message=message, attempt=attempt, actor=attempt.stop_requested_by
     )
@@ -65,10 +65,10 @@ def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: Attemp
     if job.desired_state == DesiredState.SUSPENDED:
         return JobState.SUSPENDED
     if state is AttemptState.SUSPENDED:
-        return JobState.PENDING  # resumed while it let go
+        return JobState.PENDING  # resumed while it stopped
     retried = reason in RETRYABLE_REASONS or (job.retry_on_failure and reason in APPLICATION_FAILURES)
     if job.is_placeholder and (reason in PREEMPTION_REASONS or retried):
-        return JobState.FAILED  # nobody knows what to start again
+        return JobState.FAILED  # a placeholder has no command to start again
     if reason in PREEMPTION_REASONS:
         return JobState.PENDING
     if retried:
@@ -82,7 +82,7 @@ def _next_job_state(job: Job, attempt: Attempt, reason: EndReason, state: Attemp
 
 
 def surviving_tasks(tasks: Sequence[Task], without: Collection[int] = ()) -> int:
-    """How many tasks go on when those that were asked to leave, and ``without`` (row numbers), have left."""
+    """Return the number of tasks left after evictions and without the tasks ``without`` (ids)."""
     return sum(
         task.state in LIVE_ATTEMPT_STATES and task.eviction_requested_at is None and task.pk not in without
         for task in tasks
@@ -92,10 +92,9 @@ def surviving_tasks(tasks: Sequence[Task], without: Collection[int] = ()) -> int
 def survives_without(
     attempt: Attempt, job: Job, tasks: Sequence[Task], without: Collection[int] = ()
 ) -> bool:
-    """True when an attempt works on although these of its tasks end.
+    """Return True if an attempt continues when these tasks (ids) end.
 
-    Not when it is to end anyhow: because somebody wants it, or because one of its tasks has finished, whom the
-    others follow.
+    Not if it must end anyway: a stop was requested, or one of its tasks has completed, which ends the others.
     """
     if not job.is_elastic or attempt.stop_requested_at is not None or job.desired_state != DesiredState.RUN:
         return False
@@ -107,7 +106,7 @@ def survives_without(
 def record_lost_tasks(
     attempt: Attempt, job: Job, lost: int, surviving: int, reason: EndReason, message: str, actor: str = ""
 ) -> None:
-    """Writes down that tasks of an attempt end and the others go on; what is to replace them pauses first."""
+    """Record that tasks of an attempt end while others continue; replacements wait for a backoff first."""
     if reason not in NOT_TASK_FAILURES:
         attempt.failed_tasks += lost
     attempt.scale_up_after = timezone.now() + dt.timedelta(seconds=backoff_s(attempt.failed_tasks))
@@ -120,7 +119,7 @@ def record_lost_tasks(
 
 
 def bump_job_version(job: Job) -> None:
-    """The tasks of a running job changed: a plan that was made before does not hold any more."""
+    """Invalidate plans for a running job after its tasks changed."""
     job.version += 1
     job.save(update_fields=["version"])
     trigger_cycle("ended")

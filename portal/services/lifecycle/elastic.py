@@ -1,7 +1,7 @@
-"""Elastic attempts: tasks join while others run, and leave while others go on.
+"""Elastic attempts: adds and evicts tasks while others run.
 
-A chapter of ``lifecycle`` with its rules: rows are locked in the order job, attempt, tasks, GPUs, every move leaves
-an event, and a GPU is released on proof only. The number of the attempt, its epoch and its fencing stay.
+The rules of ``job_control`` apply: rows are locked in the order job, attempt, tasks, GPUs, every transition
+writes an event, and a GPU is released only on proof. Attempt number, epoch and fencing do not change.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _PREEMPTOR_TEXT = {
     EndReason.RECLAIMED: "for another project, to which they are owed",
     EndReason.MIGRATED: "to stand elsewhere, so that a job that needs more room together can start",
 }
-"""Why tasks leave, for the job's own people; who they are in another project is not theirs to know."""
+"""Why tasks are evicted, as the job's users may read it: jobs of other projects are not named."""
 
 
-# -- tasks that join ---------------------------------------------------------------------------------
+# -- scale up ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ScaleUp:
-    """Tasks that join a running attempt: ``seats`` for the numbers from ``first`` on, beside ``live`` others."""
+    """Tasks to add to a running attempt with ``live_count`` tasks; ranks start at ``first_rank``."""
 
     job: Job
     attempt: Attempt
@@ -55,10 +55,10 @@ class ScaleUp:
 
 
 class ScaleUpSession:
-    """The attempts of running elastic jobs and how far they are, locked until the transaction ends."""
+    """Attempts and tasks of running elastic jobs, locked until the transaction ends."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
-        """``jobs`` are locked by the caller; no query where none of them runs and is elastic."""
+        """Lock the attempts of ``jobs``, which are locked; no query if none is running and elastic."""
         running = [job.pk for job in jobs if job.is_elastic and job.state == JobState.RUNNING]
         self._attempts: dict[int, Attempt] = {}
         self._tasks: dict[int, list[Task]] = defaultdict(list)
@@ -75,7 +75,7 @@ class ScaleUpSession:
             self._tasks[task.attempt_id].append(task)
 
     def scale_up(self, job: Job, placements: Sequence[RankPlacement]) -> ScaleUp:
-        """What ``seats`` make of a running job; Conflict when its attempt takes no more tasks, or not so many."""
+        """Return the tasks to add. Raise Conflict if the attempt does not accept this many."""
         attempt = self._attempts.get(job.pk)
         if (
             attempt is None
@@ -92,42 +92,49 @@ class ScaleUpSession:
 
 
 def scale_up_attempts(scale_ups: Sequence[ScaleUp]) -> None:
-    """Gives GPUs to tasks that join, and lets them start: all of ``growths`` or none.
+    """Allocate GPUs to the added tasks and start them: all or none.
 
-    Of different jobs, as ``Growing`` found them. Raises IntegrityError when a GPU is already taken, Conflict
-    when one is not healthy.
+    ``scale_ups`` must be of different jobs, from a ``ScaleUpSession``. Raise IntegrityError if a GPU is
+    already allocated, Conflict if one is not healthy.
     """
     now = timezone.now()
     allocate_gpus(
         (gpu, milli, each.attempt.job.project_id)
         for each in scale_ups
-        for seat in each.placements
-        for gpu, milli in seat.gpus
+        for placement in each.placements
+        for gpu, milli in placement.gpus
     )
     placed = [
         (
             Task(
                 attempt=each.attempt,
                 rank=each.first_rank + number,
-                node=seat.node,
+                node=placement.node,
                 world_size_at_start=each.live_count + len(each.placements),
             ),
             each.attempt.pool,
-            seat.gpus,
+            placement.gpus,
         )
         for each in scale_ups
-        for number, seat in enumerate(each.placements)
+        for number, placement in enumerate(each.placements)
     ]
     Task.objects.bulk_create(task for task, _, _ in placed)
     create_allocations(placed, now)
     notify_nodes(
-        {seat.node.public_id: ("start", each.job.public_id) for each in scale_ups for seat in each.placements}
+        {
+            placement.node.public_id: ("start", each.job.public_id)
+            for each in scale_ups
+            for placement in each.placements
+        }
     )
     events: list[JobEvent] = []
     news: list[TopicEvent] = []
     for each in scale_ups:
-        where = ", ".join(sorted({seat.node.name for seat in each.placements}))
-        message = f"Grows from {each.live_count} to {each.live_count + len(each.placements)} of {each.job.tasks} tasks: {where}."
+        where = ", ".join(sorted({placement.node.name for placement in each.placements}))
+        message = (
+            f"Grows from {each.live_count} to {each.live_count + len(each.placements)} "
+            f"of {each.job.tasks} tasks: {where}."
+        )
         events.append(attempt_event(each.attempt, "grows", "", "", "placed", message))
         news.append(attempt_topic_event(each.attempt, "grows", message))
         bump_job_version(each.job)
@@ -135,12 +142,12 @@ def scale_up_attempts(scale_ups: Sequence[ScaleUp]) -> None:
     publish_all_on_commit(news)
 
 
-# -- tasks that leave --------------------------------------------------------------------------------
+# -- evict tasks -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TaskEviction:
-    """Tasks of a running attempt that are to leave, and why; ``for_job`` gets their place."""
+    """Tasks of a running attempt to evict, and why; ``for_job`` gets their GPUs."""
 
     attempt: int
     ranks: frozenset[int]
@@ -149,9 +156,9 @@ class TaskEviction:
 
 
 def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = "") -> list[int]:
-    """Asks tasks to leave while the others go on; gives the attempts that cannot spare them (any more).
+    """Evict tasks while the others continue; return the ids of attempts that cannot continue without them.
 
-    They keep their GPUs until their nodes say that they are gone. Repeatable: who was asked is not asked again.
+    The tasks keep their GPUs until their nodes prove that they are gone. Repeatable.
     """
     wanted = {leave.attempt: leave for leave in evictions}
     kept: list[int] = []
@@ -170,10 +177,10 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
                 kept.append(attempt.pk)
                 continue
             before = surviving_tasks(mine)
-            for_whom = _PREEMPTOR_TEXT.get(leave.reason, "").format(
+            beneficiary = _PREEMPTOR_TEXT.get(leave.reason, "").format(
                 job=leave.for_job.name if leave.for_job else ""
             )
-            message = f"Gives {len(going)} of {before} tasks back {for_whom}".strip() + "."
+            message = f"Gives {len(going)} of {before} tasks back {beneficiary}".strip() + "."
             _request_eviction(attempt, going, leave.reason)
             record_event(attempt, "shrinks", "", "", leave.reason.value, message, actor)
             bump_job_version(attempt.job)
@@ -181,7 +188,7 @@ def request_task_evictions(evictions: Sequence[TaskEviction], *, actor: str = ""
 
 
 def end_tasks(ids: Iterable[int], reason: EndReason, *, message: str, actor: str = "") -> None:
-    """Ends tasks (row numbers) that cannot go on: alone where the others can, else their whole attempts."""
+    """End tasks (ids) that cannot continue: alone if the others can, else with their whole attempt."""
     lost = set(ids)
     with transaction.atomic():
         live, tasks = _lock_attempts(Task.objects.filter(pk__in=lost).values_list("attempt_id", flat=True))
@@ -208,7 +215,7 @@ def end_tasks(ids: Iterable[int], reason: EndReason, *, message: str, actor: str
 
 
 def _lock_attempts(attempts: Iterable[int]) -> tuple[list[Attempt], dict[int, list[Task]]]:
-    """Those of the attempts (row numbers) that live, with their jobs and tasks, all locked in order."""
+    """Lock the live ones of these attempts (ids) with their jobs and tasks, in order, and return them."""
     wanted = list(attempts)
     jobs = Job.objects.select_for_update(of=("self",), no_key=True).filter(attempts__in=wanted)
     by_id = {job.pk: job for job in jobs.select_related("owner", "project").order_by("pk")}
@@ -227,7 +234,7 @@ def _lock_attempts(attempts: Iterable[int]) -> tuple[list[Attempt], dict[int, li
 
 
 def _request_eviction(attempt: Attempt, leaving: Sequence[Task], reason: EndReason) -> None:
-    """Marks locked tasks as leaving and tells their nodes; where no start ever went out they are gone at once."""
+    """Mark locked tasks as evicted and notify their nodes; a task without a start command is gone at once."""
     for task in leaving:
         task.eviction_requested_at, task.eviction_reason = timezone.now(), reason.value
         if attempt.start_sent_at is None:

@@ -1,10 +1,9 @@
-"""The one writer of job, attempt and task states, and of the allocations that move with them.
+"""Starts, stops and records the state of jobs, attempts and tasks, with the allocations that belong to them.
 
 Every function runs in the caller's transaction or opens one, locks rows in the order job, attempt, tasks,
-GPUs (by id), leaves an event with a reason, and announces the change. It is made of ``steps`` (one step on the
-graph), ``holdings`` (GPUs change hands) and ``endings`` (what becomes of the job), which are open to nobody else
-but ``adoption``, its twin for attempts that a restored record forgot, ``elastic``, where tasks join and leave, and
-``suspending``.
+GPUs (by id), writes an event with a reason, and publishes the change. It uses ``transitions`` (one
+transition), ``allocations`` (GPUs) and ``attempt_end`` (what follows for the job). Only ``adoption``
+(attempts missing after a restore), ``elastic`` and ``suspension`` may use these too.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ from portal.services.lifecycle.transitions import (
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Where one rank goes: a node, and (GPU row, milli) pairs on it."""
+    """The placement of one rank: a node, and (GPU id, milli) pairs on it."""
 
     node: Node
     gpus: Sequence[tuple[int, int]]
@@ -69,9 +68,9 @@ class RankPlacement:
 
 @dataclass(frozen=True)
 class AttemptStart:
-    """A job that gets its GPUs: ``seats`` in rank order, one for each task, and a workspace's sealed secret.
+    """A job to start: ``placements`` in rank order, one per task, and a workspace's encrypted secret.
 
-    An elastic job may begin with fewer seats than it wants, but with no fewer than it needs.
+    An elastic job may start with fewer placements than requested, but not fewer than its minimum.
     """
 
     job: Job
@@ -82,10 +81,10 @@ class AttemptStart:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """An attempt that is to end, and why.
+    """An attempt to stop, and why.
 
-    ``for_job`` is the waiting job that gets its place: the promise stands until that job's next attempt, and
-    as long as it waits.
+    ``for_job`` is the pending job for which it is preempted; the GPUs are reserved for that job until its
+    next attempt, or until it is no longer pending.
     """
 
     attempt: int
@@ -117,18 +116,18 @@ def start_attempt(
     secret: str = "",
     now: dt.datetime | None = None,
 ) -> Attempt:
-    """``begin_attempts`` for a single job."""
+    """Start a single attempt, as ``start_attempts``."""
     return start_attempts([AttemptStart(job, pool, placements, secret)], epoch=epoch, now=now)[0]
 
 
 def start_attempts(
     starts: Sequence[AttemptStart], *, epoch: int, now: dt.datetime | None = None
 ) -> list[Attempt]:
-    """Gives GPUs to PENDING jobs and starts the next attempt of each in CONFIGURING: all of them or none.
+    """Allocate GPUs to PENDING jobs and create the next attempt of each in CONFIGURING: all or none.
 
-    The jobs must be different ones, locked by the caller. Raises IntegrityError when a GPU is already taken
-    (the CHECK on ``used_milli`` refuses), Conflict when a job or a GPU moved on. The number of queries does
-    not depend on how many they are.
+    The jobs must be distinct and locked by the caller. Raise IntegrityError if a GPU is already allocated
+    (the CHECK on ``used_milli`` fails), Conflict if a job or GPU changed. The number of queries does not
+    depend on the number of jobs.
     """
     now = now or timezone.now()
     for each in starts:
@@ -140,8 +139,8 @@ def start_attempts(
     allocate_gpus(
         (gpu, milli, each.job.project_id)
         for each in starts
-        for seat in each.placements
-        for gpu, milli in seat.gpus
+        for placement in each.placements
+        for gpu, milli in placement.gpus
     )
     attempts = Attempt.objects.bulk_create(
         Attempt(
@@ -160,43 +159,47 @@ def start_attempts(
             Task(
                 attempt=attempt,
                 rank=rank,
-                node=seat.node,
+                node=placement.node,
                 world_size_at_start=len(each.placements) if each.job.is_elastic else None,
             ),
             each.pool,
-            seat.gpus,
+            placement.gpus,
         )
         for each, attempt in zip(starts, attempts, strict=True)
-        for rank, seat in enumerate(each.placements)
+        for rank, placement in enumerate(each.placements)
     ]
     Task.objects.bulk_create(task for task, _, _ in placed)
     create_allocations(placed, now)
     rendezvous.create_rendezvous(
-        (attempt, GangPlacement(each.job, each.pool, [seat.node for seat in each.placements]))
+        (attempt, GangPlacement(each.job, each.pool, [placement.node for placement in each.placements]))
         for each, attempt in zip(starts, attempts, strict=True)
     )
     JobVerdict.objects.filter(job__in=[each.job for each in starts]).delete()
-    # before the news, for nodes wait and pages do not
+    # before the events: nodes are waiting, pages are not
     notify_nodes(
-        {seat.node.public_id: ("start", each.job.public_id) for each in starts for seat in each.placements}
+        {
+            placement.node.public_id: ("start", each.job.public_id)
+            for each in starts
+            for placement in each.placements
+        }
     )
     _set_running(starts, attempts, now)
     return attempts
 
 
 def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], now: dt.datetime) -> None:
-    """PENDING jobs with a new attempt become RUNNING, with their events and news."""
+    """Move PENDING jobs with a new attempt to RUNNING, and write and publish their events."""
     events, news = [], []
-    by_sentence: dict[str, list[int]] = {}
+    by_message: dict[str, list[int]] = {}
     for each, attempt in zip(starts, attempts, strict=True):
-        job, where = each.job, ", ".join(sorted({seat.node.name for seat in each.placements}))
+        job, where = each.job, ", ".join(sorted({placement.node.name for placement in each.placements}))
         job.state, job.reason = JobState.RUNNING.value, "placed"
         job.message = f"Got its GPUs on {where}."[:1000]
         job.version += 1
         job.attempt_count = attempt.number
         job.started_at = job.started_at or now
         job.exit_code = None
-        by_sentence.setdefault(job.message, []).append(job.pk)
+        by_message.setdefault(job.message, []).append(job.pk)
         events.append(job_event(job, JobState.PENDING, attempt))
         events.append(
             attempt_event(
@@ -207,7 +210,7 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
     Job.objects.filter(pk__in=[each.job.pk for each in starts]).update(
         state=JobState.RUNNING.value,
         reason="placed",
-        message=Case(*(When(pk__in=jobs, then=Value(text)) for text, jobs in by_sentence.items())),
+        message=Case(*(When(pk__in=jobs, then=Value(text)) for text, jobs in by_message.items())),
         version=F("version") + 1,
         attempt_count=F("attempt_count") + 1,
         started_at=Coalesce("started_at", now),
@@ -218,15 +221,16 @@ def _set_running(starts: Sequence[AttemptStart], attempts: Sequence[Attempt], no
 
 
 class OwnerNotPermittedError(Exception):
-    """The owner of a job may not run it any more; nothing of this task was sent."""
+    """The owner of the job lost a right that it requires; nothing of this task was sent."""
 
 
 def mark_task_sent(task: Task) -> bool:
-    """Marks that a start command is about to go out; False when the task is no longer to be started.
+    """Mark that a start command is about to be sent; return False if the task must not start any more.
 
-    After a True the node may hold a container, whatever becomes of the answer (law 7). Raises NotPermitted when the
-    owner of the job has lost a right that it needs. Whoever takes rights away locks the attempt after that
-    (``portal.services.lifecycle.rights_changes``), so either this sees the loss, or the attempt counts as running there.
+    After True the node may have a container, whatever it answers (law 7). Raise OwnerNotPermittedError if the
+    owner lost a required right. Revoking a right locks the attempt after changing it
+    (``portal.services.lifecycle.rights_changes``), so either this call sees the change, or the revocation
+    sees the attempt as running.
     """
     with transaction.atomic():
         attempt = Attempt.objects.select_for_update(no_key=True).get(pk=task.attempt_id)
@@ -245,9 +249,9 @@ def mark_task_sent(task: Task) -> bool:
 
 
 def should_start(task: Task, attempt: Attempt) -> bool:
-    """True while a start command may and should go out; a task that joins later starts in a running attempt.
+    """Return True while a start command should be sent. A task that joins later starts in a running attempt.
 
-    One that was prepared before others of its gang waits for them.
+    A prepared task waits for the rest of its gang.
     """
     begins = not attempt.gang_start or (
         attempt.all_prepared_at is not None and not _waits_for_rank_zero(task, attempt)
@@ -262,9 +266,9 @@ def should_start(task: Task, attempt: Attempt) -> bool:
 
 
 def _waits_for_rank_zero(task: Task, attempt: Attempt) -> bool:
-    """True while rank 0 has not begun where its node's agent listens in its place.
+    """Return True until rank 0 runs, if its node's agent still listens for the connectivity check.
 
-    Another rank would meet that agent, and take it for rank 0.
+    Another rank would connect to that agent and take it for rank 0.
     """
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
     if task.rank == 0 or row is None or row.check_started_at is None:
@@ -273,12 +277,12 @@ def _waits_for_rank_zero(task: Task, attempt: Attempt) -> bool:
 
 
 def should_prepare(task: Task, attempt: Attempt) -> bool:
-    """True for a task that its node only makes ready, until all of its gang are."""
+    """Return True if the node should only prepare the task, until its whole gang is prepared."""
     return attempt.gang_start and task.prepared_at is None
 
 
 def record_task_prepared(task_id: int) -> None:
-    """The node can start the task at once. With the last one of its gang all may begin."""
+    """Record that the node can start the task at once; release the gang if it was the last one."""
     with transaction.atomic():
         attempt, tasks = lock_attempt_of_task(task_id)
         task = next(row for row in tasks if row.pk == task_id)
@@ -290,9 +294,9 @@ def record_task_prepared(task_id: int) -> None:
 
 
 def release_gang_start(attempt: Attempt, tasks: Sequence[Task]) -> None:
-    """Lets a gang begin once each of its tasks is prepared, or runs already (as a restored record may find it).
+    """Start a gang once each task is prepared, or already runs (possible after a restore).
 
-    First its nodes try whether they reach each other, where that is to be tried.
+    If required, its nodes first check that they can connect.
     """
     if not attempt.gang_start or attempt.all_prepared_at is not None:
         return
@@ -310,9 +314,9 @@ def _notify_start(attempt: Attempt, tasks: Iterable[Task]) -> None:
 def record_task_running(
     task_id: int, *, container: str, ports: dict[str, int], at: dt.datetime | None = None
 ) -> None:
-    """The node says that the container runs.
+    """Record that the container runs.
 
-    With the last task of a gang the attempt is RUNNING; of an elastic one as soon as it has enough.
+    The attempt becomes RUNNING with its last task; an elastic one with its minimum number of tasks.
     """
     now = at or timezone.now()
     with transaction.atomic():
@@ -333,7 +337,7 @@ def record_task_running(
 
 
 def record_task_problem(task_id: int, message: str) -> None:
-    """Notes on the task what holds it up; the page shows it while the engine tries on."""
+    """Store what delays the task, for the job page; the scheduler keeps trying."""
     moved = (
         Task.objects.filter(pk=task_id).exclude(status_message=message).update(status_message=message[:1000])
     )
@@ -343,7 +347,7 @@ def record_task_problem(task_id: int, message: str) -> None:
 
 
 def record_attempt_ready(attempt_id: int) -> None:
-    """The workspace's server answered: it may be opened."""
+    """Record that the workspace's server answered, so that the workspace can be opened."""
     with transaction.atomic():
         attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
         if attempt.ready_at is None and attempt.state == AttemptState.RUNNING:
@@ -356,15 +360,15 @@ def record_attempt_ready(attempt_id: int) -> None:
 
 
 def request_stop(attempt_id: int, reason: EndReason, *, actor: str = "", message: str = "") -> None:
-    """``want_stops`` for a single attempt."""
+    """Stop a single attempt, as ``request_stops``."""
     request_stops([StopRequest(attempt_id, reason, message)], actor=actor)
 
 
 def request_stops(requests: Sequence[StopRequest], *, actor: str = "") -> None:
-    """Asks that attempts end, all of them together; the first reason of each stays. Repeatable.
+    """Request the end of several attempts. The first reason of each attempt is kept. Repeatable.
 
-    Where no start command ever went out an attempt ends at once; otherwise it is COMPLETING until each node
-    has said that its container is gone.
+    An attempt without a start command ends at once; others are COMPLETING until every node has proved that
+    its container is gone.
     """
     wanted = {stop.attempt: stop for stop in requests}
     with transaction.atomic():
@@ -399,10 +403,10 @@ def record_task_ended(
     proof: str = "gone",
     details: Mapping[str, object] | None = None,
 ) -> bool:
-    """The node proved that a task's container is no more; its GPUs are free, and the gang follows.
+    """Record the proof that a task's container is gone: release its GPUs, and stop its gang.
 
-    ``reason`` says why when nothing had asked it to stop, with ``facts`` for its message; ``proof`` is gone,
-    rebooted or fenced. True when this is news and the task failed by itself.
+    ``reason`` applies if no stop was requested, with ``details`` for its message; ``proof`` is gone, rebooted
+    or fenced. Return True if this is new and the task failed by itself.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(attempts__task_rows=task_id)
@@ -440,7 +444,10 @@ def record_task_ended(
 
 
 def cancel_job(job_id: int, reason: EndReason, *, actor: str, message: str = "") -> Job:
-    """Cancels a job: at once when it holds nothing, else once its nodes let go. Ended jobs stay."""
+    """Cancel a job: at once if it holds no GPUs, else when its nodes have proved the end.
+
+    Ended jobs are unchanged.
+    """
     with transaction.atomic():
         job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
         if job.state in TERMINAL_JOB_STATES or job.desired_state == DesiredState.CANCELLED:
@@ -464,7 +471,7 @@ def cancel_job(job_id: int, reason: EndReason, *, actor: str, message: str = "")
 
 
 def set_job_held(job_id: int, held: bool, *, actor: str) -> Job:
-    """Holds a job back from starting, or lets it go; what runs keeps running."""
+    """Hold a job, or release it; a running attempt continues."""
     with transaction.atomic():
         job = Job.objects.select_for_update(no_key=True).get(pk=job_id)
         if job.state in TERMINAL_JOB_STATES:
@@ -485,7 +492,7 @@ def set_job_held(job_id: int, held: bool, *, actor: str) -> Job:
 
 
 def hold_jobs(messages: Mapping[int, str], *, actor: str) -> None:
-    """Holds many jobs back from starting, each with the message of its event; those that are held stay so."""
+    """Hold several jobs, each with the message of its event. Jobs already held are unchanged."""
     with transaction.atomic():
         rows = Job.objects.select_for_update(no_key=True).filter(pk__in=messages, held=False)
         jobs = list(rows.exclude(state__in=[state.value for state in TERMINAL_JOB_STATES]).order_by("pk"))
@@ -500,7 +507,7 @@ def hold_jobs(messages: Mapping[int, str], *, actor: str) -> None:
 
 
 def record_submitted(job: Job, *, actor: str) -> None:
-    """The first event of a job, in the transaction that inserts it."""
+    """Write the first event of a job, in the transaction that inserts it."""
     JobEvent.objects.create(
         job=job,
         kind="submitted",
@@ -512,11 +519,11 @@ def record_submitted(job: Job, *, actor: str) -> None:
     publish_job_state(job)
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def lock_attempt_of_task(task_id: int) -> tuple[Attempt, list[Task]]:
-    """The attempt of a task with its job, and all its tasks with their nodes, locked until the transaction ends."""
+    """Return the task's attempt with its job, and all tasks of the attempt with their nodes, all locked."""
     attempt = (
         Attempt.objects.select_for_update(of=("self",), no_key=True)
         .select_related("job")
@@ -528,15 +535,15 @@ def lock_attempt_of_task(task_id: int) -> tuple[Attempt, list[Task]]:
 
 
 def _release_unsent_tasks(attempt: Attempt, tasks: Sequence[Task]) -> None:
-    """Frees what an attempt that ends holds for tasks of which no node was ever told."""
+    """Release the GPUs of tasks of an ending attempt for which no command was sent."""
     for task in tasks:
-        told = task.start_sent_at if attempt.gang_start else attempt.start_sent_at
-        if told is None and not task.container_removed:
+        reported = task.start_sent_at if attempt.gang_start else attempt.start_sent_at
+        if reported is None and not task.container_removed:
             release_gpus(task, "never_started")
 
 
 def _request_stops_locked(requests: Sequence[tuple[Attempt, StopRequest]], actor: str) -> None:
-    """Writes the reasons of locked attempts that were not asked yet, and tells the nodes of all of them."""
+    """Store the reasons of locked attempts that are not stopping yet, and notify their nodes."""
     asked, events, news = [], [], []
     for attempt, stop in requests:
         if attempt.stop_requested_at is not None:

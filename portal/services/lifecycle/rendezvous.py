@@ -1,6 +1,6 @@
-"""Where the ranks of a gang meet: decided with its places, kept in the record while its attempt lives.
+"""Chooses the rendezvous of a gang with its placement, and keeps it while its attempt lives.
 
-A chapter of ``lifecycle``: called in the transaction in which attempts begin, and in the one in which each ends.
+Called in the transaction that starts attempts, and in the one that ends each.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from portal.outbox import notify_nodes
 from portal.selectors.nodes.gang_address import node_gang_address
 
 PORT_RANGE = 32_000, 32_700
-"""First and last port for nodes whose agent tells no range of its own."""
+"""First and last port on nodes whose agent reports no range."""
 LOOPBACK = "127.0.0.1"
 PORT_OPTION = "rendezvous_port"
-"""An agent that takes it in a spec knows of gangs."""
+"""Capability of agents that support gangs."""
 
 
 @dataclass(frozen=True)
 class GangPlacement:
-    """A gang whose places are decided: the nodes of its ranks, in their order."""
+    """A placed gang: the nodes of its ranks, in rank order."""
 
     job: Job
     pool: NodePool
@@ -37,9 +37,9 @@ class GangPlacement:
 
 
 def create_rendezvous(placements: Iterable[tuple[Attempt, GangPlacement]]) -> None:
-    """Writes down where the ranks of each attempt meet, with a port of its own; no query where none is a gang.
+    """Create the rendezvous of each gang, with a port of its own; no query if there is no gang.
 
-    Raises Conflict when a pool lends no network to a gang that needs it, or a node has no port left.
+    Raise Conflict if a gang needs a network that its pool does not allow, or if a node has no free port.
     """
     gangs = [(attempt, each) for attempt, each in placements if each.job.is_gang]
     if not gangs:
@@ -51,15 +51,16 @@ def create_rendezvous(placements: Iterable[tuple[Attempt, GangPlacement]]) -> No
 
 
 def release_rendezvous(attempt: Attempt) -> None:
-    """The attempt has ended: its port is free for others."""
+    """Free the port and address of an ended attempt."""
     if attempt.gang_start:
         Rendezvous.objects.filter(attempt=attempt).update(live=False)
 
 
 def needs_connectivity_check(attempt: Attempt, tasks: Sequence[Task]) -> bool:
-    """True while other nodes are to reach the one where a gang meets before its tasks, all prepared, begin.
+    """Return True while other nodes still have to connect to the rendezvous of a prepared gang.
 
-    Asks those to try. False once all have, for an attempt that does not try, and where a task runs already.
+    Starts the check on these nodes. False once all have connected, if no check is required, and if a task
+    already runs.
     """
     row = Rendezvous.objects.filter(attempt=attempt, live=True, connectivity_check=True).first()
     if row is None or any(task.state == AttemptState.RUNNING for task in tasks):
@@ -75,7 +76,7 @@ def needs_connectivity_check(attempt: Attempt, tasks: Sequence[Task]) -> bool:
 
 
 def _plan_rendezvous(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -> Rendezvous | None:
-    """None for a gang that runs without: its nodes lend no network, or their agents know of none."""
+    """Return None for a gang without a rendezvous: no network allowed, or an agent without support."""
     first = gang.nodes[0]
     if not gang.pool.allow_host_network and gang.job.launcher in REQUIRES_RENDEZVOUS:
         raise Conflict(f"{gang.pool.name} lends gangs no network between nodes.", code="no_gang_network")
@@ -114,13 +115,13 @@ def _plan_rendezvous(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -
 
 
 def _plan_in_engine_network(attempt: Attempt, gang: GangPlacement, ports: _FreePorts) -> Rendezvous | None:
-    """In a network of the engine rank 0 has an address of its own, which is chosen for it.
+    """Choose an address for rank 0 in a container engine network.
 
-    Nobody listens there before it runs, so other nodes cannot try to reach it.
+    Nothing listens there before rank 0 runs, so there is no connectivity check.
     """
     first, name = gang.nodes[0], gang.pool.fabric_network
-    told = (first.agent_info.get("networks") or {}).get(first.runtime) or ()
-    network = next((each for each in told if each["name"] == name), None)
+    reported = (first.agent_info.get("networks") or {}).get(first.runtime) or ()
+    network = next((each for each in reported if each["name"] == name), None)
     if network is None:
         return None
     return Rendezvous(
@@ -136,7 +137,7 @@ def _plan_in_engine_network(attempt: Attempt, gang: GangPlacement, ports: _FreeP
 
 
 def _next_free_address(network: str, addresses: Sequence[str]) -> str:
-    """The next in turn at which no live attempt meets; Conflict when there is none."""
+    """Return the next unused address, round-robin. Raise Conflict if there is none."""
     rows = Rendezvous.objects.filter(network=network, address__in=addresses)
     taken = set(rows.filter(live=True).values_list("address", flat=True))
     last = rows.order_by("-pk").values_list("address", flat=True).first()
@@ -149,7 +150,7 @@ def _next_free_address(network: str, addresses: Sequence[str]) -> str:
 
 
 class _FreePorts:
-    """Ports of nodes at which no live attempt meets: the next in turn, so that one that fails is not tried again."""
+    """Unused rendezvous ports of nodes, assigned round-robin so that a failing port is not reused at once."""
 
     def __init__(self, nodes: Iterable[int]) -> None:
         rows = Rendezvous.objects.filter(node__in=nodes)
@@ -158,7 +159,7 @@ class _FreePorts:
         self._last = dict(Rendezvous.objects.filter(pk__in=newest).values_list("node_id", "port"))
 
     def allocate(self, node: Node) -> int:
-        """A port of the node, from now on taken; Conflict when there is none left."""
+        """Reserve a port of the node. Raise Conflict if there is none."""
         first, last = node.agent_info.get("rendezvous_ports") or PORT_RANGE
         begin = self._last.get(node.pk, last) + 1
         span = last - first + 1

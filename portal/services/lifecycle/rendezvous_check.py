@@ -1,8 +1,8 @@
-"""Before the ranks of a gang begin: the nodes of the others try to reach that of rank 0, where they will meet.
+"""Connectivity check of a gang: before its ranks start, the other nodes connect to the node of rank 0.
 
-A chapter of ``lifecycle`` between its two steps. When all tasks are prepared, rank 0's node listens, and each other
-node tries once; when all have reached it, all begin. A try that fails is not the end yet: whoever listened may have
-been replaced since, so rank 0 is prepared anew, and only who does not reach it then ends the attempt.
+When all tasks are prepared, rank 0's node listens and each other node tries once; when all have connected,
+the ranks start. After a failure rank 0 is prepared again, because its listener may have been replaced; a
+second failure ends the attempt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from portal.services.lifecycle.job_control import lock_attempt_of_task, release_
 
 
 def should_check_rendezvous(task: Task, attempt: Attempt) -> bool:
-    """True while the node of a task is to try whether it reaches that of rank 0."""
+    """Return True while the task's node has to try to connect to rank 0's node."""
     if not attempt.gang_start or attempt.all_prepared_at is not None or attempt.stop_requested_at is not None:
         return False
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
@@ -33,7 +33,7 @@ def should_check_rendezvous(task: Task, attempt: Attempt) -> bool:
 
 
 def record_rendezvous_reached(task_id: int) -> None:
-    """The node of a task reached that of rank 0, which counts for all tasks there. With the last all may begin."""
+    """Record that the task's node connected, for all tasks on it; start the gang if it was the last one."""
     with transaction.atomic():
         attempt, tasks = lock_attempt_of_task(task_id)
         node = next(task.node_id for task in tasks if task.pk == task_id)
@@ -45,10 +45,9 @@ def record_rendezvous_reached(task_id: int) -> None:
 
 
 def record_rendezvous_failure(task_id: int, listening_since: dt.datetime) -> bool:
-    """The node of a task did not reach that of rank 0, which had listened ``since`` then; True when that is certain.
+    """Record a failed connection to rank 0, which listened since ``listening_since``; return True if final.
 
-    Else rank 0's node is asked to listen anew, and the others to try again. What was tried before that counts for
-    nothing any more.
+    Otherwise rank 0's node listens again and all other nodes try again; earlier results are discarded.
     """
     with transaction.atomic():
         attempt, tasks = lock_attempt_of_task(task_id)

@@ -1,4 +1,4 @@
-"""What becomes of jobs whose owner loses the right to run them, in the transaction that takes the right away."""
+"""Handles jobs whose owner loses the right to run them, in the transaction that revokes the right."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from portal.services.lifecycle.job_control import StopRequest
 
 
 class QueuedJobs(StrEnum):
-    """What becomes of jobs that have not started."""
+    """What to do with jobs that have not started."""
 
     HOLD = "hold"
     CANCEL = "cancel"
 
 
 class RunningJobs(StrEnum):
-    """What becomes of jobs that run."""
+    """What to do with running jobs."""
 
     FINISH = "finish"
     STOP = "stop"
 
 
 class JobChoice(NamedTuple):
-    """The choice of whoever takes rights away; by default nothing starts, and nothing is destroyed."""
+    """What to do with affected jobs; by default nothing starts, and nothing is stopped."""
 
     queued: QueuedJobs = QueuedJobs.HOLD
     running: RunningJobs = RunningJobs.FINISH
@@ -44,7 +44,7 @@ DEFAULT_CHOICE = JobChoice()
 
 
 class ChoiceRequired(Conflict):
-    """Jobs would lose their owner's rights, and nobody has said what becomes of them; nothing was changed."""
+    """Jobs would lose a required right and no choice was given; nothing was changed."""
 
     def __init__(self, queued: int, running: int) -> None:
         super().__init__(
@@ -59,10 +59,11 @@ class ChoiceRequired(Conflict):
 def applying_choice(
     actor: User | None, obj: Any, jobs: QuerySet[Job], choice: JobChoice | None
 ) -> Iterator[None]:
-    """Treat those of ``jobs`` as chosen that may not run any more once the block has changed rights.
+    """Apply ``choice`` to those of ``jobs`` that are no longer permitted after the block has changed rights.
 
-    ``thing`` is what the audit row is about. Call inside the transaction of the change. Raise ``ChoiceNeeded``, which
-    undoes the change, where a choice is needed and ``choice`` is None. Suspended jobs stay: they cannot be resumed.
+    ``obj`` is the subject of the audit row. Call inside the transaction of the change. Raise ChoiceRequired,
+    which undoes the change, if jobs are affected and ``choice`` is None. Suspended jobs are unchanged; they
+    cannot be resumed.
     """
     before = _denied_jobs(jobs)
     yield
@@ -81,7 +82,7 @@ def _denied_jobs(jobs: QuerySet[Job]) -> dict[int, Denial]:
 def _apply_choice(
     actor: User | None, obj: Any, denied: Mapping[int, Denial], choice: JobChoice | None
 ) -> None:
-    """Lock the jobs and their attempts: a start that was marked before counts as running, none is marked after."""
+    """Lock the jobs and their attempts: a start marked before counts as running, and none is marked after."""
     rows = Job.objects.select_for_update(no_key=True).filter(
         pk__in=denied, desired_state=DesiredState.RUN.value
     )

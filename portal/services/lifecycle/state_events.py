@@ -1,4 +1,4 @@
-"""What a move of a job or an attempt leaves behind: an event for its timeline, and news for open pages."""
+"""Events of state transitions: rows of the timeline, and messages for open pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from portal.models import Attempt, Job, JobEvent
 
 
 def job_event(job: Job, before: JobState, attempt: Attempt | None, actor: str = "") -> JobEvent:
-    """The event, unsaved, of the state that the job has now."""
+    """Return an unsaved event with the job's present state."""
     return JobEvent(
         job=job,
         attempt=attempt,
@@ -24,7 +24,7 @@ def job_event(job: Job, before: JobState, attempt: Attempt | None, actor: str = 
 def attempt_event(
     attempt: Attempt, kind: str, before: str, after: str, reason: str, message: str, actor: str = ""
 ) -> JobEvent:
-    """An event, unsaved, on the timeline of the attempt's job."""
+    """Return an unsaved event for the timeline of the attempt's job."""
     return JobEvent(
         job=attempt.job,
         attempt=attempt,
@@ -38,13 +38,13 @@ def attempt_event(
 
 
 def attempt_topic_event(attempt: Attempt, kind: str, message: str) -> TopicEvent:
-    """For those who watch the job."""
+    """Return the event for subscribers of the job."""
     data = {"kind": kind, "attempt": attempt.number, "state": attempt.state, "message": message}
     return f"job.{attempt.job.public_id}", data
 
 
 def job_topic_events(job: Job) -> list[TopicEvent]:
-    """Its state, for those who watch the job, its owner or its project."""
+    """Return the job's state for subscribers of the job, its owner and its project."""
     data = {"kind": "job_state", "job": job.public_id, "state": job.state, "message": job.message}
     topics = (f"job.{job.public_id}", f"user.{job.owner.public_id}", f"project.{job.project.public_id}")
     return [(topic, data) for topic in topics]

@@ -1,7 +1,7 @@
-"""Suspending a job, which gives its GPUs back and keeps the rest, and resuming it: the same job, a new attempt.
+"""Suspends a job, which releases its GPUs and keeps its files, and resumes it with a new attempt.
 
-A chapter of ``lifecycle`` with its rules. Suspended is what a person, or the idle rule, wants of a job: it waits
-until somebody resumes it. Its GPUs are free once its node has proved that the container is gone, and not before.
+Users or the idle policy suspend a job; it waits until a user resumes it. Its GPUs are released only when its
+node has proved that the container is gone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ RESUMED_REASON = "resumed"
 
 
 def suspend_job(job_id: int, *, actor: str, message: str = "", only_attempt: int | None = None) -> Job:
-    """Suspends a job: at once when it holds nothing, else once its nodes let go. Repeatable.
+    """Suspend a job: at once if it holds no GPUs, else when its nodes have proved the end. Repeatable.
 
-    ``only_attempt`` (row number): nothing happens unless this attempt is the live one and nobody asked it to stop;
-    what was decided on an earlier look does not hit what came after. Raises Conflict for a job that has ended, is
-    about to, or could not start again.
+    With ``only_attempt`` (id) nothing happens unless this attempt is live and not stopping, so that an
+    outdated decision does not affect a later attempt. Raise Conflict if the job has ended, is about to end,
+    or could not be resumed.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
@@ -61,9 +61,10 @@ def suspend_job(job_id: int, *, actor: str, message: str = "", only_attempt: int
 
 
 def resume_job(job_id: int, *, actor: str) -> Job:
-    """Puts a suspended job back into the queue with the age that it has.
+    """Return a suspended job to the queue with its earlier queue age.
 
-    One that still lets go waits as soon as it has. Raises Conflict for a job that is not suspended.
+    A job that is still stopping becomes pending when it has stopped. Raise Conflict if the job is not
+    suspended.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update(of=("self",), no_key=True).get(pk=job_id)
@@ -83,7 +84,7 @@ def resume_job(job_id: int, *, actor: str) -> Job:
 
 
 def _job_survives_stop(job: Job, reason: str) -> bool:
-    """True when the job would wait again after its attempt was asked to stop for this."""
+    """Return True if the job would be pending again after its attempt is stopped for this reason."""
     again = (
         PREEMPTION_REASONS
         | RETRYABLE_REASONS

@@ -1,7 +1,7 @@
-"""Single steps of jobs, attempts and tasks along the graph of states, each with what ``moves`` says it leaves.
+"""State transitions of jobs, attempts and tasks, each with its event.
 
-For ``portal.services.lifecycle.job_control`` and its chapters, on rows that they hold locked. Raises Conflict for a step that
-is not on the graph.
+For ``portal.services.lifecycle`` only, on rows that the caller has locked. Raise Conflict for a transition
+that the tables do not allow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from portal.services.lifecycle.state_events import (
 
 
 def transition_task(task: Task, to: AttemptState) -> None:
-    """Moves a task and saves all of it, also where it is in that state already."""
+    """Set the task's state and save the whole row, also if the state does not change."""
     old = AttemptState(task.state)
     if old is to:
         task.save()
@@ -42,7 +42,7 @@ def transition_task(task: Task, to: AttemptState) -> None:
 
 
 def set_attempt_state(attempt: Attempt, to: AttemptState) -> AttemptState:
-    """Sets the state of an attempt, unsaved, and gives the one before. Raises Conflict off the graph."""
+    """Set the state of an attempt without saving; return the previous one. Raise Conflict if not allowed."""
     old = AttemptState(attempt.state)
     if not is_attempt_transition(old, to):
         raise Conflict(f"An attempt cannot move from {old} to {to}.", code="invalid_transition")
@@ -53,7 +53,7 @@ def set_attempt_state(attempt: Attempt, to: AttemptState) -> AttemptState:
 def transition_attempt(
     attempt: Attempt, to: AttemptState, reason: str, message: str, actor: str = ""
 ) -> None:
-    """Moves an attempt, and tells; an end keeps its reason and message."""
+    """Set the attempt's state, save it and write the event; a terminal state stores reason and message."""
     old = set_attempt_state(attempt, to)
     if to in TERMINAL_ATTEMPT_STATES:
         attempt.reason = reason
@@ -65,7 +65,7 @@ def transition_attempt(
 def transition_job(
     job: Job, to: JobState, *, reason: str, message: str, attempt: Attempt | None = None, actor: str = ""
 ) -> None:
-    """Moves a job and saves all of it, tells, and wakes whoever waits for such a move."""
+    """Set the job's state, save the whole row, write and publish the event, and trigger follow-up work."""
     old = JobState(job.state)
     if not is_job_transition(old, to):
         raise Conflict(f"A job cannot move from {old} to {to}.", code="invalid_transition")
@@ -88,11 +88,10 @@ def transition_job(
 def record_event(
     attempt: Attempt, kind: str, before: str, after: str, reason: str, message: str, actor: str = ""
 ) -> None:
-    """Leaves an event on the timeline of the attempt's job, and tells."""
+    """Write an event to the timeline of the attempt's job and publish it."""
     attempt_event(attempt, kind, before, after, reason, message, actor).save()
     publish_all_on_commit([attempt_topic_event(attempt, kind, message)])
 
 
 def publish_job_state(job: Job) -> None:
-    """Tells open pages the state of a job."""
     publish_all_on_commit(job_topic_events(job))

@@ -1,4 +1,4 @@
-"""Alarms: about GPUs as nodes report them, and about invalid rows that the scheduler left out."""
+"""Raises and acknowledges alerts about GPUs, as nodes report them, and about invalid rows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ AlertRow = TypeVar("AlertRow", GpuAlert, InvalidRow)
 
 MAX_XID = 65_535
 MAX_OPEN_ALERTS = 64
-"""Open alarms of one node: more would only hide those of others."""
+"""Maximum number of open alerts per node, so that one node cannot hide the alerts of others."""
 MAX_REPEAT_COUNT = 1_000_000
-"""So many times at most are counted of one word of a node."""
+"""Maximum number of repetitions accepted in one report."""
 
 
 def record_xid(node_id: int, uuid: str, xid: int, count: int) -> None:
-    """A node's driver told an XID for one of its GPUs, so many times; what follows for the GPU is its health's."""
+    """Record ``count`` XIDs of a node's GPU. Consequences for the GPU are part of its health."""
     if not 0 <= xid <= MAX_XID or count < 1:
         return
     with transaction.atomic():
@@ -37,7 +37,7 @@ def record_xid(node_id: int, uuid: str, xid: int, count: int) -> None:
 
 
 def record_foreign_process(gpu: Gpu, process_owner: str) -> None:
-    """A program that is no job's works on a GPU (its row is locked); blank: nobody does any more."""
+    """Record the owner of a foreign process on a GPU (row locked); blank: there is none any more."""
     if process_owner:
         _raise_alert(gpu, AlertKind.FOREIGN, subject=process_owner)
     else:
@@ -48,9 +48,9 @@ def record_foreign_process(gpu: Gpu, process_owner: str) -> None:
 
 
 def record_claimed_gpus(node: Node, gpus: Sequence[Gpu]) -> None:
-    """A node (its row is locked) names these GPUs, which are another node's: of no others any more.
+    """Record that a node (row locked) reports these GPUs of another node, and no others any more.
 
-    The rows of the GPUs are not locked: that would let one node hold up others.
+    The rows of the GPUs are not locked: one node must not be able to block others.
     """
     now = timezone.now()
     there = GpuAlert.objects.filter(claimant=node, acknowledged_at__isnull=True)
@@ -71,9 +71,9 @@ def record_claimed_gpus(node: Node, gpus: Sequence[Gpu]) -> None:
 
 
 def do_acknowledge_alert(actor: User, public_id: str, note: str = "") -> GpuAlert:
-    """Somebody has looked: it is no alarm any more, and the next time begins a new one. The GPU stays as it is.
+    """Acknowledge an alert; the next occurrence raises a new one. The GPU's health is unchanged.
 
-    Raises Conflict where somebody else was faster.
+    Raise Conflict if it is acknowledged already.
     """
     require_admin(actor, "acknowledge alarms")
     with transaction.atomic():
@@ -85,7 +85,7 @@ def do_acknowledge_alert(actor: User, public_id: str, note: str = "") -> GpuAler
 
 
 class InvalidRowReport(NamedTuple):
-    """One row with an invalid value: its kind, its id, the column and a message."""
+    """A row with an invalid value: its kind, id, column, and a message."""
 
     kind: str
     row: str
@@ -94,11 +94,11 @@ class InvalidRowReport(NamedTuple):
 
 
 MAX_INVALID_ROWS = 1000
-"""Alarms that are open at once; more come as these end."""
+"""Maximum number of open alerts; further ones follow as these are resolved."""
 
 
 def report_invalid_rows(reports: Sequence[InvalidRowReport]) -> None:
-    """Open an alarm for each row that has none yet, and end those of rows that are not reported any more."""
+    """Raise an alert for each reported row without one, and resolve alerts of rows that are not reported."""
     now = timezone.now()
     wanted = {(each.kind, each.row[:200]): each for each in reports[:MAX_INVALID_ROWS]}
     with transaction.atomic():
@@ -127,7 +127,7 @@ def report_invalid_rows(reports: Sequence[InvalidRowReport]) -> None:
 
 
 def _acknowledge(rows: QuerySet[AlertRow], actor: User, public_id: str, note: str) -> AlertRow:
-    """Mark an open alarm as acknowledged, within a transaction. Raise NotThere or Conflict."""
+    """Mark an open alert as acknowledged, within a transaction. Raise NotFound or Conflict."""
     row = rows.select_for_update(of=("self",), no_key=True).filter(public_id=public_id).first()
     if row is None:
         raise NotFound("There is no such alarm.")
@@ -140,9 +140,9 @@ def _acknowledge(rows: QuerySet[AlertRow], actor: User, public_id: str, note: st
 
 
 def do_acknowledge_invalid_row(actor: User, public_id: str, note: str = "") -> InvalidRow:
-    """Note that somebody looks after an invalid row; the alarm itself ends once the row is valid.
+    """Acknowledge the alert of an invalid row; it is resolved when the row is valid.
 
-    Raise Conflict where it is acknowledged already.
+    Raise Conflict if it is acknowledged already.
     """
     require_admin(actor, "acknowledge alarms")
     with transaction.atomic():
@@ -154,7 +154,10 @@ def do_acknowledge_invalid_row(actor: User, public_id: str, note: str = "") -> I
 
 
 def _raise_alert(gpu: Gpu, kind: AlertKind, *, code: int = 0, subject: str = "", count: int = 1) -> bool:
-    """Counts it in the open alarm of a locked GPU, or begins one; True where an open page should show that now."""
+    """Count the occurrence in the open alert of a locked GPU, or create one.
+
+    Return True if open pages should be updated.
+    """
     now = timezone.now()
     row = GpuAlert.objects.filter(gpu=gpu, kind=kind, code=code, acknowledged_at__isnull=True).first()
     if row is None:

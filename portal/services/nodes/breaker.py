@@ -1,7 +1,7 @@
-"""The one writer of how far nodes are trusted: keeps what befell them, and carries out ``portal.domain.node_breaker``.
+"""The only writer of node breaker states: stores incidents and applies ``portal.domain.node_breaker``.
 
-``record_`` is what the engine writes down, ``do_`` what admins do. A node's row is locked before any job's, never
-after: where jobs are locked already it is tried without waiting.
+``record_`` functions are called by the scheduler, ``do_`` by administrators. A node's row is locked before
+any job's; if jobs are locked already, locking the node does not wait.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _EARLY_FAILURE = dt.timedelta(seconds=node_breaker.EARLY_FAILURE_S)
 _MAX_INCIDENTS_READ = 50
 _REPORT_DELAY = dt.timedelta(seconds=5)
 _NODE_CAUSED_REASONS = frozenset({EndReason.EXIT_CODE, EndReason.CONTAINER_LOST})
-"""Ends of which a node may be the cause; whether it is, several of them say."""
+"""End reasons that the node may have caused; only several of them indicate that."""
 _SELF_REPORTED = frozenset({IncidentKind.MALFORMED, IncidentKind.EPOCH_AHEAD})
-"""Troubles that a node makes by what it sends, as often as it likes."""
+"""Incidents that a node can cause by what it sends, without limit."""
 
 
-# -- what befalls nodes ------------------------------------------------------------------------------
+# -- incidents ---------------------------------------------------------------------------------------
 
 
 def record_incident(
     node_id: int, kind: IncidentKind, *, job: Job | None = None, peer_id: int | None = None, message: str = ""
 ) -> None:
-    """Keeps what befell a node, and puts the node aside when that is enough."""
+    """Store an incident of a node, and quarantine the node if that suffices."""
     with transaction.atomic():
         node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
         if kind in _SELF_REPORTED and node.breaker_state == BreakerState.QUARANTINED.value:
-            return  # such a node could go on for ever, a row each time
+            return  # it could add rows without limit
         NodeIncident.objects.create(
             node=node,
             at=timezone.now(),
@@ -60,7 +60,10 @@ def record_incident(
 
 
 def record_peer_unreachable(node_id: int, peer_id: int, *, job: Job, message: str) -> int | None:
-    """Two nodes did not reach each other: a trouble of both. Gives the one that is rather the cause, if one is."""
+    """Record that two nodes did not reach each other, an incident of both.
+
+    Return the id of the likely culprit, or None.
+    """
     recent = NodeIncident.objects.filter(
         kind=IncidentKind.PEER_UNREACHABLE.value, at__gt=timezone.now() - _WINDOW
     )
@@ -75,7 +78,7 @@ def record_peer_unreachable(node_id: int, peer_id: int, *, job: Job, message: st
 
 
 def unreachable_peers(node_id: int) -> list[int]:
-    """The nodes that a node and they did not reach of late."""
+    """Return the ids of nodes that recently could not connect with this node."""
     recent = NodeIncident.objects.filter(
         kind=IncidentKind.PEER_UNREACHABLE.value, at__gt=timezone.now() - _WINDOW
     )
@@ -85,7 +88,7 @@ def unreachable_peers(node_id: int) -> list[int]:
 
 
 def record_stuck_job(node_id: int, job: Job) -> None:
-    """Something of a job was killed on a node and is still there: the node is aside until it has gone."""
+    """Quarantine a node until a job's unkillable process is gone."""
     with transaction.atomic():
         node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
         now = timezone.now()
@@ -99,7 +102,7 @@ def record_stuck_job(node_id: int, job: Job) -> None:
 
 
 def record_task_failure(task_id: int, reason: EndReason) -> None:
-    """A task failed by itself: a trouble of its node when it did so soon after its start."""
+    """Record an incident of the node if the task failed by itself soon after its start."""
     if reason not in _NODE_CAUSED_REASONS:
         return
     task = Task.objects.select_related("attempt__job").get(pk=task_id)
@@ -110,12 +113,12 @@ def record_task_failure(task_id: int, reason: EndReason) -> None:
 
 
 def evaluate_breakers() -> None:
-    """The periodic look: who was aside for long enough, how trials went, and what other nodes say by now."""
-    aside = Q(breaker_state=BreakerState.QUARANTINED.value) & (
+    """Evaluate the breakers of all affected nodes: quarantines, probations, and incidents of other nodes."""
+    quarantined = Q(breaker_state=BreakerState.QUARANTINED.value) & (
         Q(probe_at__lte=Now()) | Q(breaker_cause=IncidentKind.STUCK.value)
     )
     troubled = Q(breaker_state=BreakerState.HEALTHY.value, incidents__at__gt=Now() - _WINDOW)
-    rows = Node.objects.filter(aside | Q(breaker_state=BreakerState.PROBATION.value) | troubled)
+    rows = Node.objects.filter(quarantined | Q(breaker_state=BreakerState.PROBATION.value) | troubled)
     for node_id in rows.order_by("pk").distinct().values_list("pk", flat=True):
         with transaction.atomic():
             rows = Node.objects.select_for_update(of=("self",), no_key=True).select_related(
@@ -125,9 +128,9 @@ def evaluate_breakers() -> None:
 
 
 def start_probations(attempts: Iterable[tuple[Attempt, Iterable[Node]]]) -> None:
-    """Binds nodes on trial to the attempts that begin there, in the transaction that begins them.
+    """Bind nodes on probation to attempts, in the transaction that starts these.
 
-    Raises Conflict where a node is tried with another already, OperationalError where it is being written.
+    Raise Conflict if a node already has an attempt on probation, OperationalError if its row is locked.
     """
     wanted = {
         node.pk: attempt
@@ -152,12 +155,11 @@ def start_probations(attempts: Iterable[tuple[Attempt, Iterable[Node]]]) -> None
 
 
 def delete_old_incidents() -> None:
-    """Drops what befell nodes long ago."""
     NodeIncident.objects.filter(at__lt=timezone.now() - INCIDENT_RETENTION).delete()
 
 
 def do_clear_node_quarantine(actor: User, node: Node, *, reason: str = "") -> Node:
-    """Trusts a node again at an admin's word, and forgets how often it was aside. Repeatable."""
+    """End the quarantine of a node and reset its trip count. Repeatable."""
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
@@ -172,7 +174,7 @@ def do_clear_node_quarantine(actor: User, node: Node, *, reason: str = "") -> No
 
 
 def breaker_of(node: Node) -> NodeBreaker:
-    """How a node stands by its row."""
+    """Return the breaker state stored in the node's row."""
     return NodeBreaker(
         state=BreakerState(node.breaker_state),
         cause=IncidentKind(node.breaker_cause) if node.breaker_cause else None,
@@ -183,7 +185,7 @@ def breaker_of(node: Node) -> NodeBreaker:
     )
 
 
-# -- inside ------------------------------------------------------------------------------------------
+# -- internal ----------------------------------------------------------------------------------------
 
 
 def _evaluate_node(node: Node) -> None:
@@ -207,21 +209,21 @@ def _evaluate_node(node: Node) -> None:
                     node_breaker.close_breaker(stood, now_s),
                     "The job with which it was tried did well.",
                 )
-            elif all(map(_is_settled, tasks)):  # it said nothing of the node: the next one will
+            elif all(map(_is_settled, tasks)):  # no evidence about the node: the next attempt decides
                 node.probation_attempt = None
                 node.save(update_fields=["probation_attempt"])
                 trigger_cycle("trust")
 
 
 def _evaluate_locked(node: Node) -> None:
-    """Judges by what befell a locked node, and writes what follows."""
+    """Evaluate the incidents of a locked node and store the result."""
     now = timezone.now()
     rows = list(
         NodeIncident.objects.filter(node=node, at__gt=now - _WINDOW).select_related("job")[
             :_MAX_INCIDENTS_READ
         ]
     )
-    befell = [
+    incidents = [
         Incident(
             row.at.timestamp(),
             IncidentKind(row.kind),
@@ -232,7 +234,7 @@ def _evaluate_locked(node: Node) -> None:
         for row in rows
     ]
     several = (
-        len({each.job for each in befell if each.kind in node_breaker.JOB_INCIDENTS})
+        len({each.job for each in incidents if each.kind in node_breaker.JOB_INCIDENTS})
         >= node_breaker.MIN_FAILED_JOBS
     )
     owners = {row.job.owner_id for row in rows if row.job is not None}
@@ -241,7 +243,7 @@ def _evaluate_locked(node: Node) -> None:
     )
     new = node_breaker.evaluate(
         breaker_of(node),
-        befell,
+        incidents,
         now_s=now.timestamp(),
         last_success_s=_last_success_s(node, now) if several else None,
         owners_healthy_elsewhere=_owners_healthy_elsewhere(node, owners, now) if several else (),
@@ -253,7 +255,7 @@ def _evaluate_locked(node: Node) -> None:
 
 
 def _last_success_s(node: Node, now: dt.datetime) -> float | None:
-    """When a job last did well on a node: completed, or ran for long enough."""
+    """Return when a job last succeeded on a node: completed, or ran long enough."""
     rows = Task.objects.filter(node=node, running_at__isnull=False).order_by("-pk")[:_MAX_INCIDENTS_READ]
     well = [(task.ended_at or now) for task in rows if task.state == AttemptState.COMPLETED]
     well += [
@@ -265,7 +267,7 @@ def _last_success_s(node: Node, now: dt.datetime) -> float | None:
 
 
 def _owners_healthy_elsewhere(node: Node, owners: Iterable[int], now: dt.datetime) -> set[str]:
-    """Those of the owners who had a job do well on another node within the window."""
+    """Return those owners whose jobs succeeded on another node within the window."""
     rows = Task.objects.filter(attempt__job__owner__in=owners, running_at__isnull=False).exclude(node=node)
     long = Q(ended_at__isnull=True, running_at__lte=now - _EARLY_FAILURE) | Q(
         ended_at__gt=F("running_at") + _EARLY_FAILURE
@@ -276,11 +278,14 @@ def _owners_healthy_elsewhere(node: Node, owners: Iterable[int], now: dt.datetim
 
 
 def _may_quarantine(node: Node) -> bool:
-    """A third of a pool, and one node in any case, may be aside: beyond that the cause is hardly the nodes."""
+    """Allow a third of a pool's nodes, and at least one, in quarantine.
+
+    If more nodes are affected, the nodes are unlikely to be the cause.
+    """
     others = Node.objects.filter(pool=node.pool_id).exclude(state=NodeState.RETIRED.value)
     count = others.aggregate(
         every=Count("pk"),
-        aside=Count("pk", filter=~Q(breaker_state=BreakerState.HEALTHY.value) & ~Q(pk=node.pk)),
+        quarantined=Count("pk", filter=~Q(breaker_state=BreakerState.HEALTHY.value) & ~Q(pk=node.pk)),
     )
     return bool(count["quarantined"] + 1 <= max(1, count["every"] // 3))
 
@@ -295,7 +300,7 @@ def _run_time(task: Task) -> dt.timedelta:
 
 
 def _is_settled(task: Task) -> bool:
-    """It is gone, and whoever wrote that has had the time to say that it failed."""
+    """Return True if the task is gone and its failure, if any, would have been reported by now."""
     return task.container_removed and (
         task.ended_at is None or timezone.now() - task.ended_at > _REPORT_DELAY
     )
@@ -307,21 +312,19 @@ def _unreleased_tasks(node: Node) -> Any:
 
 
 def _save_breaker(node: Node, new: NodeBreaker, message: str, actor: User | None = None) -> None:
-    """Makes a locked node stand so, with audit and news; nothing where it stands so already."""
+    """Store the breaker of a locked node with audit row and event, if it changed."""
     if new == breaker_of(node):
         return
     before = _audit_values(node)
     node.breaker_state, node.breaker_cause = new.state.value, new.cause.value if new.cause else ""
-    # everybody reads it: the words of single incidents may tell of somebody's job, and are for administrators
+    # visible to all users, so without the messages of single incidents, which may name jobs
     node.breaker_message = node_breaker.CAUSE_MESSAGES[new.cause] if new.cause else ""
     node.breaker_since = dt.datetime.fromtimestamp(new.since_s, dt.UTC)
     node.probe_at = _to_datetime(new.probe_at_s)
     node.trip_count, node.tripped_at = new.trip_count, _to_datetime(new.tripped_s)
     node.probation_attempt = None
     node.save(update_fields=_BREAKER_FIELDS)
-    record_action(
-        actor, "node.clear_quarantine", node, before=before, after=_audit_values(node), reason=message
-    )
+    record_action(actor, "node.breaker", node, before=before, after=_audit_values(node), reason=message)
     publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "trust": node.breaker_state})
     trigger_cycle("trust")
 
@@ -340,7 +343,7 @@ _BREAKER_FIELDS = (
 
 def _audit_values(node: Node) -> dict[str, Any]:
     return {
-        "trust": node.breaker_state,
+        "state": node.breaker_state,
         "cause": node.breaker_cause,
         "probe_at": node.probe_at.isoformat() if node.probe_at else None,
     }

@@ -1,7 +1,7 @@
-"""Bringing a machine in: its host key shown and pinned, the script to paste, or one sudo login used once.
+"""Enrolment of a machine: its host key to confirm and pin, and the script to run, or one sudo login.
 
-The web process holds no key of a node: it shows public halves and a signed program that ``up`` left in the data
-folder. What needs the control key runs in worker-nodes, which this module asks by task name.
+The web process has no private key for nodes: it shows public keys and the signed agent that ``up`` left in
+the data directory. What requires the control key runs in worker-nodes, called by task name.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ STORE_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True)
 class SudoLogin:
-    """A login that is used once; it lives sealed in Redis for a minute at most, and nowhere else."""
+    """A login that is used once; stored encrypted in Redis for at most a minute, and nowhere else."""
 
     username: str
     password: str
-    engine: str = "auto"  # access of the agent to the container engine, as in EnrolmentChoices
+    engine: str = "auto"  # see EnrolmentOptions
 
 
 def prepare_agent(program: bytes) -> None:
-    """Makes the key pairs that are missing and leaves the signed agent for the pages. Needs the signing key."""
+    """Create missing key pairs and store the signed agent. Needs the signing key."""
     keys = make_keys(settings.KEY_DIR, ClusterSettings.objects.get(id=1).cluster_id)
     folder = settings.DATA_DIR / "agent"
     folder.mkdir(mode=0o755, exist_ok=True)
@@ -55,9 +55,9 @@ def prepare_agent(program: bytes) -> None:
 
 
 def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", account: str = "fairway") -> str:
-    """The script to run in a root shell on a new node. Raises Invalid for choices it cannot be made from.
+    """Return the script to run in a root shell on a new node. Raise InvalidRequest for invalid choices.
 
-    Containers there may not connect to this machine by the address that it has towards ``host``.
+    Containers there may not connect to this machine's address on the route to ``host``.
     """
     choices = check_choices(engine=engine, runtime=runtime, account=account)
     public = {name: read_public_key(key_path(settings.KEY_DIR, name)) for name in PURPOSES}
@@ -74,7 +74,7 @@ def get_script(host: str, *, engine: str = "auto", runtime: str = "podman", acco
 
 
 def check_choices(*, engine: str, runtime: str, account: str) -> EnrolmentOptions:
-    """Return the choices for a script. Raise Invalid, by field, for one that is not offered."""
+    """Return the options for a script. Raise InvalidRequest by field."""
     choices = EnrolmentOptions(engine=engine, runtime=runtime, user=account)  # type: ignore[arg-type]
     try:
         check_options(choices)
@@ -88,7 +88,10 @@ def _to_invalid_request(fault: EnrolmentError) -> InvalidRequest:
 
 
 def _portal_addresses(host: str) -> tuple[str, ...]:
-    """This machine's address on the way to ``host``; no packet is sent. Loopback is closed to containers anyway."""
+    """Return this machine's address on the route to ``host``, without sending a packet.
+
+    Loopback is closed to containers anyway.
+    """
     if not host:
         return ()
     try:
@@ -102,7 +105,7 @@ def _portal_addresses(host: str) -> tuple[str, ...]:
 
 
 def get_host_key(host: str, port: int) -> HostKey:
-    """The key a machine shows, to be compared by the admin before it is pinned. Takes at most 5 s."""
+    """Return the host key that a machine presents, for the administrator to confirm. Takes at most 5 s."""
     validate_host(host)
     try:
         return scan_host_key(host, port)
@@ -111,7 +114,7 @@ def get_host_key(host: str, port: int) -> HostKey:
 
 
 def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation:
-    """Asks worker-nodes to run the script through one sudo login; the steps appear on the check's row."""
+    """Make worker-nodes run the script through a sudo login; its steps are added to the operation's row."""
     require_permission(actor, Permission.CHANGE, node)
     if not login.username or not login.password:
         raise InvalidRequest(fields={"password": "Give an account that may use sudo, and its password."})
@@ -130,7 +133,7 @@ def do_enrol_by_sudo(actor: User, node: Node, login: SudoLogin) -> NodeOperation
 
 
 def pop_sudo_login(check_id: str) -> SudoLogin | None:
-    """The login that waits for this check, taken away with the reading; None when its minute is over."""
+    """Return and delete the login of this operation; None if it has expired."""
     sealed = valkey_client(STORE_TIMEOUT_S).getdel(_login_key(check_id))
     if not isinstance(sealed, bytes):
         return None
@@ -150,7 +153,7 @@ def _encryption_context(check_id: str) -> EncryptionContext:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file whole, so that a reader never sees half of it."""
+    """Replace a file atomically."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(content)
     fresh.replace(path)

@@ -1,4 +1,4 @@
-"""Which pools lend gangs the network of their nodes, and by which interface each node is reached there."""
+"""Sets which pools allow a network between nodes for gangs, and by which interface nodes are reached."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from portal.services.nodes.operations import request_operations
 def do_set_gang_fabric(
     actor: User, pool: NodePool, *, allowed: bool, fabric: GangFabric, reason: str = ""
 ) -> NodePool:
-    """Lets gangs of a pool use a network between its nodes, with what it names for them, or lets them no more.
+    """Allow or forbid gangs of a pool a network between its nodes, and set its fabric.
 
-    What runs stays as it is. Each node must lend the devices in its own settings, too. Nodes that answer are asked
-    to check whether they have what is named.
+    Running jobs are unchanged. Each node must allow the devices in its own settings too. Reachable nodes are
+    asked to check their requirements.
     """
     require_admin(actor, "change pools")
     if faults := fabric_errors(fabric):
@@ -51,14 +51,14 @@ def do_set_gang_fabric(
 
 
 def update_missing_requirements(node: Node, pool: NodePool) -> None:
-    """Works out what a node has not of what its pool names, by its last hello; the caller saves it."""
+    """Update what a node lacks of its pool's fabric, from its last hello; the caller saves it."""
     node.missing_requirements = missing_requirements(
         node.agent_info, node.runtime, node.gang_interface, pool.fabric
     )[:1000]
 
 
 def do_set_interface(actor: User, node: Node, name: str, *, reason: str = "") -> Node:
-    """Chooses the interface by which ranks on other nodes reach those on this one; blank: as its agent finds it."""
+    """Set the interface at which other nodes reach this node; blank: the agent's choice."""
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)

@@ -1,6 +1,6 @@
-"""GPUs as nodes tell them: what they are, how they are joined, how they fare, and what follows for what runs.
+"""GPUs as nodes report them: hardware, links, health, and the consequences for running jobs.
 
-``do_`` is what admins do; ``record_`` is what the engine writes down.
+``do_`` functions are called by administrators, ``record_`` by the scheduler.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNOBSERVED_ECC_ERRORS = "Its memory had errors that could not be corrected while
 
 
 def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
-    """Lets a GPU that was lost or in quarantine take work again; one that is gone for good is forgotten."""
+    """Return a lost or quarantined GPU to service, or remove it if the node no longer reports it."""
     require_permission(actor, Permission.CHANGE, gpu.node)
     with transaction.atomic():
         row = Gpu.objects.select_for_update(no_key=True).select_related("node").get(pk=gpu.pk)
@@ -36,9 +36,7 @@ def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
             raise Conflict("The node says that it does not answer; it can take no work yet.", code="gpu_lost")
         before = {"gpu": row.uuid, "health": row.health, "reason": row.health_reason}
         row.health, row.health_reason = GpuHealth.OK.value, ""
-        row.ecc_uncorrected = (
-            None  # those that were counted so far are forgiven, whatever the node tells next
-        )
+        row.ecc_uncorrected = None  # errors counted so far are accepted; the next report sets the baseline
         row.save(update_fields=["health", "health_reason", "ecc_uncorrected"])
         after = {"gpu": row.uuid, "health": row.health}
         record_action(actor, "gpu.return_to_service", row.node, before=before, after=after, reason=reason)
@@ -48,10 +46,10 @@ def do_return_gpu_to_service(actor: User, gpu: Gpu, *, reason: str = "") -> Gpu:
 
 
 def record_gpus(node: Node, reported: list[dict[str, Any]]) -> None:
-    """Makes the GPU rows of a node match what it tells; rows are never deleted, history points at them.
+    """Update the GPU rows of a node to its report; rows are never deleted, because history references them.
 
-    A GPU of another node comes here only once it is neither present nor allocated there. Until then it is left out,
-    and an alarm names both nodes. The row of ``node`` is locked by the caller.
+    A GPU of another node moves here only if it is neither present nor allocated there. Until then it is left
+    out, and an alert names both nodes. The caller has locked the row of ``node``.
     """
     reported = list({gpu["uuid"]: gpu for gpu in reversed(reported)}.values())[::-1]  # the first of each UUID
     free, taken = _gpus_of_other_nodes(node, [gpu["uuid"] for gpu in reported])
@@ -67,18 +65,18 @@ def record_gpus(node: Node, reported: list[dict[str, Any]]) -> None:
             "memory_mib": gpu["memory_mib"] or 0,
             "simulated": bool(gpu.get("simulated")),
             "present": True,
-            "island": gpu.get("nvlink_island"),
+            "nvlink_island": gpu.get("nvlink_island"),
             "compute_capability": gpu.get("compute_capability"),
             "mig_profile": str(gpu.get("mig_profile") or "")[:32],
             "driver_reserved_mib": gpu.get("driver_reserved_mib"),
             "bus_id": str(gpu.get("bus_id") or "")[:32],
-            "numa": gpu.get("numa_node"),
+            "numa_node": gpu.get("numa_node"),
             "ecc_uncorrected": gpu.get("ecc_uncorrected"),
         }
         if row is None:
             row, is_new = Gpu.objects.get_or_create(uuid=gpu["uuid"], defaults=fields | {"node": node})
             if not is_new:
-                continue  # another node named it at the same moment; the next hello raises the alarm
+                continue  # another node reported it concurrently; the next hello raises the alert
         else:
             if gpu["uuid"] in free:  # it keeps its row and its history
                 fields |= {
@@ -100,14 +98,14 @@ def record_gpus(node: Node, reported: list[dict[str, Any]]) -> None:
 
 
 def _gpus_of_other_nodes(node: Node, uuids: Sequence[str]) -> tuple[dict[str, Gpu], set[str]]:
-    """Of the GPUs, the rows that may come here from another node, locked, and those that are another's.
+    """Return the rows that may move here from another node, locked, and the UUIDs that belong to others.
 
-    About each of the latter there is an alarm afterwards.
+    An alert is raised for each of the latter.
     """
     others = Gpu.objects.filter(uuid__in=uuids).exclude(node=node)
     held = Allocation.objects.filter(gpu=OuterRef("pk"), ended_at__isnull=True)
     away = Q(present=False) | Q(node__state=NodeState.RETIRED.value)
-    # nothing else of other nodes is locked: one that names all their GPUs must not hold them up
+    # no other rows are locked: a node that reports GPUs of others must not block them
     movable = others.filter(away, ~Exists(held), used_milli=0).order_by("pk")
     free = {gpu.uuid: gpu for gpu in movable.select_for_update(of=("self",), no_key=True)}
     taken = list(others.exclude(uuid__in=free))
@@ -116,7 +114,7 @@ def _gpus_of_other_nodes(node: Node, uuids: Sequence[str]) -> tuple[dict[str, Gp
 
 
 def record_driver_unresponsive(node: Node, message: str) -> None:
-    """Its driver does not answer: nothing is known to be lost (law 7): what runs goes on, and nothing new comes."""
+    """Quarantine a node's GPUs while its driver does not answer; running jobs continue (law 7)."""
     for pk in (
         node.gpus.filter(present=True, health=GpuHealth.OK.value).order_by("pk").values_list("pk", flat=True)
     ):
@@ -124,7 +122,7 @@ def record_driver_unresponsive(node: Node, message: str) -> None:
 
 
 def record_links(node: Node, reported: list[dict[str, Any]]) -> None:
-    """Makes the links between the GPUs of a node those that it tells; what stayed as it was is not written."""
+    """Update the links between the GPUs of a node; unchanged rows are not written."""
     gpus = dict(Gpu.objects.filter(node=node).values_list("uuid", "pk"))
     wanted: set[tuple[str, int, int, int | None, str]] = set()
     for pair in reported:
@@ -135,9 +133,7 @@ def record_links(node: Node, reported: list[dict[str, Any]]) -> None:
             wanted.add(("nvlink", a, b, pair["nvlinks"], ""))
         if pair["level"]:
             wanted.add(("pcie", a, b, None, str(pair["level"])[:12]))
-    wanted = set(
-        {each[:3]: each for each in sorted(wanted, key=str)}.values()
-    )  # a pair has one link of a kind
+    wanted = set({each[:3]: each for each in sorted(wanted, key=str)}.values())  # one link of a kind per pair
     known = GpuLink.objects.filter(gpu_a__in=gpus.values(), gpu_b__isnull=False)
     rows = {(row.kind, row.gpu_a_id, row.gpu_b_id, row.nvlink_count, row.level): row.pk for row in known}
     GpuLink.objects.filter(pk__in=[rows[each] for each in rows.keys() - wanted]).delete()
@@ -148,12 +144,10 @@ def record_links(node: Node, reported: list[dict[str, Any]]) -> None:
 
 
 def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: bool = False) -> bool:
-    """Writes a GPU's health; when it is lost, or the fault is ``fatal``, what runs on it ends with that reason.
+    """Store a GPU's health; if it is lost, or the fault is ``fatal``, end its tasks with that reason.
 
-    True when that is a change.
-
-    One that was lost and answers again, or was put in quarantine, stays there until an administrator gives it
-    back. The reason of one that is ok is a warning.
+    Return True if the health changed. A GPU that was lost or quarantined stays so until an administrator
+    returns it to service. The reason of a healthy GPU is a warning.
     """
     with transaction.atomic():
         gpu = Gpu.objects.select_for_update(no_key=True).select_related("node").get(pk=gpu_id)
@@ -184,9 +178,9 @@ def record_gpu_health(gpu_id: int, health: GpuHealth, reason: str, *, fatal: boo
 
 
 def record_foreign_processes(node: str, owners_by_uuid: Mapping[str, str]) -> None:
-    """Writes by UUID whose program that is no job's works on GPUs of a node (public id); blank for nobody.
+    """Store the owners of foreign processes on a node's (public id) GPUs by UUID; blank for none.
 
-    What runs there goes on; nothing new comes until nobody is left.
+    Running jobs continue; nothing new starts there until these processes are gone.
     """
     with transaction.atomic():
         rows = Gpu.objects.select_for_update(of=("self",), no_key=True).select_related("node").order_by("pk")
@@ -209,7 +203,7 @@ def record_foreign_processes(node: str, owners_by_uuid: Mapping[str, str]) -> No
 
 
 def _errors_increased(before: int | None, now: int | None) -> bool:
-    """True when errors were counted while nobody watched; a count that fell was begun anew."""
+    """Return True if the error count increased; a lower count was reset."""
     return before is not None and now is not None and now > before
 
 

@@ -1,4 +1,4 @@
-"""Writes the rollups of live samples, a row a node and minute, and deletes old ones by day."""
+"""Stores metrics per node and minute, and deletes old ones by day."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PER_NODE = ("cpu_percent", "node_memory_used_mib")
 def save_node_metrics(
     rows: Iterable[tuple[str, int, Mapping[str, Any]]], joules: Mapping[tuple[str, int], float] | None = None
 ) -> int:
-    """Saves (node's public id, start of the minute in Unix seconds, columns); gives how many were saved.
+    """Save (node's public id, start of the minute in Unix seconds, columns); return how many were saved.
 
-    A minute that is there already (the collector restarted within it) is joined with the new part, weighted
-    by samples. ``joules`` is what attempts (job's public id, number) used in these minutes; it is added to theirs.
+    A minute that exists already (the collector was restarted) is merged, weighted by samples. ``joules`` is
+    the energy of attempts (job's public id, number) in these minutes and is added to their total.
     """
     wanted = list(rows)
     nodes = dict(
@@ -75,7 +75,7 @@ def _add_energy(joules: Mapping[tuple[str, int], float]) -> None:
 
 
 def delete_expired_metrics(keep_days: int = RETENTION_DAYS, now: dt.datetime | None = None) -> int:
-    """Deletes rollups older than ``keep_days`` whole days, a day at a time; gives how many rows went."""
+    """Delete metrics older than ``keep_days`` whole days, a day at a time; return the number of rows."""
     today = (now or timezone.now()).replace(hour=0, minute=0, second=0, microsecond=0)
     edge = today - dt.timedelta(days=keep_days)
     gone = 0
@@ -93,7 +93,7 @@ def delete_expired_metrics(keep_days: int = RETENTION_DAYS, now: dt.datetime | N
 
 
 def _merge_minute(earlier: NodeMetricsMinute, later: NodeMetricsMinute) -> None:
-    """Adds a later part of the same minute to the earlier one, GPU by GPU."""
+    """Merge a later part of the same minute into the earlier one, by GPU."""
     old, new = earlier.samples, later.samples
     places = {uuid: index for index, uuid in enumerate(later.gpu_uuids)}
     order = [*earlier.gpu_uuids, *(uuid for uuid in later.gpu_uuids if uuid not in earlier.gpu_uuids)]

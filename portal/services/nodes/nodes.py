@@ -1,6 +1,6 @@
-"""Pools and nodes: adding, taking out of service, and what a node tells of itself.
+"""Pools and nodes: creation, state changes, and what nodes report about themselves.
 
-``do_`` is what admins do; ``record_`` is what the engine writes down after a node has spoken (or has not).
+``do_`` functions are called by administrators, ``record_`` by the scheduler.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ from portal.services.nodes.operations import request_operation
 
 HOST_KEY_PATTERN = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/]{4,1900}={0,2}")
 
-# -- admins ----------------------------------------------------------------------------------------
+# -- for administrators ----------------------------------------------------------------------------
 
 
 def do_create_pool(actor: User, name: str) -> NodePool:
-    """An empty pool."""
     require_admin(actor, "add pools")
     _validate_name(name)
     try:
@@ -71,9 +70,10 @@ def do_create_node(
     runtime: RuntimeKind = RuntimeKind.PODMAN,
     settings: dict[str, Any] | None = None,
 ) -> Node:
-    """A node in state ENROLLING; it becomes READY with the agent's first hello.
+    """Create a node in state ENROLLING; it becomes READY with the agent's first hello.
 
-    ``host_key`` ("type base64") is what the admin was shown and confirmed; every later link pins it.
+    ``host_key`` ("type base64") is the key that the administrator confirmed; every connection is pinned to
+    it.
     """
     require_admin(actor, "add nodes")
     _validate_name(name)
@@ -122,7 +122,7 @@ def do_create_node(
 
 
 def validate_host(host: str) -> None:
-    """Raises Invalid for what can be neither a name nor an address of a machine."""
+    """Raise InvalidRequest unless the text is a valid host name or address."""
     labels = host.rstrip(".").split(".")
     if (
         not host.isascii()
@@ -135,7 +135,7 @@ def validate_host(host: str) -> None:
 
 
 def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str = "") -> Node:
-    """Cordons, drains, retires a node or takes it back unchecked; what runs keeps running unless drained."""
+    """Cordon, drain, retire or uncordon a node without a check; running jobs continue unless drained."""
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
         row = Node.objects.select_for_update(no_key=True).get(pk=node.pk)
@@ -163,7 +163,7 @@ def do_set_node_state(actor: User, node: Node, state: NodeState, *, reason: str 
 
 
 def record_uncordoned(actor: User | None, node: Node, *, reason: str) -> None:
-    """Takes a node back into service after its check. The caller's transaction holds its row, and the right."""
+    """Uncordon a node after its check. The caller holds its row's lock and has checked permissions."""
     before = {"state": node.state, "reason": node.state_reason}
     node.state, node.state_reason, node.addresses = (
         NodeState.READY.value,
@@ -175,15 +175,15 @@ def record_uncordoned(actor: User | None, node: Node, *, reason: str) -> None:
 
 
 def require_connected_once(node: Node) -> None:
-    """Raises Conflict for a node that has never answered."""
+    """Raise Conflict for a node that has never answered."""
     if not node.agent_info:
         raise Conflict("It has not answered yet; test the connection first.", code="node_never_connected")
 
 
 def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
-    """Declares on an admin's word that nothing of ours lives on an unreachable node: its GPUs are free.
+    """Release the GPUs of an unreachable node, on an administrator's statement that no job runs there.
 
-    Gives the number of tasks that ended. Refused while the node answers: then the node itself can say so.
+    Return the number of tasks ended. Raise Conflict if the node is reachable.
     """
     require_permission(actor, Permission.CHANGE, node)
     if not reason.strip():
@@ -195,7 +195,7 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
         unknown = OrphanContainer.objects.filter(node=row, removed_at__isnull=True).exclude(decision="adopt")
         forgotten = unknown.update(
             removed_at=timezone.now()
-        )  # before the tasks: keeping one locks in that order
+        )  # before the tasks: adoption locks in this order
         ended = _end_tasks(row, EndReason.NODE_FENCED, "fenced")
         row.state, row.state_reason = NodeState.CORDONED.value, f"{FENCED_REASON}: {reason}"[:500]
         row.save(update_fields=["state", "state_reason"])
@@ -205,13 +205,13 @@ def do_fence_node(actor: User, node: Node, *, reason: str) -> int:
     return ended
 
 
-# -- what nodes tell -------------------------------------------------------------------------------
+# -- reports of nodes ------------------------------------------------------------------------------
 
 
 def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float) -> bool:
-    """Writes down an agent's hello; True when the node restarted since the last one.
+    """Store an agent's hello; return True if the node restarted since the last one.
 
-    After a restart every task there has ended (the boot id is the proof); a GPU it no longer names is lost.
+    After a restart all tasks there have ended (the boot id is the proof); a GPU that is not reported is lost.
     """
     with transaction.atomic():
         node = (
@@ -250,24 +250,24 @@ def record_hello(node_id: int, agent_info: dict[str, Any], *, received_s: float)
 
 
 def reported_addresses(agent_info: Mapping[str, Any]) -> list[str]:
-    """The addresses that a node reports as its own, to which no container of any node may connect; at most 64.
+    """Return the addresses that a node reports as its own, at most 64; no container may connect to them.
 
-    They are taken over when it is enrolled and when an administrator takes it into service, and not in between.
+    They are stored when it is enrolled or uncordoned by an administrator, and not in between.
     """
-    told = [
+    reported = [
         str(each).partition("/")[0]
         for row in agent_info.get("interfaces", ())
         for each in row.get("addresses", ())
     ]
     found = set()
-    for address in told[:64]:
+    for address in reported[:64]:
         with contextlib.suppress(ValueError):
             found.add(str(ipaddress.ip_address(address)))
     return sorted(found)
 
 
 def record_network_info(node_id: int, network_info: dict[str, Any]) -> None:
-    """Puts what a node told anew of its networks (its interfaces, say) in place of what its hello said."""
+    """Replace the network part of a node's last hello, such as its interfaces."""
     with transaction.atomic():
         node = (
             Node.objects.select_for_update(of=("self",), no_key=True).select_related("pool").get(pk=node_id)
@@ -283,9 +283,9 @@ def record_network_info(node_id: int, network_info: dict[str, Any]) -> None:
 
 
 def record_disk_full(node_id: int, full: str | None) -> None:
-    """A node without room takes no new work, with that message, until it says that it has room again.
+    """Cordon a node with a full disk, with this message; uncordon it when it reports free space.
 
-    What runs there goes on. A node that an administrator took out of service stays as they left it.
+    Running jobs continue. A node that an administrator took out of service is unchanged.
     """
     if not Node.objects.filter(_disk_state_changes(full), pk=node_id).exists():
         return
@@ -312,7 +312,7 @@ def record_disk_full(node_id: int, full: str | None) -> None:
 
 
 def _disk_state_changes(full: str | None) -> Q:
-    """Nodes whose state another word about their disk would change."""
+    """Select the nodes whose state this report changes."""
     if full:
         return Q(state=NodeState.READY.value)
     return Q(state=NodeState.CORDONED.value, state_reason__startswith=DISK_FULL_REASON)
@@ -325,26 +325,28 @@ def record_contact(
     disk_full_message: str | None = None,
     compared: bool = False,
 ) -> None:
-    """The node answered just now, and by so much its clock was ahead of ours; None: it did not say.
+    """Record that the node answered, and its clock's offset from ours; None: not reported.
 
-    ``disk_full_message`` is its word about its disk, ``compared`` whether record and node were compared and agree.
-    One statement as long as nothing about the node changes by that: each node does it every ten seconds.
+    ``disk_full_message`` is its report about its disk; ``compared``: node and database were reconciled and
+    agree. One statement unless the node's state changes, because each node does this every ten seconds.
     """
-    told: dict[str, Any] = {"reconciled_at": timezone.now()} if compared else {}
+    reported: dict[str, Any] = {"reconciled_at": timezone.now()} if compared else {}
     if clock_skew_s is not None:
-        told["clock_skew_s"] = round(clock_skew_s, 3)
+        reported["clock_skew_s"] = round(clock_skew_s, 3)
     calm = Node.objects.filter(pk=node_id, reachable=True, status_message="").exclude(
         _disk_state_changes(disk_full_message)
     )
-    if calm.update(last_seen_at=timezone.now(), **told):
+    if calm.update(last_seen_at=timezone.now(), **reported):
         return
     with transaction.atomic():
         node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
         back = not node.reachable
         _mark_seen(node)
-        for name, value in told.items():
+        for name, value in reported.items():
             setattr(node, name, value)
-        node.save(update_fields=["reachable", "unreachable_since", "status_message", "last_seen_at", *told])
+        node.save(
+            update_fields=["reachable", "unreachable_since", "status_message", "last_seen_at", *reported]
+        )
         if back:
             publish_on_commit("cluster", {"kind": "node", "node": node.public_id, "state": node.state})
             trigger_cycle("node_back")
@@ -352,7 +354,7 @@ def record_contact(
 
 
 def record_unreachable(node_id: int, message: str) -> None:
-    """The node does not answer: an overlay. Its jobs keep running and keep their GPUs (I6)."""
+    """Mark the node unreachable, an overlay: its jobs keep running and keep their GPUs (I6)."""
     with transaction.atomic():
         node = Node.objects.select_for_update(no_key=True).get(pk=node_id)
         changed = node.reachable or node.status_message != message[:1000]
@@ -366,7 +368,7 @@ def record_unreachable(node_id: int, message: str) -> None:
             )
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _mark_seen(node: Node) -> None:
@@ -375,7 +377,7 @@ def _mark_seen(node: Node) -> None:
 
 
 def _record_state_change(actor: User | None, row: Node, before: dict[str, str]) -> None:
-    """The audit and the news of a node that was put into another state."""
+    """Write the audit row and publish the event of a state change."""
     after = {"state": row.state, "reason": row.state_reason}
     record_action(actor, "node.state", row, before=before, after=after)
     publish_on_commit("cluster", {"kind": "node", "node": row.public_id, "state": row.state})
@@ -385,7 +387,7 @@ def _record_state_change(actor: User | None, row: Node, before: dict[str, str]) 
 
 def _end_tasks(node: Node, reason: EndReason, proof: str) -> int:
     tasks = Task.objects.filter(node=node, container_removed=False, attempt__state__in=LIVE_ATTEMPT_STATES)
-    # a start that never went out cannot have been lost with the node; it goes out after this
+    # unsent starts cannot be lost with the node; they are sent later
     ids = list(tasks.filter(attempt__start_sent_at__isnull=False).values_list("pk", flat=True))
     message = end_message(reason, node=node.name)
     for task in ids:

@@ -1,7 +1,7 @@
-"""Acts on nodes: connection tests, and over the control channel upgrades, checks of the machine and tidying up.
+"""Operations on nodes: connection tests, and upgrades, checks and garbage collection by their actors.
 
-Of the latter the row is the order: the actor of the node finds it, with its hint or without, and may carry it out
-twice. ``do_`` is what admins ask for, ``record_`` what the engine writes down.
+For the latter the row is the request: the node's actor finds it even if its notification is lost, and may
+execute it twice. ``do_`` functions are called by administrators, ``record_`` by the scheduler.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from portal.selectors.scheduling.settings import effective_pool_settings
 from portal.services.audit import record_action
 
 OPERATIONS = "orders"
-"""The hint that there is such an act to carry out."""
+"""The verb that notifies a node's actor of due operations."""
 
 
-# -- admins ----------------------------------------------------------------------------------------
+# -- for administrators ----------------------------------------------------------------------------
 
 
 def do_request_operation(actor: User, node: Node, kind: OperationKind) -> NodeOperation:
-    """Asks for an act on a node; one of the kind that is under way is given instead of another.
+    """Request an operation on a node, or return the unfinished one of this kind.
 
-    Raises Conflict while the node does not answer, Unavailable for an upgrade without a signed agent here.
+    Raise Conflict while the node is unreachable, ServiceUnavailable for an upgrade without a signed agent.
     """
     require_permission(actor, Permission.CHANGE, node)
     if kind is OperationKind.UPGRADE:
@@ -64,9 +64,9 @@ def do_request_operation(actor: User, node: Node, kind: OperationKind) -> NodeOp
 
 
 def do_upgrade_all(actor: User) -> AgentRollout:
-    """Upgrades every node whose agent is not ours, one first, then some side by side, up to the first failure.
+    """Upgrade every node with another agent: one first, then several in parallel, until one fails.
 
-    Nodes that do not answer are left out. Raises Conflict while another such upgrade runs, or where none is needed.
+    Unreachable nodes are left out. Raise Conflict while another rollout runs, or if none is needed.
     """
     require_admin(actor, "upgrade nodes")
     bundled_agent()
@@ -94,7 +94,7 @@ def _needs_upgrade(node: Node) -> bool:
 def do_start_connection_test(
     actor: User, node: Node, kind: OperationKind = OperationKind.TEST
 ) -> NodeOperation:
-    """Asks the process that holds the node key to test the connection; steps appear on the row."""
+    """Make the process with the node key test the connection; steps are added to the row."""
     require_permission(actor, Permission.CHANGE, node)
     with transaction.atomic():
         check = NodeOperation.objects.create(node=node, kind=kind.value, actor=actor)
@@ -102,11 +102,11 @@ def do_start_connection_test(
     return check
 
 
-# -- the engine ------------------------------------------------------------------------------------
+# -- for the scheduler -----------------------------------------------------------------------------
 
 
 def request_operation(node: Node, kind: OperationKind, actor: User | None = None) -> NodeOperation:
-    """Leaves an order for the actor of a node, within the caller's transaction; nobody asks for the right."""
+    """Create an operation for a node's actor, within the caller's transaction, without a permission check."""
     check = NodeOperation.objects.create(
         node=node, kind=kind.value, actor=actor, dispatched_at=timezone.now()
     )
@@ -115,7 +115,7 @@ def request_operation(node: Node, kind: OperationKind, actor: User | None = None
 
 
 def request_operations(nodes: Sequence[Node], kind: OperationKind, actor: User) -> None:
-    """``order`` for several nodes."""
+    """As ``request_operation``, for several nodes."""
     now = timezone.now()
     NodeOperation.objects.bulk_create(
         NodeOperation(node=node, kind=kind.value, actor=actor, dispatched_at=now) for node in nodes
@@ -124,23 +124,23 @@ def request_operations(nodes: Sequence[Node], kind: OperationKind, actor: User) 
 
 
 def due_operations(node_id: int) -> list[NodeOperation]:
-    """What is to be carried out on a node now, in the order in which it was asked for."""
+    """Return the operations to execute on a node now, in the order of the requests."""
     rows = NodeOperation.objects.filter(_is_due(), node_id=node_id).order_by("id")
     return list(rows.select_related("node"))
 
 
 def nodes_with_due_operations() -> list[str]:
-    """Public ids of the nodes that have something to carry out, whatever became of its hint."""
+    """Return the public ids of nodes with due operations, even if their notification was lost."""
     return list(NodeOperation.objects.filter(_is_due()).values_list("node__public_id", flat=True).distinct())
 
 
 def record_program_sent(operation_id: int, program: str) -> None:
-    """The new program is in place on the node; what answers next shows whether it runs."""
+    """Record that the new program is installed on the node; its next answer shows whether it runs."""
     NodeOperation.objects.filter(pk=operation_id).update(program_sha256=program)
 
 
 def record_operation_finished(operation_id: int, ok: bool) -> None:
-    """The act is over. After a good upgrade the node is checked, and the next nodes of a rollout may begin."""
+    """Record the result. A successful upgrade is followed by a check, and by the next nodes of a rollout."""
     with transaction.atomic():
         check = (
             NodeOperation.objects.select_for_update(no_key=True).select_related("node").get(pk=operation_id)
@@ -159,19 +159,19 @@ def record_operation_finished(operation_id: int, ok: bool) -> None:
 
 
 def record_images_removed(operation: NodeOperation, removed: Sequence[Mapping[str, Any]]) -> None:
-    """Images are gone from a node: that is audited, and which environments are still there is asked anew."""
+    """Audit the removal of images, and have the presence of environments checked again."""
     if not removed:
         return
     with transaction.atomic():
         images = [
             {"names": row["names"], "mib": row["size_mib"], "unused_s": row["unused_s"]} for row in removed
         ]
-        record_action(operation.actor, "node.image_gc_scope", operation.node, after={"images": images})
+        record_action(operation.actor, "node.images_removed", operation.node, after={"images": images})
         notify_node(operation.node.public_id, "images")
 
 
 def request_gc_if_full(node: Node, used_percent: float | None) -> None:
-    """Orders tidying once an image made the store of a node too full; not twice within a quarter of an hour."""
+    """Request garbage collection if the image store is too full; at most every quarter of an hour."""
     high = float(effective_pool_settings([node.pool])[node.pool_id]["image_gc_high_threshold_percent"])
     since = timezone.now() - dt.timedelta(seconds=FULL_DISK_GC_INTERVAL_S)
     if used_percent is None or used_percent < high:
@@ -184,19 +184,19 @@ def request_gc_if_full(node: Node, used_percent: float | None) -> None:
 
 
 def request_due_gc() -> None:
-    """Orders the tidying that is due by itself: once in a while, and sooner where the disk is full."""
+    """Request periodic garbage collection, more often if the disk is full."""
     newest = NodeOperation.objects.filter(node=OuterRef("pk"), kind=OperationKind.GC.value).order_by("-id")
     nodes = Node.objects.filter(reachable=True, state__in=[NodeState.READY.value, NodeState.CORDONED.value])
     columns = ("pk", "pool_id", "state_reason", "created_at", "tidied_at")
     tidied_at = Subquery(newest.values("started_at")[:1])
     rows = list(nodes.annotate(tidied_at=tidied_at).values_list(*columns, named=True))
-    knobs, now = (
+    settings, now = (
         effective_pool_settings(NodePool.objects.all()),
         timezone.now(),
-    )  # after the rows: none is of a pool not read
+    )  # after the rows, so that the pools of all are included
     due = []
     for row in rows:
-        every_s = float(knobs[row.pool_id]["gc_interval_s"])
+        every_s = float(settings[row.pool_id]["gc_interval_s"])
         if every_s and row.state_reason.startswith(DISK_FULL_REASON):
             every_s = min(every_s, FULL_DISK_GC_INTERVAL_S)
         last = row.tidied_at or row.created_at
@@ -208,7 +208,7 @@ def request_due_gc() -> None:
 
 
 def delete_old_operations() -> None:
-    """Drops checks and tidyings of a month ago; tests and upgrades are kept with their node."""
+    """Delete checks and garbage collections older than 30 days; tests and upgrades are kept."""
     old = NodeOperation.objects.filter(
         kind__in=[OperationKind.PREFLIGHT.value, OperationKind.GC.value],
         finished_at__lt=Now() - dt.timedelta(days=30),
@@ -217,7 +217,7 @@ def delete_old_operations() -> None:
 
 
 def fail_overdue_operations() -> None:
-    """Acts that were not over in time have failed: their node fell silent, or nobody carried them out."""
+    """Fail operations that are not finished in time: the node does not answer, or no actor executed them."""
     late = NodeOperation.objects.filter(
         _is_due(), dispatched_at__lt=Now() - dt.timedelta(seconds=OPERATION_TIMEOUT_S)
     )
@@ -238,7 +238,7 @@ def fail_overdue_operations() -> None:
 
 
 def record_operation_step(operation_id: str, *, name: str, ok: bool, message: str, seconds: float) -> None:
-    """One more step of a connection test, for the page that waits."""
+    """Add a step of a connection test, for the page that waits."""
     with transaction.atomic():
         check = NodeOperation.objects.select_for_update(no_key=True).get(public_id=operation_id)
         check.steps = [
@@ -249,7 +249,7 @@ def record_operation_step(operation_id: str, *, name: str, ok: bool, message: st
 
 
 def record_connection_test_finished(operation_id: str, ok: bool) -> None:
-    """The test has ended; a good one hints the node's actor to connect now."""
+    """Record the result; after a success the node's actor connects now."""
     with transaction.atomic():
         check = (
             NodeOperation.objects.select_for_update(no_key=True)
@@ -262,7 +262,7 @@ def record_connection_test_finished(operation_id: str, ok: bool) -> None:
             notify_node(check.node.public_id, "connect")
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _is_due() -> Q:
@@ -271,7 +271,7 @@ def _is_due() -> Q:
 
 
 def _advance_rollout(rollout: AgentRollout) -> None:
-    """Lets the next nodes begin, or ends it. The rollout's row is locked."""
+    """Start the next nodes of a rollout (row locked), or end it."""
     checks = list(rollout.operations.select_related("node").order_by("node__name"))
     turns = [check.rollout_status for check in checks]
     begin = startable_count(turns)
@@ -296,7 +296,7 @@ def _finish_rollout(
     left = [
         check.pk for check, turn in zip(operations, statuses, strict=True) if turn is RolloutStatus.PENDING
     ]
-    NodeOperation.objects.filter(pk__in=left).delete()  # nothing was done there
+    NodeOperation.objects.filter(pk__in=left).delete()  # never started
     rollout.ok, rollout.finished_at = not failed, timezone.now()
     worked = statuses.count(RolloutStatus.SUCCEEDED)
     rollout.message = f"{worked} of {len(statuses)} nodes run the new agent."

@@ -1,4 +1,4 @@
-"""Where nodes stand: their labels, the topologies that read them, and how near together a job must stand."""
+"""Node labels, the topologies that use them, and topology constraints of jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TopologyConstraint = Mapping[str, str | None]
 
 
 def do_set_labels(actor: User, node: Node, labels: Mapping[str, str], *, reason: str = "") -> Node:
-    """Gives a node exactly these labels. Nothing that runs is moved; the next cycle places by them."""
+    """Replace the labels of a node. Running jobs are not moved; the next cycle uses the new labels."""
     require_permission(actor, Permission.CHANGE, node)
     if fault := labels_error(labels):
         raise InvalidRequest(fields={"labels": fault})
@@ -41,7 +41,7 @@ def do_set_labels(actor: User, node: Node, labels: Mapping[str, str], *, reason:
 def do_save_topology(
     actor: User, name: str, levels: Sequence[str], row: Topology | None = None, *, reason: str = ""
 ) -> Topology:
-    """Adds a topology, or gives ``row`` other levels; its name stays, since jobs ask by it."""
+    """Create a topology, or change the levels of ``row``; its name is fixed, because jobs reference it."""
     require_admin(actor, "change topologies")
     wrong: dict[str, str] = {}
     if row is None and (fault := name_error(name)):
@@ -72,7 +72,7 @@ def do_save_topology(
 
 
 def do_delete_topology(actor: User, row: Topology, *, reason: str = "") -> None:
-    """Forgets a topology. Refused with ``topology_in_use`` while waiting jobs must stand near by it."""
+    """Delete a topology. Raise Conflict ``topology_in_use`` while pending jobs require it."""
     require_admin(actor, "change topologies")
     with transaction.atomic():
         locked = Topology.objects.select_for_update().get(pk=row.pk)
@@ -91,7 +91,7 @@ def do_delete_topology(actor: User, row: Topology, *, reason: str = "") -> None:
 
 
 def topology_constraint_error(constraint: TopologyConstraint) -> str | None:
-    """What is wrong with a wish to stand near, as a message; None if nothing is."""
+    """Return what is wrong with a topology constraint, or None."""
     name = constraint.get("topology")
     row = Topology.objects.filter(name=name).first() if name else None
     if row is None:

@@ -1,7 +1,7 @@
-"""A node comes back into service: it is checked first, and takes work by itself once nothing is amiss.
+"""Uncordons a node: it is checked first and returns to service if the check succeeds.
 
-What the check finds keeps nobody who says so from taking the node back all the same; nor does a node that does not
-answer, whose jobs then wait until it does.
+An administrator can force the return despite the findings, also of an unreachable node, whose jobs then wait
+until it answers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from portal.services.nodes.operations import record_operation_finished, request_
 def do_uncordon_node(
     actor: User, node: Node, *, reason: str = "", force: bool = False
 ) -> NodeOperation | None:
-    """Gives the check that decides, or None where the node is in service now: it was, or ``force`` asks no check.
+    """Return the check that decides, or None if the node is in service now: already, or by ``force``.
 
-    Raises Conflict ``node_unreachable`` for one that does not answer, ``node_never_connected`` for one that never did.
+    Raise Conflict ``node_unreachable``, or ``node_never_connected``.
     """
     require_permission(actor, Permission.CHANGE, node)
     if force:
@@ -50,9 +50,9 @@ def do_uncordon_node(
 
 
 def record_preflight_finished(operation_id: int, ok: bool) -> None:
-    """A check is over; where it was to decide and found nothing amiss, the node takes work again."""
+    """Record the result of a check; uncordon the node if requested and the check succeeded."""
     with transaction.atomic():
-        # the node's row first, as whoever changes its state does
+        # the node's row first, in the order of every state change
         node = Node.objects.select_for_update(no_key=True, of=("self",)).get(operations=operation_id)
         record_operation_finished(operation_id, ok)
         check = NodeOperation.objects.select_related("actor").get(pk=operation_id)

@@ -1,4 +1,4 @@
-"""Projects, their members, and quotas that take effect at the next cycle."""
+"""Projects, their members, and quotas, which apply from the next cycle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 def do_create_project(
     actor: User, *, name: str, title: str = "", parent: Project | None = None, manager: User | None = None
 ) -> Project:
-    """A project; only admins make top-level ones, managers make children of theirs. ``manager`` runs it."""
+    """Create a project. Only administrators create top-level projects, managers children of theirs."""
     if parent is None:
         require_admin(actor, "make a top-level project")
     else:
@@ -55,9 +55,9 @@ def do_create_project(
 def do_change_project(
     actor: User, project: Project, *, choice: JobChoice | None = DEFAULT_CHOICE, **changes: Any
 ) -> Project:
-    """Renames, retitles, moves or archives a project.
+    """Rename, retitle, move or archive a project.
 
-    ``choice``: what becomes of jobs whose owners may not run them once it has moved.
+    ``choice``: what to do with jobs that may not run after the move.
     """
     require_permission(actor, Permission.MANAGE, project)
     unknown = set(changes) - {"name", "title", "parent", "archived_at", "egress_allow"}
@@ -72,7 +72,7 @@ def do_change_project(
         _validate_name(changes["name"])
     try:
         with transaction.atomic():
-            # one lock for every change of the tree, so that two moves cannot make a circle together
+            # one lock for all changes of the tree, so that two concurrent moves cannot create a cycle
             tree = {row.pk: row for row in Project.objects.select_for_update(no_key=True).order_by("pk")}
             row = tree[project.pk]
             before = _audit_values(row)
@@ -103,7 +103,7 @@ def do_set_member(
     *,
     choice: JobChoice | None = DEFAULT_CHOICE,
 ) -> Membership:
-    """Gives a person a role in a project, or changes it; ``choice`` is for jobs that a viewer may not run."""
+    """Set a user's role in a project; ``choice``: what to do with jobs that a viewer may not run."""
     require_permission(actor, Permission.MANAGE, project)
     with transaction.atomic(), applying_choice(actor, project, Job.objects.filter(owner=user), choice):
         old = Membership.objects.select_for_update(no_key=True).filter(user=user, project=project).first()
@@ -121,7 +121,10 @@ def do_set_member(
 def do_remove_member(
     actor: User, project: Project, user: User, *, choice: JobChoice | None = DEFAULT_CHOICE
 ) -> None:
-    """Takes a person out of a project; their jobs follow ``choice``, their open workspaces close within seconds."""
+    """Remove a user from a project; ``choice`` applies to their jobs.
+
+    Open workspaces close within seconds.
+    """
     require_permission(actor, Permission.MANAGE, project)
     with transaction.atomic(), applying_choice(actor, project, Job.objects.filter(owner=user), choice):
         member = Membership.objects.select_for_update(no_key=True).filter(user=user, project=project).first()
@@ -139,7 +142,7 @@ def do_remove_member(
 
 @dataclass(frozen=True)
 class QuotaValues:
-    """The numbers of a quota. None is no limit, for ``limit_milli`` and for what one person may hold at once."""
+    """The values of a quota. None means no limit, for ``limit_milli`` and for the limit per user."""
 
     guaranteed_milli: int = 0
     limit_milli: int | None = None
@@ -149,7 +152,7 @@ class QuotaValues:
 
 
 DEFAULT_QUOTA_VALUES: dict[str, Any] = asdict(QuotaValues())
-"""What a missing row means."""
+"""The values without a quota row."""
 
 
 def do_change_quota(
@@ -162,9 +165,10 @@ def do_change_quota(
     reason: str = "",
     undoes: QuotaChange | None = None,
 ) -> Quota:
-    """Sets a quota; effective at the next cycle. ``version`` is the one the editor saw (0: there was none).
+    """Set a quota, effective from the next cycle. ``version`` is the one that the editor saw (0: none).
 
-    Raises Stale with what stands now when somebody else was faster. Lowering below use stops nothing (I10).
+    Raise PreconditionFailed with the present values if it was changed since. Lowering below usage stops
+    nothing (I10).
     """
     require_admin(actor, "change quotas")
     _validate_quota(values)
@@ -201,7 +205,7 @@ def do_change_quota(
 
 
 def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") -> Quota:
-    """Puts back what stood before a change, as a change of its own; refused when later edits stand on it."""
+    """Restore the values before a change, as a new change. Raise Conflict if later changes exist."""
     quota = change.quota
     with transaction.atomic():
         newest = quota.changes.select_for_update(no_key=True).order_by("-id").first()
@@ -219,11 +223,11 @@ def do_undo_quota_change(actor: User, change: QuotaChange, *, reason: str = "") 
 
 
 def quota_values(quota: Quota) -> dict[str, Any]:
-    """Its numbers as JSON."""
+    """Return its values as JSON."""
     return {name: getattr(quota, name) for name in DEFAULT_QUOTA_VALUES}
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _validate_quota(values: QuotaValues) -> None:
@@ -246,7 +250,7 @@ def _validate_quota(values: QuotaValues) -> None:
 
 
 def _egress_targets(entries: Sequence[str]) -> list[str]:
-    """The entries of a list of destinations, each once. Raises Invalid for one that is of no form."""
+    """Return the destinations, each once. Raise InvalidRequest for invalid ones."""
     found = list(dict.fromkeys(" ".join(entry.split()) for entry in entries if entry.strip()))
     try:
         for entry in found:
@@ -286,17 +290,17 @@ def _jobs_below(project: Project, tree: dict[int, Project]) -> QuerySet[Job]:
 
 
 def _bump_rights_version(user: User) -> None:
-    """Moves the person's rights version, so that open sockets ask again."""
+    """Increment the user's rights version, so that open WebSockets check permissions again."""
     user.rights_version += 1
     user.save(update_fields=["rights_version"])
     publish_on_commit(f"user.{user.public_id}", {"kind": "rights"})
 
 
 def _bump_inherited_rights_versions(project: Project, tree: dict[int, Project]) -> None:
-    """Before a project moves: whoever saw it by a role in one of its ancestors may see it no more."""
+    """Increment the rights version of users who may lose access when a project moves."""
     line = path_to_root(project.parent_id, lambda below: tree[below].parent_id)
-    for person in User.objects.filter(memberships__project__in=line).distinct().order_by("pk"):
-        _bump_rights_version(person)
+    for user in User.objects.filter(memberships__project__in=line).distinct().order_by("pk"):
+        _bump_rights_version(user)
 
 
 def _audit_values(project: Project) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Secrets: written once by people and managers, sealed in the record, opened only for a start of a job."""
+"""Secrets: written by users and managers, stored encrypted, decrypted only for the start of a job."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ OWNER_TEXT = "the person"
 
 
 class SecretMissingError(Exception):
-    """A secret that the job names is gone, or its owner may not use it any more."""
+    """A referenced secret does not exist any more, or the job's owner may not use it."""
 
 
 class SecretValues(NamedTuple):
-    """Values for one start of a job, in the clear."""
+    """Decrypted values for one start of a job."""
 
     files: dict[str, str]
     variables: dict[str, str]
 
 
 def do_save_secret(actor: User, holder: User | Project, name: str, value: str) -> Secret:
-    """Writes a value under a name, over the one that stood there; jobs get it with their next attempt."""
+    """Create or replace a secret; jobs get the new value with their next attempt."""
     _require_holder_access(actor, holder)
     wrong: dict[str, str] = {}
     if fault := name_error(name):
@@ -69,7 +69,7 @@ def do_save_secret(actor: User, holder: User | Project, name: str, value: str) -
 
 
 def do_delete_secret(actor: User, holder: User | Project, name: str) -> None:
-    """Forgets a value. What runs keeps it; a job that names it fails to start."""
+    """Delete a secret. Running jobs keep it; a job that references it fails to start."""
     _require_holder_access(actor, holder)
     with transaction.atomic():
         row = (
@@ -82,7 +82,7 @@ def do_delete_secret(actor: User, holder: User | Project, name: str) -> None:
 
 
 def normalize_secret_references(references: Iterable[SecretReference]) -> list[dict[str, str]]:
-    """What a job asks for, as the record keeps it."""
+    """Return the references of a job in stored form."""
     return [
         {"secret": str(each["secret"]), "of": str(each.get("of") or USER_SCOPE), way: str(each[way])}
         for each in references
@@ -92,7 +92,7 @@ def normalize_secret_references(references: Iterable[SecretReference]) -> list[d
 
 
 def secret_references_error(env: Mapping[str, str], references: Sequence[SecretReference]) -> str | None:
-    """What is wrong with how a job names secrets, as a message; None if nothing is."""
+    """Return what is wrong with the secret references of a job, or None."""
     if len(references) > MAX_SECRETS_PER_JOB:
         return f"A job names at most {MAX_SECRETS_PER_JOB} secrets."
     for each in references:
@@ -114,7 +114,7 @@ def secret_references_error(env: Mapping[str, str], references: Sequence[SecretR
 
 
 def read_job_secrets(job: Job) -> SecretValues:
-    """The values that a job gets with a start now. Raises NotGiven."""
+    """Return the secrets for a start of the job now. Raise SecretMissingError."""
     found = SecretValues({}, {})
     if not job.secrets:
         return found
@@ -123,7 +123,7 @@ def read_job_secrets(job: Job) -> SecretValues:
     rows = {(row.name, row.project_id): row for row in usable_secrets(job.owner, job.project)}
     for each in job.secrets:
         row = rows.get((each["secret"], job.project_id if each["of"] == PROJECT_SCOPE else None))
-        if row is None:  # it went between the two queries
+        if row is None:  # deleted between the two queries
             raise SecretMissingError(f"The secret {each['secret']} is gone")
         try:
             value = decrypt(row.encrypted_value, _encryption_context(row))
@@ -136,7 +136,7 @@ def read_job_secrets(job: Job) -> SecretValues:
     return found
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _require_holder_access(actor: User, holder: User | Project) -> None:

@@ -1,4 +1,4 @@
-"""Volumes: declared by administrators, named by jobs, and turned into what a node mounts."""
+"""Volumes: declared by administrators, referenced by jobs, and resolved to mounts on nodes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from portal.services.audit import record_action
 from portal.services.lifecycle.rights_changes import DEFAULT_CHOICE, JobChoice, applying_choice
 
 VolumeReference = Mapping[str, Any]
-"""``volume`` by name; ``target`` and ``read_only`` as the job says, or None."""
+"""``volume`` by name; ``target`` and ``read_only`` as the job sets them, or None."""
 MAX_QUOTA_MIB = 2**40
 
 
 @dataclass(frozen=True)
 class VolumeInput:
-    """What an administrator says of a volume; without nodes, a pool or projects it is every one's."""
+    """Input of a volume; without nodes, pool or projects it is available to all."""
 
     name: str
     kind: VolumeKind
@@ -56,9 +56,9 @@ def do_save_volume(
     reason: str = "",
     choice: JobChoice | None = DEFAULT_CHOICE,
 ) -> Volume:
-    """Declares a volume, or changes one; its name and kind stay. What runs keeps what it was started with.
+    """Create or change a volume; name and kind are fixed. Running jobs are not affected.
 
-    ``choice``: what becomes of jobs whose project may not use it any more.
+    ``choice``: what to do with jobs whose project may not use it any more.
     """
     require_admin(actor, "change volumes")
     if wrong := _validation_errors(spec, row):
@@ -89,7 +89,7 @@ def do_save_volume(
 
 
 def do_delete_volume(actor: User, row: Volume, *, reason: str = "") -> None:
-    """Forgets a volume; its files stay. Refused with ``volume_in_use`` while jobs that have not ended name it."""
+    """Delete a volume; its files remain. Raise Conflict ``volume_in_use`` while live jobs reference it."""
     require_admin(actor, "change volumes")
     with transaction.atomic():
         locked = Volume.objects.select_for_update(of=("self",)).get(pk=row.pk)
@@ -109,24 +109,24 @@ def do_delete_volume(actor: User, row: Volume, *, reason: str = "") -> None:
 
 
 def declared_volumes() -> QuerySet[Volume]:
-    """All volumes but people's own homes."""
+    """Return all volumes except users' own homes."""
     return Volume.objects.filter(owner__isnull=True)
 
 
 def node_restricted_volumes() -> QuerySet[Volume]:
-    """Those that only some nodes have."""
+    """Return the volumes that only some nodes have."""
     return declared_volumes().filter(Q(pool__isnull=False) | Q(nodes__isnull=False)).distinct()
 
 
 def usable_volumes(project: Project) -> QuerySet[Volume]:
-    """Those that jobs of a project may name: everybody's, and those lent to it or a project above it."""
+    """Return the volumes that jobs of a project may reference: for all, or for it or an ancestor."""
     line = [each.pk for each in path_to_root(project, lambda below: below.parent)]
     rows = declared_volumes().exclude(kind=VolumeKind.HOME.value)
     return rows.filter(Q(projects__isnull=True) | Q(projects__in=line)).distinct()
 
 
 def normalize_volume_references(references: Iterable[VolumeReference]) -> list[dict[str, Any]]:
-    """What a job asks for, as the record keeps it: each with its place, read only unless it says no."""
+    """Return the references of a job in stored form, with mount path; read-only by default."""
     return [
         {
             "volume": str(each["volume"]),
@@ -138,7 +138,7 @@ def normalize_volume_references(references: Iterable[VolumeReference]) -> list[d
 
 
 def volume_references_error(owner: User, runtime: str, references: Sequence[VolumeReference]) -> str | None:
-    """What is wrong with how a job names volumes, as a message; None if nothing is."""
+    """Return what is wrong with the volume references of a job, or None."""
     if not references:
         return None
     if runtime == RuntimeKind.PROCESS.value:
@@ -158,13 +158,13 @@ def volume_references_error(owner: User, runtime: str, references: Sequence[Volu
 
 
 def volume_location_error(references: Sequence[VolumeReference], pool: NodePool | None) -> str | None:
-    """Why no node has all volumes that a job names; None where some node has."""
+    """Return why no node has all referenced volumes, or None."""
     names = [str(each["volume"]) for each in references]
     return _no_common_node_reason(list(declared_volumes().filter(name__in=names)), pool) if names else None
 
 
 def nodes_by_volume(rows: Iterable[Volume]) -> dict[int, set[int]]:
-    """By volume, the row numbers of the nodes that have it; a volume of all nodes is left out. Two queries."""
+    """Return node ids by volume id, in two queries; volumes on all nodes are left out."""
     rows = list(rows)
     if not rows:
         return {}
@@ -185,7 +185,7 @@ def nodes_by_volume(rows: Iterable[Volume]) -> dict[int, set[int]]:
     return limited
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _no_common_node_reason(rows: list[Volume], pool: NodePool | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Opening a workspace: the secret of each attempt, single-use tickets, and sessions of its own origin."""
+"""Access to workspaces: a secret per attempt, single-use tickets, and sessions of the workspace's origin."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from portal.services.encryption import EncryptionContext, decrypt, encrypt
 TICKET_TTL = dt.timedelta(seconds=30)
 ENTER_PATH = "/.fairway/enter"
 HANDOVER_REFERRER_POLICY = "strict-origin"
-"""Referrer-Policy of the page that posts a ticket: under ``same-origin`` browsers would send Origin: null."""
+"""Referrer-Policy of the page that posts a ticket: with ``same-origin`` browsers would send Origin: null."""
 
 
-# -- the secret of an attempt ----------------------------------------------------------------------
+# -- secret of an attempt --------------------------------------------------------------------------
 
 
 def _encryption_context(job: Job, number: int) -> EncryptionContext:
@@ -33,26 +33,26 @@ def _encryption_context(job: Job, number: int) -> EncryptionContext:
 
 
 def create_attempt_secret(job: Job) -> str:
-    """A sealed random secret for the attempt that begins next (``Attempt.secret``)."""
+    """Return an encrypted random secret for the next attempt (``Attempt.secret``)."""
     return encrypt(secrets.token_urlsafe(32), _encryption_context(job, job.attempt_count + 1))
 
 
 def decrypt_attempt_secret(attempt: Attempt) -> str:
-    """The secret of an attempt in the clear: for its node's secret file and for the gateway, nobody else."""
+    """Return the attempt's secret, only for its node's secret file and for the gateway."""
     return decrypt(attempt.secret, _encryption_context(attempt.job, attempt.number))
 
 
-# -- where it is -----------------------------------------------------------------------------------
+# -- location --------------------------------------------------------------------------------------
 
 
 def workspace_origin(job: Job) -> str:
-    """The origin of a workspace, such as ``http://ws-abc.localhost:8000``."""
+    """Return the origin of a workspace, such as ``http://ws-abc.localhost:8000``."""
     scheme = "https" if settings.HTTPS_ENABLED else "http"
     return f"{scheme}://ws-{job.public_id}.{settings.APPS_DOMAIN}"
 
 
 def open_attempt(job: Job) -> Attempt | None:
-    """The attempt whose server may be used now: RUNNING, ready, and not asked to stop."""
+    """Return the attempt whose server can be used now: RUNNING, ready, and not stopping."""
     return (
         Attempt.objects.filter(
             job=job,
@@ -67,14 +67,14 @@ def open_attempt(job: Job) -> Attempt | None:
     )
 
 
-# -- the hand-over ---------------------------------------------------------------------------------
+# -- tickets and sessions --------------------------------------------------------------------------
 
 
 def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]:
-    """Where to post, and a ticket: single use, 30 s, bound to this person, attempt and portal session.
+    """Return the URL to post to, and a ticket: single use, 30 s, bound to user, attempt and portal session.
 
-    The page posts it as the form field ``ticket``; ``session_key`` is that of its cookie. Raises NotThere or
-    NotAllowed for others, Conflict while there is nothing to open.
+    The page posts it as the form field ``ticket``; ``session_key`` is its cookie's. Raise NotFound or
+    Forbidden for other users, Conflict if the workspace is not ready.
     """
     require_permission(user, Permission.ENTER, job)
     attempt = open_attempt(job)
@@ -105,9 +105,9 @@ def do_open_workspace(user: User, job: Job, session_key: str) -> tuple[str, str]
 
 
 def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
-    """The cookie of a new workspace session for an unused ticket of this workspace; else None.
+    """Return the cookie of a new workspace session for an unused ticket of this workspace, else None.
 
-    Of two that come at once with the same ticket one wins.
+    Of two concurrent requests with the same ticket one succeeds.
     """
     now = timezone.now()
     code = digest(ticket)
@@ -119,7 +119,8 @@ def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
     if row is None:
         return None
     with transaction.atomic():
-        # Only columns of this row: a joined condition would be judged before the lock, and two would win.
+        # Only columns of this row: a joined condition would be evaluated before the lock, and both would
+        # succeed.
         fresh = WorkspaceTicket.objects.filter(pk=row.pk, used_at__isnull=True, expires_at__gt=now)
         if fresh.update(used_at=now) != 1:
             return None
@@ -133,11 +134,11 @@ def do_redeem_ticket(ticket: str, job_public_id: str) -> str | None:
             user=row.user,
             attempt=row.attempt,
             session_key=row.session_key,
-            expires_at=latest_expiry(),  # it lives as long as the portal session, and no longer
+            expires_at=latest_expiry(),  # ends with the portal session
         )
         return cookie
 
 
 def digest(code: str) -> str:
-    """How codes and cookies stand in the record: SHA-256, since they are random already."""
+    """Return the SHA-256 of a code or cookie; a plain hash suffices because they are random."""
     return hashlib.sha256(code.encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Idle workspaces: countdowns that the engine begins and ends, and what people may do about them.
+"""Idle workspaces: countdowns that the scheduler starts and ends, snoozes and exemptions by users.
 
-The gateway notes the use of tools, the engine that of GPUs and the steps of a countdown; each writes columns of its
-own. Every step is taken on a locked row that still says what was decided on. Times are the database's.
+The gateway records tool activity, the scheduler GPU activity and countdowns; each writes its own columns.
+Every step locks the row and checks that it has not changed since the decision. Times are the database's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from portal.services.lifecycle import suspension
 from portal.services.lifecycle.state_events import attempt_event, attempt_topic_event
 
 MAX_POLL_GAP_S = 180
-"""Longer than this between two looks at a tool, and what was known before does not count."""
+"""After a longer gap between two polls of a tool, earlier inactivity does not count."""
 MIN_REASON_LENGTH = 10
 _DECISION_FIELDS = (
     "tool_active_at",
@@ -37,39 +37,40 @@ _DECISION_FIELDS = (
 )
 
 
-# -- what is known ---------------------------------------------------------------------------------
+# -- activity --------------------------------------------------------------------------------------
 
 
 def record_tool_activity(used_ago_s: Mapping[int, float | None]) -> None:
-    """Notes that the tools of these attempts (row numbers) were looked at now, and used so many seconds ago.
+    """Record that the tools of these attempts (ids) were polled now, and last used this many seconds ago.
 
-    None: nothing of a use is known beyond what was noted. One statement; a use only moves forward.
+    None: no use is known beyond what is recorded. One statement; the time of the last use never decreases.
     """
     if not used_ago_s:
         return
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO portal_workspaceactivity AS kept (attempt_id, tool_polled_since, tool_polled_at, tool_active_at, snoozes)"
+            "INSERT INTO portal_workspaceactivity AS stored"
+            " (attempt_id, tool_polled_since, tool_polled_at, tool_active_at, snooze_count)"
             " SELECT attempt.id, clock_timestamp(), clock_timestamp(),"
             "        clock_timestamp() - make_interval(secs => told.ago_s), 0"
             "   FROM unnest(%s::bigint[], %s::float8[]) AS told (id, ago_s)"
             "   JOIN portal_attempt attempt ON attempt.id = told.id"
             " ON CONFLICT (attempt_id) DO UPDATE SET"
-            "   tool_polled_since = CASE WHEN kept.tool_polled_at > clock_timestamp() - make_interval(secs => %s)"
-            "                THEN kept.tool_polled_since ELSE excluded.tool_polled_since END,"
+            "   tool_polled_since = CASE WHEN stored.tool_polled_at > clock_timestamp() - make_interval(secs => %s)"
+            "                THEN stored.tool_polled_since ELSE excluded.tool_polled_since END,"
             "   tool_polled_at = excluded.tool_polled_at,"
-            "   tool_active_at = greatest(kept.tool_active_at, excluded.tool_active_at)",
+            "   tool_active_at = greatest(stored.tool_active_at, excluded.tool_active_at)",
             [list(used_ago_s), list(used_ago_s.values()), MAX_POLL_GAP_S],
         )
 
 
-# -- the countdown, for the engine -------------------------------------------------------------------
+# -- countdown, for the scheduler --------------------------------------------------------------------
 
 
 def start_countdown(
     decided: WorkspaceActivity, inactive_since: dt.datetime, suspend_in_s: float | None
 ) -> bool:
-    """Tells the people of a workspace that it is idle, and when it is suspended; None: it is only told."""
+    """Notify the users of an idle workspace, and schedule its suspension; None: only notify."""
     with transaction.atomic():
         row = _lock_if_unchanged(decided)
         if row is None:
@@ -81,13 +82,16 @@ def start_countdown(
         quiet = format_duration(_minutes((now - inactive_since).total_seconds()))
         message = f"Nobody has used it for {quiet}: its GPUs and its tool are both quiet."
         if suspend_in_s is not None:
-            message += f" Unless it is used or kept it is suspended in {format_duration(suspend_in_s)}; its files stay."
+            message += (
+                " Unless it is used or kept it is suspended in "
+                f"{format_duration(suspend_in_s)}; its files stay."
+            )
         _record_event(row.attempt, "idle", message, suspend_at=row.suspend_at)
         return True
 
 
 def end_countdown(decided: WorkspaceActivity, reason: str) -> bool:
-    """Ends a countdown: the workspace is used, kept, or not known to be idle."""
+    """End a countdown because the workspace is used, kept, or not known to be idle."""
     with transaction.atomic():
         row = _lock_if_unchanged(decided)
         if row is None or row.idle_notified_at is None:
@@ -98,7 +102,7 @@ def end_countdown(decided: WorkspaceActivity, reason: str) -> bool:
 
 
 def suspend_idle(decided: WorkspaceActivity) -> bool:
-    """Suspends a workspace whose countdown has run out; False when anything moved since that was decided."""
+    """Suspend a workspace whose countdown has ended; return False if anything changed since the decision."""
     with transaction.atomic():
         row = _lock_if_unchanged(decided)
         now = _now()
@@ -114,21 +118,21 @@ def suspend_idle(decided: WorkspaceActivity) -> bool:
         return job.desired_state == DesiredState.SUSPENDED
 
 
-# -- what people may do -------------------------------------------------------------------------------
+# -- user actions -------------------------------------------------------------------------------------
 
 
 def do_snooze(user: User, job: Job) -> WorkspaceActivity:
-    """Keeps an idle workspace for a while, a bounded number of times until it is used again.
+    """Postpone the suspension of an idle workspace, a limited number of times until it is used again.
 
-    Raises Conflict when it does not count down, or was snoozed as often as the policy allows.
+    Raise Conflict without a countdown, or if the snooze limit is reached.
     """
     require_permission(user, Permission.CONTROL, job)
     with transaction.atomic():
         row = _lock_running_activity(job)
         if row is None or row.idle_notified_at is None:
             raise Conflict("It is not counting down.", code="not_idle")
-        knobs = _policy_settings(row.attempt)
-        used, most = row.effective_snooze_count, int(knobs["idle_snooze_limit"])
+        settings = _policy_settings(row.attempt)
+        used, most = row.effective_snooze_count, int(settings["idle_snooze_limit"])
         if used >= most:
             raise Conflict(
                 f"It was snoozed {most} times already; use it, or say why it is to be kept."
@@ -136,12 +140,15 @@ def do_snooze(user: User, job: Job) -> WorkspaceActivity:
                 else "Idle workspaces are not snoozed here; use it, or say why it is to be kept.",
                 code="snooze_limit_reached",
             )
-        now, keep_s = _now(), float(knobs["idle_snooze_s"])
+        now, keep_s = _now(), float(settings["idle_snooze_s"])
         row.snooze_count, row.snoozed_at = used + 1, now
         row.snoozed_until = now + dt.timedelta(seconds=keep_s)
         row.save(update_fields=["snooze_count", "snoozed_at", "snoozed_until"])
         _clear_countdown(row)
-        said = f"Kept for {format_duration(keep_s)}, for the {row.snooze_count}. of {most} times until it is used again."
+        said = (
+            f"Kept for {format_duration(keep_s)}, for the {row.snooze_count}. "
+            f"of {most} times until it is used again."
+        )
         _record_event(row.attempt, "snoozed", said, user.username)
         if job.owner_id != user.pk:
             record_action(user, "job.snooze", job, after={"until": row.snoozed_until.isoformat()})
@@ -149,10 +156,10 @@ def do_snooze(user: User, job: Job) -> WorkspaceActivity:
 
 
 def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
-    """Keeps a workspace although nobody uses it, for a reason in words that others read; audited.
+    """Exempt a workspace from idle suspension for a reason that others can read; audited.
 
-    Raises Invalid for too few words, Conflict where one holds already or none are taken, NotAllowed once somebody
-    has cut one of this job short: from then on administrators alone may.
+    Raise InvalidRequest if the reason is too short, Conflict if an exemption is in force or exemptions are
+    disabled, Forbidden if one of this job was revoked: from then on only administrators may.
     """
     require_permission(user, Permission.CONTROL, job)
     reason = " ".join(reason.split())
@@ -173,7 +180,7 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
             raise Forbidden(
                 "A reason for this workspace was cut short; only administrators may give another."
             )
-        excuse = IdleExemption.objects.create(
+        exemption = IdleExemption.objects.create(
             job=job,
             requested_by=user,
             reason=reason,
@@ -184,18 +191,18 @@ def do_exempt_from_idle(user: User, job: Job, reason: str) -> IdleExemption:
             _clear_countdown(row)
         _record_event(
             row.attempt,
-            "already_exempt",
+            "exempted",
             f"Kept for {format_duration(keep_s)}, used or not: {reason}",
             user.username,
         )
         record_action(
-            user, "job.idle_exemption", job, after={"until": excuse.expires_at.isoformat()}, reason=reason
+            user, "job.idle_exemption", job, after={"until": exemption.expires_at.isoformat()}, reason=reason
         )
-    return excuse
+    return exemption
 
 
 def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
-    """Ends what a reason keeps: for administrators, and managers of the project."""
+    """Revoke an exemption; for administrators and managers of the project."""
     require_permission(user, Permission.VIEW, exemption.job)
     if not can(user, Permission.MANAGE, exemption.job.project):
         raise Forbidden("Managers of the project and administrators cut a reason short.")
@@ -224,11 +231,11 @@ def do_revoke_exemption(user: User, exemption: IdleExemption) -> IdleExemption:
     return row
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _now() -> dt.datetime:
-    """The database's clock."""
+    """Return the database's clock."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
         found: dt.datetime = cursor.fetchone()[0]
@@ -248,7 +255,7 @@ _IS_RUNNING = Q(attempt__state=AttemptState.RUNNING.value, attempt__stop_request
 
 
 def _lock_if_unchanged(decided: WorkspaceActivity) -> WorkspaceActivity | None:
-    """The row, locked, when its attempt runs and it says what it said when something was decided on it."""
+    """Return the locked row if its attempt runs and it is unchanged since the decision."""
     row = (
         WorkspaceActivity.objects.select_for_update(of=("self",), no_key=True)
         .select_related("attempt__job__owner", "attempt__pool")
@@ -261,7 +268,7 @@ def _lock_if_unchanged(decided: WorkspaceActivity) -> WorkspaceActivity | None:
 
 
 def _lock_running_activity(job: Job) -> WorkspaceActivity | None:
-    """The row of the job's running attempt, locked; made where nobody has looked yet."""
+    """Return the locked row of the job's running attempt; create it if missing."""
     live = Attempt.objects.filter(
         job=job, state=AttemptState.RUNNING.value, stop_requested_at__isnull=True
     ).first()
@@ -284,7 +291,7 @@ def _clear_countdown(row: WorkspaceActivity) -> None:
 def _record_event(
     attempt: Attempt, kind: str, message: str, actor: str = "", suspend_at: dt.datetime | None = None
 ) -> None:
-    """Leaves an event on the timeline, and tells who watches the workspace or its owner."""
+    """Write an event to the timeline, and publish it to subscribers of the workspace and its owner."""
     event = attempt_event(attempt, kind, "", "", kind, message, actor)
     event.details = {"suspend_at": suspend_at.isoformat()} if suspend_at else {}
     event.save()

@@ -1,4 +1,4 @@
-"""A terminal in a running task: asked for, opened on its node, entered once, closed. What passes is kept nowhere."""
+"""Terminals in running tasks: request, open on the node, connect once, close. Content is never stored."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from portal.services.audit import record_action
 from portal.services.encryption import EncryptionContext, decrypt, encrypt
 
 MAX_TERMINALS_PER_USER = 16
-"""Open at a time; a node has bounds of its own (``agents/node/terminals/manager.py``)."""
+"""Open at a time; nodes have limits of their own (``agents/node/terminals/terminal_manager.py``)."""
 TERMINAL_SIZE = range(1, 1001)
 """Columns or rows."""
 OPEN_TIMEOUT = dt.timedelta(seconds=20)
 CONNECT_TIMEOUT = dt.timedelta(seconds=60)
-"""The node hangs up on a terminal that nobody entered sooner."""
+"""The node closes a terminal without a connection after this time."""
 RETENTION = dt.timedelta(days=7)
 OPEN_TERMINAL_HINT = "terminal"
 
@@ -34,13 +34,13 @@ IS_OPEN = Q(closed_at__isnull=True, error="") & (
 )
 
 
-# -- asked for by web ------------------------------------------------------------------------------
+# -- requested by web ------------------------------------------------------------------------------
 
 
 def do_open_terminal(user: User, job: Job, rank: int, session_key: str, *, cols: int, rows: int) -> Terminal:
-    """Asks the task's node for a terminal; it listens once the row has a port.
+    """Request a terminal from the task's node; it listens once the row has a port.
 
-    Raises NotThere or NotAllowed for others, Conflict while there is no such running task.
+    Raise NotFound or Forbidden for other users, Conflict without such a running task.
     """
     require_permission(user, Permission.ENTER, job)
     task = running_task(job, rank)
@@ -70,7 +70,7 @@ def do_open_terminal(user: User, job: Job, rank: int, session_key: str, *, cols:
 
 
 def running_task(job: Job, rank: int) -> Task:
-    """The task of this rank, where it runs and is to go on. Raises Conflict."""
+    """Return the running task of this rank that is not stopping. Raise Conflict."""
     task = (
         Task.objects.select_related("node")
         .filter(
@@ -92,18 +92,18 @@ def running_task(job: Job, rank: int) -> Task:
 
 
 def get_terminal(user: User, public_id: str) -> Terminal:
-    """A terminal of one's own. Raises NotThere."""
+    """Return one of the user's own terminals. Raise NotFound."""
     found = Terminal.objects.filter(public_id=public_id, user=user).first()
     if found is None:
         raise NotFound
     return found
 
 
-# -- opened by the actor of the node ---------------------------------------------------------------
+# -- opened by the node's actor --------------------------------------------------------------------
 
 
 def terminals_to_open(node: Node) -> list[Terminal]:
-    """What people have just asked for on a node; what waited longer nobody waits for any more."""
+    """Return the recent requests on a node; older ones have expired."""
     rows = Terminal.objects.select_related("task__attempt__job").filter(
         task__node=node,
         port__isnull=True,
@@ -115,41 +115,40 @@ def terminals_to_open(node: Node) -> list[Terminal]:
 
 
 def terminal_secret(terminal: Terminal) -> str:
-    """The secret in the clear: for the node and for the gateway, nobody else. Raises CannotOpen."""
+    """Return the decrypted secret, only for the node and the gateway. Raise DecryptionError."""
     return decrypt(terminal.secret, _encryption_context(terminal.public_id))
 
 
 def record_listening(terminal: Terminal, port: int) -> None:
-    """It waits on its node to be entered."""
+    """Record the port on which the node waits for a connection."""
     Terminal.objects.filter(pk=terminal.pk).update(port=port)
 
 
 def record_open_failure(terminal: Terminal, message: str) -> None:
-    """The node did not open it."""
     Terminal.objects.filter(pk=terminal.pk).update(error=message[:300])
 
 
-# -- entered and closed by the gateway -------------------------------------------------------------
+# -- connected and closed by the gateway -----------------------------------------------------------
 
 
 def do_mark_connected(public_id: str) -> bool:
-    """Notes that it is entered; False when it was before: a terminal is entered once."""
+    """Record the connection; return False if there was one before: a terminal is connected once."""
     fresh = Terminal.objects.filter(public_id=public_id, connected_at__isnull=True, closed_at__isnull=True)
     return fresh.update(connected_at=Now()) == 1
 
 
 def do_close_terminal(public_id: str, reason: str) -> None:
-    """Notes that it is closed, and for how long it was open. Repeatable."""
+    """Record that it is closed, and for how long it was open. Repeatable."""
     _close(Terminal.objects.filter(public_id=public_id), reason)
 
 
 def close_orphaned_terminals(reason: str) -> None:
-    """Closes all that were entered, when a gateway begins: their sockets have ended with the one before."""
+    """Close all connected terminals when a gateway starts, because its predecessor's sockets are gone."""
     _close(Terminal.objects.filter(connected_at__isnull=False), reason)
 
 
 def delete_old_terminals() -> None:
-    """Deletes rows of old; that they were opened and closed stays in the audit trail."""
+    """Delete old rows; the audit trail keeps that they were opened and closed."""
     Terminal.objects.filter(
         Q(closed_at__isnull=False) | Q(connected_at__isnull=True), requested_at__lt=Now() - RETENTION
     ).delete()

@@ -1,7 +1,7 @@
-"""The last step before a child process becomes itself: account, niceness, signals, and dying with its parent.
+"""The last step before a child executes its program: account, niceness, signals, parent-death signal.
 
-Runs as `python -S -E launch.py --parent PID [--account NAME] [--nice N] -- PROGRAM ARGUMENTS`, with the
-standard library alone, so that nothing of ours runs between fork and exec in a process that has threads.
+Runs as `python -S -E exec_child.py --parent PID [--account NAME] [--nice N] -- PROGRAM ARGUMENTS` with the
+standard library only, so that no code of ours runs between fork and exec in a process with threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
         _switch_account(options["--account"])
     _set_parent_death_signal(int(options["--parent"]), int(options.get("--death-signal", signal.SIGTERM)))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)  # a shell that starts us in the background ignores SIGINT
+        signal.signal(number, signal.SIG_DFL)  # shells start background processes with SIGINT ignored
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
         os.execvp(program[0], program)  # noqa: S606  (no shell is the point)
@@ -42,7 +42,7 @@ def _switch_account(account: str) -> None:
 
 
 def _set_parent_death_signal(parent: int, death_signal: int) -> None:
-    """Asks the kernel for a signal when the parent dies; a change of account would undo the wish."""
+    """Request a signal when the parent dies; a later change of account would cancel the request."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0):
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")

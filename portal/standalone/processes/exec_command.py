@@ -1,4 +1,4 @@
-"""Builds the argument list that starts a child through `launch.py`."""
+"""Builds the argument list that starts a child through `exec_child.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def exec_command(
     niceness: int = 0,
     death_signal: signal.Signals = signal.SIGTERM,
 ) -> list[str]:
-    """The command, to be started by this very process (main thread): it gets `death_signal` when we die."""
+    """Return the command of a child of this process (main thread); it gets `death_signal` when we die."""
     options = ["--parent", str(os.getpid()), "--death-signal", str(int(death_signal))]
     if account is not None:
         options += ["--account", account]

@@ -1,4 +1,4 @@
-"""Log lines of many processes on one screen, each with its process's name in its colour."""
+"""Prefixes log lines with the coloured name of their process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUPERVISOR_NAME = "fairway"
 
 
 class PrefixedWriter:
-    """Writes whole lines from several threads; a closed screen silences it but never blocks a process."""
+    """Write whole lines from several threads; a closed terminal silences it but never blocks a process."""
 
     def __init__(self, out: TextIO, *, colour: bool | None = None, quiet: bool = False) -> None:
         self._out = out
@@ -23,15 +23,14 @@ class PrefixedWriter:
         self._colour_of: dict[str, int] = {}
 
     def supervisor_line(self, message: str) -> None:
-        """A line of the supervisor itself."""
         self._write(SUPERVISOR_NAME, message)
 
     def raw(self, text: str) -> None:
-        """Text without a prefix: what the person at the screen should read."""
+        """Write text without a prefix, for the person at the terminal."""
         self._put(text + "\n")
 
     def copy_from(self, name: str, source: IO[bytes]) -> None:
-        """Writes each line of a process until it has closed its end."""
+        """Write each line of a process until it closes its output."""
         with source:
             while line := source.readline(MAX_LINE_BYTES):
                 if not self._quiet:

@@ -1,4 +1,4 @@
-"""Processes that outlived a killed supervisor: found by number, start time and session, and ended."""
+"""Terminates processes that outlived a killed supervisor, identified by pid, start time and session."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 
 GRACE_S = 12.0
 SUPERVISED_VARIABLE = "FAIRWAY_SUPERVISED"
-"""In the environment of every child, with the data folder as value."""
+"""Set in the environment of every child, with the data folder as value."""
 
 
 @dataclass(frozen=True)
 class ChildRecord:
-    """One child as the record file names it; a process number alone may belong to a stranger by now."""
+    """A child in the record file; a pid alone may have been reused."""
 
     name: str
     pid: int
@@ -38,14 +38,14 @@ class _ProcessStatus:
 
 
 def write_records(path: Path, children: Iterable[ChildRecord]) -> None:
-    """Replaces the record file in one step."""
+    """Replace the record file atomically."""
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps([asdict(child) for child in children]))
     beside.replace(path)
 
 
 def read_records(path: Path) -> list[ChildRecord]:
-    """The children a supervisor last wrote down; none when the file is missing or torn."""
+    """Return the children last recorded by a supervisor; none if the file is missing or truncated."""
     try:
         rows = json.loads(path.read_text())
         return [ChildRecord(str(row["name"]), int(row["pid"]), int(row["start_ticks"])) for row in rows]
@@ -54,9 +54,10 @@ def read_records(path: Path) -> list[ChildRecord]:
 
 
 def terminate_orphans(path: Path, data_dir: str) -> list[str]:
-    """Ends what is alive of the recorded children and of their sessions; gives the names of those found.
+    """Terminate live recorded children and their sessions; return their names.
 
-    A member of a session counts only with our mark in its environment, so a recycled number harms nobody.
+    Members of a session count only with SUPERVISED_VARIABLE in their environment, so that reused pids are
+    safe.
     """
     records = read_records(path)
     found = {record.name for record in records if _is_alive(record)}
@@ -98,7 +99,7 @@ def _has_marker(entry: Path, data_dir: str) -> bool:
 
 
 def _process_status(pid: int) -> _ProcessStatus | None:
-    """State, session and start time from /proc, counted from the end of the name, which may hold anything."""
+    """Return state, session and start time from /proc, parsed after the name, which may contain anything."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

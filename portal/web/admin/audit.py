@@ -1,4 +1,4 @@
-"""The audit trail: who did what, with old and new values side by side."""
+"""The audit trail: who changed what, with old and new values."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ KINDS = {
     "sign-ins": ("Sign-ins and sessions", Q(action__startswith="user.sign_") | Q(action="user.end_sessions")),
     "refused": (
         "Refused",
-        Q(action__in=("request.refused", "person.sign_in_failed", "person.sign_in_paused")),
+        Q(action__in=("request.refused", "user.sign_in_failed", "user.sign_in_paused")),
     ),
     "workspaces": (
         "Workspaces and terminals",
         Q(action="workspace.open") | Q(action__startswith="terminal."),
     ),
 }
-"""Name and condition of what the list can be narrowed to, by its word in the address."""
+"""Label and condition of each filter, by its value in the URL."""
 
 
 @access_policy(AccessPolicy.ADMIN)
 @require_GET
 def audit(request: HttpRequest) -> HttpResponse:
-    """Newest first, searched by person, act, object or address."""
+    """List entries, newest first; search by user, action, object or address."""
     search, kind = request.GET.get("q", "").strip(), request.GET.get("kind", "")
     rows = AuditEntry.objects.order_by("-id")
     if kind in KINDS:
@@ -68,12 +68,12 @@ def _is_address(text: str) -> bool:
 
 
 def changed_fields(entry: AuditEntry) -> list[tuple[str, str, str]]:
-    """Field, old and new in words, for every field that an act moved; of a new object only what it has."""
+    """Return field, old and new value of every changed field; for a new object, its fields."""
     before, after = entry.before or {}, entry.after or {}
     keys = list(dict.fromkeys([*before, *after]))
     changed = [(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)]
-    told = [change for change in changed if before or change[2] not in ("", None, [], {})]
-    return [(_field_label(key), _value_text(key, old), _value_text(key, new)) for key, old, new in told]
+    reported = [change for change in changed if before or change[2] not in ("", None, [], {})]
+    return [(_field_label(key), _value_text(key, old), _value_text(key, new)) for key, old, new in reported]
 
 
 def _field_label(key: str) -> str:

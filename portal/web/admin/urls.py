@@ -1,4 +1,4 @@
-"""Addresses of the pages that change the cluster."""
+"""URLs of the pages that change the cluster."""
 
 from __future__ import annotations
 

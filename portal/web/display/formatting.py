@@ -1,4 +1,4 @@
-"""How numbers, times and states read on a page: plain words with units, no-break spaces where they belong."""
+"""Formats numbers, times and states for pages: text with units and no-break spaces."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_DIGITS = 18
 
 
 def parse_whole_number(text: object) -> int | None:
-    """What stands in an address or a field as a whole number from 0 up; None for anything else."""
+    """Parse an integer from 0 up in a URL or a field; None for anything else."""
     digits = str(text)
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS else None
 
 
 def duration(seconds: float | None) -> str:
-    """12 s, 4 min 10 s, 7 h 22 min, 3 d 4 h; none when unknown."""
+    """Format as 12 s, 4 min 10 s, 7 h 22 min or 3 d 4 h; "unknown" for None."""
     if seconds is None:
         return "unknown"
     whole = max(0, int(seconds))
@@ -40,7 +40,7 @@ def duration(seconds: float | None) -> str:
 
 
 def memory(mib: float | None) -> str:
-    """512 MiB, 80 GiB; unknown when None."""
+    """Format as 512 MiB or 80 GiB; "unknown" for None."""
     if mib is None:
         return "unknown"
     if mib < 1024:
@@ -50,14 +50,14 @@ def memory(mib: float | None) -> str:
 
 
 def energy(joules: float) -> str:
-    """0.4 Wh, 35 Wh, 1.2 kWh, 340 kWh."""
+    """Format as 0.4 Wh, 35 Wh, 1.2 kWh or 340 kWh."""
     hours = joules / 3600
     unit, value = ("kWh", hours / 1000) if hours >= 1000 else ("Wh", hours)
     return f"{value:.1f}{NBSP}{unit}" if value < 10 else f"{value:,.0f}{NBSP}{unit}"
 
 
 def gpus(milli: int) -> str:
-    """2 GPUs, 1 GPU, 0.5 GPU, no GPU."""
+    """Format as 2 GPUs, 1 GPU, 0.5 GPU or no GPU."""
     if milli == 0:
         return f"no{NBSP}GPU"
     amount = f"{milli / 1000:g}"
@@ -65,23 +65,23 @@ def gpus(milli: int) -> str:
 
 
 def gpu_amount(milli: int) -> str:
-    """Milli as GPUs, without a unit: 2, 0.5."""
+    """Format milli-GPUs without a unit: 2, 0.5."""
     return f"{milli / 1000:g}"
 
 
 def short_gpu_model(model: str) -> str:
-    """The model without maker and form factor: NVIDIA H100-SXM5-80GB reads H100."""
+    """Shorten a model without vendor and form factor: NVIDIA H100-SXM5-80GB becomes H100."""
     name = _FORM_FACTOR_SUFFIX.sub("", _VENDOR_PREFIX.sub("", model.strip()))
     return name.removesuffix(" GPU").removesuffix(" Generation") or model
 
 
 def amount(value: float) -> str:
-    """1,200 or 0.0123: a number of which nothing is known, with three digits at least."""
+    """Format as 1,200 or 0.0123: any number with at least three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def rate(per_s: float) -> str:
-    """340 a second, 2.5 a minute, 0.4 an hour."""
+    """Format as 340 a second, 2.5 a minute or 0.4 an hour."""
     for unit, seconds in (("second", 1), ("minute", 60)):
         if per_s * seconds >= 0.5:
             return f"{amount(per_s * seconds)} a{NBSP}{unit}"
@@ -89,7 +89,7 @@ def rate(per_s: float) -> str:
 
 
 def layout_text(lies: Layout) -> str:
-    """H200 on 1 node; A100 on 2 nodes, 4 NVLink islands, 1 fabric level apart."""
+    """Format as: H200 on 1 node; A100 on 2 nodes, 4 NVLink islands, 1 fabric level apart."""
     models = " + ".join(short_gpu_model(model) for model in lies.gpu_model.split(" + "))
     said = f"{models} on {plural(lies.nodes, 'node')}"
     if lies.islands > lies.nodes:
@@ -98,7 +98,7 @@ def layout_text(lies: Layout) -> str:
 
 
 def topology_constraint_text(near: dict[str, str | None] | None) -> str:
-    """In one rack (fabric); rather in one block (fabric); empty for anywhere."""
+    """Format as: in one rack (fabric); preferably in one block (fabric); "" without a constraint."""
     if not near:
         return ""
     said = [("in one", near.get("required")), ("rather in one", near.get("preferred"))]
@@ -107,7 +107,7 @@ def topology_constraint_text(near: dict[str, str | None] | None) -> str:
 
 
 def gpu_time(gpu_seconds: float) -> str:
-    """45 GPU-min, 1.6 GPU-h, 260 GPU-h."""
+    """Format as 45 GPU-min, 1.6 GPU-h or 260 GPU-h."""
     hours = gpu_seconds / 3600
     if hours < 1:
         return f"{gpu_seconds / 60:.0f}{NBSP}GPU-min"
@@ -115,13 +115,13 @@ def gpu_time(gpu_seconds: float) -> str:
 
 
 def cores(milli: int) -> str:
-    """4 cores, 1 core, 0.5 core."""
+    """Format as 4 cores, 1 core or 0.5 core."""
     amount = f"{milli / 1000:g}"
     return f"{amount}{NBSP}{'core' if milli <= 1000 else 'cores'}"
 
 
 def time_zone(name: str) -> dt.tzinfo:
-    """The time zone of that name; UTC where there is none of it."""
+    """Return the time zone of that name; UTC if it does not exist."""
     try:
         return zoneinfo.ZoneInfo(name or "UTC")
     except (zoneinfo.ZoneInfoNotFoundError, ValueError):
@@ -129,13 +129,13 @@ def time_zone(name: str) -> dt.tzinfo:
 
 
 def full_time(at: dt.datetime, zone: dt.tzinfo) -> str:
-    """Tuesday 12 May 2026, 13:52:04 (CEST), in the reader's zone."""
+    """Format as Tuesday 12 May 2026, 13:52:04 (CEST), in the reader's zone."""
     here = at.astimezone(zone)
     return f"{here:%A} {here.day} {here:%B %Y, %H:%M:%S} ({here:%Z})"
 
 
 def short_time(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
-    """13:52 today, yesterday 13:52, tomorrow 13:52, 9 May 13:52, 9 May 2025."""
+    """Format as 13:52 today, yesterday 13:52, tomorrow 13:52, 9 May 13:52 or 9 May 2025."""
     here, today = at.astimezone(zone), now.astimezone(zone)
     days = (today.date() - here.date()).days
     if days == 0:
@@ -150,11 +150,11 @@ def short_time(at: dt.datetime, zone: dt.tzinfo, now: dt.datetime) -> str:
 
 
 def plural(count: int, names: str) -> str:
-    """1 node, 3 nodes; 1 person, 2 people for the names ``person,people``."""
+    """Format as 1 node, 3 nodes; 1 person, 2 people for the names ``person,people``."""
     one, _, many = names.partition(",")
     return f"{count:,}{NBSP}{one if count == 1 else (many or one + 's')}"
 
 
 def short_digest(pin: str) -> str:
-    """The first 12 hex digits of an image's digest."""
+    """Return the first 12 hex digits of an image's digest."""
     return f"sha256:{pin.rpartition(':')[2][:12]}"

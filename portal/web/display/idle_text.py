@@ -1,4 +1,4 @@
-"""How the rule for idle workspaces reads on a page, and whose word it is."""
+"""Describes the rule for idle workspaces and where it is set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portal.web.display.formatting import duration
 
 @dataclass(frozen=True)
 class IdleRuleText:
-    """What becomes of an idle workspace; ``pools`` where: blank for all that are meant."""
+    """What happens to idle workspaces; ``pools`` is blank when it applies to all."""
 
     message: str
     set_by: str
@@ -20,27 +20,27 @@ class IdleRuleText:
 
 
 def idle_rule_text(rules: PoolRules) -> IdleRuleText:
-    """The rule of one pool for one project."""
-    knobs = rules.values
-    action, after = str(knobs["idle_action"]), duration(float(knobs["idle_after_s"]))
-    told = ["idle_action", "idle_after_s"]
+    """Describe the rule of one pool for one project."""
+    settings = rules.values
+    action, after = str(settings["idle_action"]), duration(float(settings["idle_after_s"]))
+    reported = ["idle_action", "idle_after_s"]
     if action == "suspend":
-        grace = duration(float(knobs["idle_grace_s"]))
+        grace = duration(float(settings["idle_grace_s"]))
         message = (
             f"After {after} without use of its GPUs and its tool, and a countdown of {grace} that you may stop, "
             "it is suspended; its files stay."
         )
-        told.append("idle_grace_s")
+        reported.append("idle_grace_s")
     elif action == "notify":
         message = f"After {after} without use of its GPUs and its tool you are told; nothing ends."
     else:
-        message, told = "Nothing becomes of it while nobody uses it.", ["idle_action"]
-    said_by = " and ".join(dict.fromkeys(rules.rules[name].source_text for name in told))
+        message, reported = "Nothing becomes of it while nobody uses it.", ["idle_action"]
+    said_by = " and ".join(dict.fromkeys(rules.rules[name].source_text for name in reported))
     return IdleRuleText(message, said_by)
 
 
 def idle_rule_texts(project: Project, pools: Iterable[NodePool]) -> list[IdleRuleText]:
-    """The rules for a project in these pools, pools under the same rule together: two queries more than theirs."""
+    """Describe the rules for a project in these pools, grouped by rule, with two additional queries."""
     found = effective_rules((pool, project.pk) for pool in pools)
     names: dict[tuple[str, str], list[str]] = {}
     for rules in found.values():

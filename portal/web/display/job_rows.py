@@ -1,4 +1,4 @@
-"""A job as people read it: its state as shape and word, the one line that explains it, its GPUs and its time."""
+"""A job for display: state icon and label, summary, GPUs and time."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ STATE_DISPLAY = END_STATE_DISPLAY | {
     JobState.RUNNING: ("running", "Running"),
     JobState.SUSPENDED: ("stopped", "Suspended"),
 }
-"""The shape and the word of a state by itself, where nothing else of the job is known."""
+"""Icon and label of a state where nothing else of the job is known."""
 
 
 @dataclass
 class JobRow:
-    """A job with its live attempt, ready for a template."""
+    """A job with its live attempt, for templates."""
 
     job: Job
     attempt: Attempt | None = None
@@ -64,51 +64,47 @@ class JobRow:
 
     @property
     def ended(self) -> bool:
-        """True once nothing more will happen."""
         return JobState(self.job.state) in TERMINAL_JOB_STATES
 
     @property
     def stopping(self) -> bool:
-        """True when its end was asked for and it has not ended."""
+        """True when a stop was requested and the job has not ended."""
         asked = self.job.desired_state == DesiredState.CANCELLED
         leaving = self.attempt is not None and self.attempt.state == AttemptState.COMPLETING
         return not self.ended and (asked or leaving)
 
     @property
     def suspended(self) -> bool:
-        """True when somebody wants it suspended: it holds no GPU, or is letting go."""
+        """True when suspension was requested: the job holds no GPU, or is releasing its GPUs."""
         return not self.ended and self.job.desired_state == DesiredState.SUSPENDED
 
     @property
     def may_resume(self) -> bool:
-        """True when its reader may put it back into the queue."""
         return self.may_control and self.suspended
 
     @property
     def may_suspend(self) -> bool:
-        """True when its reader may have it give its GPUs back and keep the rest."""
         runs = self.job.state == JobState.RUNNING and not self.stopping
         return self.may_control and runs and not self.suspended and not self.job.is_placeholder
 
     @property
     def idle(self) -> WorkspaceActivity | None:
-        """Its countdown, while its people are told that nobody uses it."""
+        """Its idle countdown, once users are notified of it."""
         found = attempt_activity(self.attempt) if self.attempt and not self.stopping else None
         return found if found and found.idle_notified_at else None
 
     @property
     def is_unreachable(self) -> bool:
-        """True when a node it runs on does not answer."""
+        """True when one of its nodes does not answer."""
         return any(not task.node.reachable for task in self.tasks if not task.container_removed)
 
     @property
     def is_workspace(self) -> bool:
-        """True for a job with a tool to open."""
         return self.job.kind == JobKind.WORKSPACE.value
 
     @property
     def ready(self) -> bool:
-        """True when its workspace can be opened: the server answered."""
+        """True when the workspace can be opened: its server answered."""
         return bool(
             self.attempt
             and self.attempt.ready_at
@@ -118,13 +114,13 @@ class JobRow:
 
     @property
     def may_lose_work(self) -> bool:
-        """True for a training run that runs and may be asked to leave."""
+        """True for a running training job that can be preempted."""
         trains = self.job.kind == JobKind.TRAINING.value and self.job.preemptible
         return trains and self.attempt is not None and self.attempt.state == AttemptState.RUNNING
 
     @property
     def state_display(self) -> tuple[str, str]:
-        """The state: the name of its shape, and its word."""
+        """Icon and label of the state."""
         job = self.job
         if self.ended:
             return END_STATE_DISPLAY[JobState(job.state)]
@@ -148,17 +144,15 @@ class JobRow:
 
     @property
     def icon(self) -> str:
-        """The shape."""
         return self.state_display[0]
 
     @property
     def label(self) -> str:
-        """The word."""
         return self.state_display[1]
 
     @property
     def summary(self) -> str:
-        """The one line under the name."""
+        """The line below the name."""
         job = self.job
         if self.ended:
             return job.message
@@ -194,29 +188,27 @@ class JobRow:
 
     @property
     def suggestion(self) -> str:
-        """The cheapest change that would start it now, as a message; empty when there is none."""
+        """The smallest change that would let it start now, as a message; empty when there is none."""
         standing = current_verdict(self.job)
         change = standing.suggestion if standing and self.job.state == JobState.PENDING else None
         return str(change.get("message", "")) if change else ""
 
     @property
     def node_names(self) -> str:
-        """The nodes it runs on."""
         return ", ".join(sorted({task.node.name for task in self._running_tasks}))
 
     @property
     def node_count(self) -> int:
-        """How many nodes it runs on."""
         return len({task.node_id for task in self._running_tasks})
 
     @property
     def _running_tasks(self) -> list[Task]:
-        """Its tasks; of an elastic job those that hold places now."""
+        """Its tasks; of an elastic job those that hold GPUs now."""
         return [task for task in self.tasks if not (self.job.is_elastic and task.container_removed)]
 
     @property
     def elastic_size(self) -> str:
-        """2 of 4 tasks, while an elastic job runs; empty for all others."""
+        """2 of 4 tasks, while an elastic job runs; empty otherwise."""
         if not self.job.is_elastic or self.job.state != JobState.RUNNING:
             return ""
         return f"{len(self._running_tasks)} of {self.job.tasks} tasks"
@@ -227,7 +219,7 @@ class JobRow:
         job = self.job
         if job.gpus_per_task == 0:
             return f"no{NBSP}GPU"
-        waits = job.state == JobState.PENDING  # what an earlier attempt had says nothing about the next
+        waits = job.state == JobState.PENDING  # GPUs of an earlier attempt do not determine those of the next
         models = [] if waits else sorted({short_gpu_model(model) for model in self.gpu_models})
         model = ", ".join(models) or (short_gpu_model(job.gpu_model) if job.gpu_model else "GPU")
         milli = len(self._running_tasks) * job.task_milli if self.elastic_size else job.total_milli
@@ -235,7 +227,7 @@ class JobRow:
 
     @property
     def size_text(self) -> str:
-        """Under the GPUs: 2 nodes, or 2 tasks of 8."""
+        """Text below the GPUs: 2 nodes, or 2 tasks of 8."""
         if self.elastic_size:
             return self.elastic_size
         if self.node_count > 1:
@@ -248,7 +240,7 @@ class JobRow:
 
     @property
     def timer_start(self) -> dt.datetime:
-        """The time its clock counts from: its start, or when it came to wait."""
+        """Start of its timer: start of the attempt, or when it became pending."""
         if self.job.state == JobState.PENDING:
             return self.job.pending_since
         begun = self.attempt.created_at if self.attempt else None
@@ -256,7 +248,7 @@ class JobRow:
 
     @property
     def elapsed(self) -> str:
-        """How long an ended job ran; not at all when it never started."""
+        """Run time of an ended job; empty if it never started."""
         job = self.job
         if job.started_at is None or job.ended_at is None:
             return "never started"
@@ -269,7 +261,6 @@ class JobRow:
 
     @property
     def time_used_percent(self) -> int:
-        """How much of its time limit is used."""
         if self.deadline is None or not self.job.time_limit_s:
             return 0
         left = (self.deadline - timezone.now()).total_seconds()
@@ -277,7 +268,7 @@ class JobRow:
 
 
 def current_verdict(job: Job) -> JobVerdict | None:
-    """The job's newest verdict when it has one; joined by the selectors."""
+    """Return the job's newest verdict, if any; selectors join it."""
     try:
         return job.verdict
     except JobVerdict.DoesNotExist:
@@ -285,7 +276,7 @@ def current_verdict(job: Job) -> JobVerdict | None:
 
 
 def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
-    """The jobs as rows: five queries more, whatever their number."""
+    """Return the jobs as rows, with five additional queries regardless of their number."""
     listed = list(jobs)
     live = [job.pk for job in listed if job.state == JobState.RUNNING]
     attempts: dict[int, Attempt] = {
@@ -324,13 +315,13 @@ def job_rows(user: User, jobs: Iterable[Job]) -> list[JobRow]:
 
 
 def verdict_details(standing: JobVerdict) -> list[tuple[str, Any]]:
-    """The numbers of a verdict with readable names, lists and tables left out."""
+    """Return the numbers of a verdict with readable labels, without lists and tables."""
     plain = []
     for name, value in standing.details.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, str)) or name == "pool":
-            continue  # the message names the pool
+            continue  # the message already names the pool
         if name.endswith(("_from_s", "_until_s", "_before_s")):
-            continue  # and the moment, in words
+            continue  # the message already names the time
         if isinstance(value, float):
             value = f"{value:g}"
         title = name

@@ -1,4 +1,4 @@
-"""What stands around every page: the places to go, how much is free, and whether any GPU is only pretended."""
+"""The frame of every page: navigation, free GPUs, and whether any GPU is simulated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from portal.selectors.scheduling.cycles import scheduler_alert
 
 @dataclass(frozen=True)
 class NavItem:
-    """One entry of the side bar. ``key`` follows ``g``; ``count`` names a figure of ``Figures``."""
+    """An entry of the sidebar. ``key`` is pressed after ``g``; ``counter`` is a field of ``NavCounters``."""
 
     name: str
     view: str
@@ -34,7 +34,6 @@ class NavItem:
 
     @property
     def url(self) -> str:
-        """Where it leads."""
         return reverse(self.view)
 
 
@@ -104,12 +103,12 @@ NAVIGATION: dict[str, tuple[NavItem, ...]] = {
         NavItem("Audit", "audit", "report", "a", admin_only=True),
     ),
 }
-"""The side bar, group by group. A page adds itself here (docs/recipes.md, "Add a page")."""
+"""The sidebar by group. New pages are added here (docs/recipes.md, "Add a page")."""
 
 
 @dataclass(frozen=True)
 class NavCounters:
-    """Figures beside the entries, read only when a whole page is drawn."""
+    """Counters beside entries, read only when a whole page is rendered."""
 
     gpus: int
     free: int
@@ -117,10 +116,10 @@ class NavCounters:
     my_active_jobs: int
     waiting: int
     alerts: int = 0
-    """About GPUs, that nobody has acknowledged; administrators alone are told."""
+    """Unacknowledged GPU alerts; administrators only."""
 
     def counter_text(self, name: str) -> str:
-        """The figure under this name as text, empty when it says nothing."""
+        """Return the counter of this name as text; empty when there is nothing to show."""
         if name == "jobs":
             return str(self.my_active_jobs) if self.my_active_jobs else ""
         if name == "waiting":
@@ -133,9 +132,9 @@ class NavCounters:
 
 
 def navigation_context(request: HttpRequest) -> dict[str, Any]:
-    """Context of every template; the queries run only where the frame is drawn."""
-    person = getattr(request, "user", None)
-    user = person if isinstance(person, User) else None
+    """Return the context of every template; the queries run only where the frame is rendered."""
+    account = getattr(request, "user", None)
+    user = account if isinstance(account, User) else None
     return {"navigation": SimpleLazyObject(lambda: _build_navigation(request, user))}
 
 
@@ -150,27 +149,27 @@ def _build_navigation(request: HttpRequest, user: User | None) -> dict[str, Any]
         for title, places in NAVIGATION.items()
     ]
     groups = [(title, rows) for title, rows in groups if rows]
-    tabs = [row for _, rows in groups for row in rows if row["item"].tab]
+    tabs = [row for _, rows in groups for row in rows if row["item"].in_tab_bar]
     return {
         "groups": groups,
         "tabs": tabs[:5],
         "simulated": figures.simulated,
         "gpus": figures.gpus,
         "recovery": recovery_status() if user.is_admin else None,
-        "alarm": scheduler_alert() if user.is_admin else None,
+        "scheduler_alert": scheduler_alert() if user.is_admin else None,
     }
 
 
 def _nav_row(item: NavItem, view_name: str, counters: NavCounters) -> dict[str, Any]:
     return {
-        "place": item,
+        "item": item,
         "current": view_name == item.view or view_name in item.active_views,
         "counter": counters.counter_text(item.counter),
     }
 
 
 def get_nav_counters(user: User) -> NavCounters:
-    """Three queries: the GPUs of the cluster, the person's own live jobs, all that wait; for admins alarms, too."""
+    """Read GPUs, the user's live jobs and pending jobs in three queries; for administrators also alerts."""
     gpus = (
         Gpu.objects.filter(present=True)
         .exclude(node__state=NodeState.RETIRED.value)

@@ -1,4 +1,4 @@
-"""A share of a pool as a bar with its numbers and its terms in words."""
+"""The usage of a pool as a bar with its numbers and quota as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from portal.web.display.formatting import gpu_amount
 
 @dataclass(frozen=True)
 class QuotaBar:
-    """One bar, in GPU milli. ``asked`` is what a launch would add."""
+    """One bar, in GPU milli. ``requested`` is what a launch would add."""
 
     share: QuotaUsage
     title: str
@@ -18,32 +18,28 @@ class QuotaBar:
 
     @property
     def used(self) -> int:
-        """Held now."""
         return self.share.used_milli
 
     @property
     def guaranteed(self) -> int:
-        """Never taken away."""
         return self.share.guaranteed_milli
 
     @property
     def within_guarantee(self) -> int:
-        """Held within the guarantee."""
         return min(self.used, self.guaranteed)
 
     @property
     def borrowed(self) -> int:
-        """Held above the guarantee."""
         return self.share.borrowed_milli
 
     @property
     def after_launch(self) -> int:
-        """Held once what is asked for has started."""
+        """Usage once the requested GPUs have started."""
         return self.used + self.requested
 
     @property
     def scale(self) -> int:
-        """The right end: the limit, or the pool where there is none."""
+        """The right end of the bar: the limit, or the pool without one."""
         ends = (
             self.share.limit_milli or self.share.pool_milli,
             self.used + self.requested,
@@ -54,7 +50,7 @@ class QuotaBar:
 
     @property
     def terms(self) -> str:
-        """10 guaranteed, no limit, 4 a person, pool of 24."""
+        """The quota as text: 10 guaranteed, no limit, 4 a person, pool of 24."""
         share = self.share
         limit = "no limit" if share.limit_milli is None else f"limit {gpu_amount(share.limit_milli)}"
         if share.user_limit_milli is not None:
@@ -69,5 +65,5 @@ class QuotaBar:
 
     @property
     def message(self) -> str:
-        """The bar for a screen reader."""
+        """The bar as text for screen readers."""
         return f"{self.title}: {gpu_amount(self.used)} used, {self.terms}"

@@ -1,4 +1,4 @@
-"""Template tags of the pages: icons, states, GPU squares, times and amounts. Builtin in every template."""
+"""Template tags of the pages, builtin in every template: icons, states, GPU squares, times and amounts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _asset_url(name: str) -> str:
 
 @register.simple_tag
 def asset(name: str) -> str:
-    """The address of a built file, with its content in the query so that browsers may keep it."""
+    """Return the URL of a built file, with its content hash in the query so that browsers may cache it."""
     if settings.DEBUG:
         _asset_url.cache_clear()
     return _asset_url(name)
@@ -62,7 +62,7 @@ def asset(name: str) -> str:
 
 @register.simple_tag
 def icon(name: str) -> SafeString:
-    """One icon of the sprite; decoration only, the words stand beside it."""
+    """Render an icon of the sprite; it is decorative, the text beside it has the meaning."""
     return _icon(asset("icons.svg"), name)
 
 
@@ -73,7 +73,7 @@ def _icon(sprite: str, name: str) -> SafeString:
 
 @register.simple_tag
 def state(symbol: str, word: str, pill: bool = False) -> SafeString:
-    """A state as colour, shape and word, always the three."""
+    """Render a state as colour, icon and label, always all three."""
     return _state(icon(f"s-{symbol}"), symbol, word, pill)
 
 
@@ -90,7 +90,7 @@ def _state(shape: SafeString, symbol: str, word: str, pill: bool) -> SafeString:
 
 @register.simple_tag
 def squares(gpus: Iterable[GpuSquare]) -> SafeString:
-    """GPUs side by side, each the same small square. One string: a page may hold thousands of them."""
+    """Render GPUs side by side as equal squares, in one string: a page may have thousands."""
     return SafeString("".join(map(_square, gpus)))
 
 
@@ -111,7 +111,7 @@ def _square(gpu: GpuSquare) -> str:
 
 @register.simple_tag
 def gpu_owners(runs: Iterable[HolderSpan]) -> SafeString:
-    """Under the squares of a node: who holds those above, as wide as what it holds."""
+    """Render the holders below the squares of a node, as wide as the GPUs that they hold."""
     return SafeString("".join(map(_gpu_owner, runs)))
 
 
@@ -125,13 +125,12 @@ def _gpu_owner(run: HolderSpan) -> str:
 
 @lru_cache(maxsize=16)
 def _url_parts(view: str) -> tuple[str, str]:
-    """What stands before and after the public id in a view's addresses; a page names hundreds of them."""
+    """Return a view's URL before and after the public id; a page contains hundreds of them."""
     before, _, after = reverse(view, args=("publicid",)).partition("publicid")
     return before, after
 
 
 def user_time_zone(context: Context) -> dt.tzinfo:
-    """The time zone of the person who reads."""
     return formatting.time_zone(getattr(context.get("user"), "timezone", ""))
 
 
@@ -149,7 +148,7 @@ def _time(context: Context, at: dt.datetime | None, text: str, habit: str) -> Sa
 
 @register.simple_tag(takes_context=True)
 def ago(context: Context, at: dt.datetime | None) -> SafeString:
-    """3 min ago, kept true by the page; the exact time on hover."""
+    """Render 3 min ago, updated by the page, with the exact time on hover."""
     if at is None:
         return SafeString("never")
     seconds = (timezone.now() - at).total_seconds()
@@ -160,7 +159,7 @@ def ago(context: Context, at: dt.datetime | None) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def since(context: Context, at: dt.datetime | None) -> SafeString:
-    """How long since then: 7 h 22 min, kept true by the page."""
+    """Render the time since then: 7 h 22 min, updated by the page."""
     if at is None:
         return SafeString("–")
     return _time(context, at, formatting.duration((timezone.now() - at).total_seconds()), "data-since")
@@ -168,7 +167,7 @@ def since(context: Context, at: dt.datetime | None) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def left(context: Context, at: dt.datetime | None) -> SafeString:
-    """How long until then: 5 h 08 min left."""
+    """Render the time until then: 5 h 08 min left."""
     if at is None:
         return SafeString("no limit")
     seconds = (at - timezone.now()).total_seconds()
@@ -179,7 +178,7 @@ def left(context: Context, at: dt.datetime | None) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def clock(context: Context, at: dt.datetime | None) -> SafeString:
-    """The time of day in the reader's zone, with the day when it was another."""
+    """Render the time of day in the reader's zone, with the day when it is not today."""
     return (
         _time(context, at, formatting.short_time(at, user_time_zone(context), timezone.now()), "")
         if at
@@ -189,7 +188,7 @@ def clock(context: Context, at: dt.datetime | None) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def clock_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeString:
-    """Two times of day: the day stands once where it is the same."""
+    """Render two times of day; a common day appears once."""
     here = user_time_zone(context)
     same = low.astimezone(here).date() == high.astimezone(here).date()
     later = _time(context, high, f"{high.astimezone(here):%H:%M}", "") if same else clock(context, high)
@@ -198,27 +197,26 @@ def clock_span(context: Context, low: dt.datetime, high: dt.datetime) -> SafeStr
 
 @register.simple_tag(takes_context=True)
 def today(context: Context) -> str:
-    """Tuesday 12 May 2026, 13:52."""
+    """Return the date and time as Tuesday 12 May 2026, 13:52."""
     here = timezone.now().astimezone(user_time_zone(context))
     return f"{here:%A} {here.day} {here:%B %Y, %H:%M}"
 
 
 @register.filter
 def incident_label(code: str) -> str:
-    """What befell a node, in words."""
     return INCIDENT_TITLES[IncidentKind(code)]
 
 
 @register.filter
 def initials(user: Any) -> str:
-    """Two letters for the round mark beside a name."""
+    """Return two letters for the avatar of a user."""
     parts = (user.full_name or user.username).replace("-", " ").split()
     return "".join(part[0] for part in parts[:2]).upper() or "?"
 
 
 @register.simple_tag(takes_context=True)
 def query(context: Context, **changes: Any) -> str:
-    """The page's query with some keys changed; an empty value drops its key. Paging starts anew."""
+    """Return the page's query with some keys changed; an empty value removes its key. Pagination restarts."""
     params = context["request"].GET.copy()
     for key in ("after", "before"):
         params.pop(key, None)
@@ -231,5 +229,5 @@ def query(context: Context, **changes: Any) -> str:
 
 @register.filter
 def css(value: Any) -> str:
-    """A number for ``data-css``: a point as decimal sign, no exponent."""
+    """Format a number for ``data-css``: decimal point, no exponent."""
     return f"{float(value):.4f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""The failure box: the exit code with its name, what went wrong, and what to do next."""
+"""The failure box: exit code with its name, cause, and suggested fixes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXIT_CODE_MEANINGS = {
 
 @dataclass(frozen=True)
 class SuggestedFix:
-    """One thing to do: words, a note, and the address of the page that does it (empty: words only)."""
+    """A suggested fix: text, a note, and the URL of the page for it (empty: text only)."""
 
     title: str
     description: str
@@ -33,8 +33,6 @@ class SuggestedFix:
 
 @dataclass(frozen=True)
 class FailureSummary:
-    """What broke."""
-
     title: str
     cause: str
     exit_name: str
@@ -42,7 +40,7 @@ class FailureSummary:
 
 
 def exit_name(code: int | None) -> str:
-    """exit 137 (SIGKILL), exit 127 (the command was not found); empty without a code."""
+    """Return exit 137 (SIGKILL) or exit 127 (the command was not found); "" without a code."""
     if code is None:
         return ""
     if code > 128 and code - 128 in SIGNAL_NAMES:
@@ -51,7 +49,7 @@ def exit_name(code: int | None) -> str:
 
 
 def build_failure_summary(job: Job, last: Attempt | None) -> FailureSummary | None:
-    """The box of a job that failed or ran out of time; None for others."""
+    """Return the box of a job that failed or timed out; None for others."""
     if job.state not in (JobState.FAILED, JobState.TIMEOUT):
         return None
     reason = EndReason(job.reason) if job.reason in set(EndReason) else EndReason.EXIT_CODE
@@ -115,11 +113,11 @@ def _title_and_fixes(
     if reason is EndReason.READINESS_TIMEOUT:
         return "Its server never answered", [logs, same]
     if reason in {EndReason.IMAGE_MISSING, EndReason.START_REFUSED, EndReason.DISK_FULL}:
-        told = SuggestedFix("Tell an administrator", "This is the cluster's fault, not your program's.")
-        return "It could not be started", [told, same]
+        reported = SuggestedFix("Tell an administrator", "This is the cluster's fault, not your program's.")
+        return "It could not be started", [reported, same]
     if reason is EndReason.RENDEZVOUS_UNREACHABLE:
-        told = SuggestedFix("Tell an administrator", "This is the cluster's fault, not your program's.")
-        return "Its nodes could not reach each other", [told, same]
+        reported = SuggestedFix("Tell an administrator", "This is the cluster's fault, not your program's.")
+        return "Its nodes could not reach each other", [reported, same]
     if reason in {
         EndReason.NODE_REBOOTED,
         EndReason.NODE_FENCED,

@@ -1,4 +1,4 @@
-"""A fair share's sum for people: each step of a receipt as a message with its amount."""
+"""A fair-share breakdown as text: each step as a message with its amount."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from portal.web.display.formatting import gpu_amount
 
 @dataclass(frozen=True)
 class BreakdownStep:
-    """One step: its name, what it was made of, and what it adds, in GPUs."""
+    """One step: its name, its inputs, and the GPUs that it adds."""
 
     name: str
     explanation: str
@@ -20,22 +20,20 @@ class BreakdownStep:
 
 @dataclass(frozen=True)
 class FairShareText:
-    """A receipt, replayed."""
-
     source: FairShareBreakdown
     steps: list[BreakdownStep]
 
     @property
     def total(self) -> str:
-        """What the steps add up to, GPUs."""
+        """The sum of the steps in GPUs."""
         return format_gpus(sum(step["amount_milli"] for step in self.source.steps))
 
     @property
     def conclusion(self) -> str:
-        """What that means for the project now."""
-        receipt = self.source
-        held, share = receipt.allocated_milli, receipt.fair_share_milli
-        if held < receipt.guaranteed_milli:
+        """The consequence for the project now."""
+        breakdown = self.source
+        held, share = breakdown.allocated_milli, breakdown.fair_share_milli
+        if held < breakdown.guaranteed_milli:
             return "It holds less than its guarantee, so its jobs go first."
         if held < share:
             return "It holds less than its share, so it may start more, and ask borrowed GPUs back."
@@ -44,24 +42,23 @@ class FairShareText:
         return "It holds its share; more starts only on GPUs that nobody else is entitled to."
 
 
-def fair_share_texts(receipts: list[FairShareBreakdown]) -> list[FairShareText]:
-    """The receipts as sentences."""
-    return [FairShareText(receipt, _steps(receipt)) for receipt in receipts]
+def fair_share_texts(breakdowns: list[FairShareBreakdown]) -> list[FairShareText]:
+    return [FairShareText(breakdown, _steps(breakdown)) for breakdown in breakdowns]
 
 
 def format_gpus(milli: float) -> str:
-    """GPUs with at most two decimals."""
+    """Format GPUs with at most two decimals."""
     return gpu_amount(round(milli / 10) * 10)
 
 
 def format_percent(part: float) -> str:
-    """A part of 1 in percent, three figures; what is hardly anything says so."""
+    """Format a fraction of 1 in percent with three significant digits; tiny fractions as such."""
     return "next to nothing" if part < 0.0005 else f"{100 * part:.3g} %"
 
 
-def _steps(receipt: FairShareBreakdown) -> list[BreakdownStep]:
+def _steps(breakdown: FairShareBreakdown) -> list[BreakdownStep]:
     lines, rounds = [], 0
-    for step in receipt.steps:
+    for step in breakdown.steps:
         rounds += step["kind"] == "round"
         name, words = _step_text(step["kind"], step["details"], rounds)
         lines.append(BreakdownStep(name, words, format_gpus(step["amount_milli"])))

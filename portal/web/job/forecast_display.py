@@ -1,4 +1,4 @@
-"""When a waiting job is expected to start, for its page: the interval, how far it is, how it moved and why."""
+"""The start forecast of a pending job: interval, progress, revisions and their reasons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAR_MARGIN = 1.15
 
 @dataclass(frozen=True)
 class ForecastDisplay:
-    """The start interval of a waiting job. ``low`` None: there is no estimate yet."""
+    """The start interval of a pending job. ``low`` is None when there is no estimate yet."""
 
     earliest: dt.datetime | None
     median: dt.datetime | None
@@ -31,29 +31,29 @@ class ForecastDisplay:
     made_at: dt.datetime | None
     accuracy: ForecastAccuracy
     missing_reason: str | None = None
-    """Why there is none, where that is known; what was foreseen before does not hold then."""
+    """Why there is no forecast, if known; earlier forecasts are invalid then."""
     revisions: list[tuple[ForecastRevision, list[str]]] = field(default_factory=list)
 
     @property
     def overdue(self) -> bool:
-        """It was to have started by now."""
+        """True when the interval is over."""
         return self.latest is not None and self.latest < timezone.now()
 
     @property
     def span(self) -> dt.timedelta:
-        """What the bar shows from now on."""
+        """Length of the bar from now on."""
         if self.latest is None:
             return dt.timedelta(0)
         return max(self.latest - timezone.now(), dt.timedelta(minutes=1)) * BAR_MARGIN
 
     @property
     def end(self) -> dt.datetime:
-        """Where the bar ends."""
+        """Right end of the bar."""
         return timezone.now() + self.span
 
     @property
     def bar(self) -> tuple[float, float]:
-        """Begin and end of the interval on the bar, percent."""
+        """Start and end of the interval on the bar, percent."""
         if self.earliest is None or self.latest is None:
             return 0.0, 0.0
         whole = self.span.total_seconds()
@@ -64,7 +64,7 @@ class ForecastDisplay:
 
 
 def build_forecast_display(user: User, job: Job, standing: JobVerdict) -> ForecastDisplay:
-    """Three queries at most."""
+    """Build the display in at most three queries."""
     moves = forecast_revisions(job)
     named = {one for move in moves for one in (*move.jobs_ahead_added, *move.jobs_ahead_removed)}
     names = {row.public_id: row.name for row in list_jobs(user).filter(public_id__in=named)} if named else {}
@@ -80,21 +80,21 @@ def build_forecast_display(user: User, job: Job, standing: JobVerdict) -> Foreca
 
 
 def revision_reasons(move: ForecastRevision, names: dict[str, str]) -> list[str]:
-    """How and why a forecast moved, in sentences; jobs the reader may not see are counted only."""
+    """Describe how and why a forecast changed; jobs invisible to the reader are only counted."""
     if move.shift_s is None:
         return ["The first forecast."]
-    sentences = [f"{duration(abs(move.shift_s))} {'later' if move.is_later else 'sooner'}."]
+    messages = [f"{duration(abs(move.shift_s))} {'later' if move.is_later else 'sooner'}."]
     if move.previous_code is not None:
-        sentences.append(f"What it waits for was {move.previous_code} and is {move.forecast.code} now.")
+        messages.append(f"What it waits for was {move.previous_code} and is {move.forecast.code} now.")
     for jobs, what in (
         (move.jobs_ahead_added, "now ahead of it"),
         (move.jobs_ahead_removed, "not ahead of it any more"),
     ):
         if jobs:
-            sentences.append(f"{_job_names(jobs, names)} {'is' if len(jobs) == 1 else 'are'} {what}.")
-    if len(sentences) == 1:
-        sentences.append("Jobs that run now took another time than was expected.")
-    return sentences
+            messages.append(f"{_job_names(jobs, names)} {'is' if len(jobs) == 1 else 'are'} {what}.")
+    if len(messages) == 1:
+        messages.append("Jobs that run now took another time than was expected.")
+    return messages
 
 
 def _job_names(jobs: tuple[str, ...], names: dict[str, str]) -> str:

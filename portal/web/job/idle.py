@@ -1,4 +1,4 @@
-"""What people do about an idle workspace: keep it for a while, or say why it is kept; and cut such a reason short."""
+"""Actions on an idle workspace: snooze, exempt, and revoke an exemption."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from portal.web.actions import run_and_redirect
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def snooze(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Keeps it for a while."""
     user = require_user(request.user)
     found = get_job(user, public_id)
     home = request.POST.get("back") == "home"
@@ -31,7 +30,6 @@ def snooze(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def exempt(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Keeps it for a reason."""
     user = require_user(request.user)
     found = get_job(user, public_id)
 
@@ -45,7 +43,6 @@ def exempt(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def revoke_exemption(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Ends what a reason keeps."""
     user = require_user(request.user)
     found = get_exemption(user, public_id)
 

@@ -1,4 +1,4 @@
-"""The log of a job: the page that follows it, the lines behind it by cursor, and the whole as a file."""
+"""The log of a job: the page that follows it, its lines by cursor, search, and download."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ MAX_LINE_CHARACTERS = 4000
 _TERMINAL_ESCAPES = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]"
 )
-"""Escapes of terminals. None reaches past the next escape, so a line full of broken ones costs one pass."""
+"""Terminal escape sequences. No match extends past the next escape, so malformed lines need one pass."""
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def logs(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The page."""
     user = require_user(request.user)
     found = get_job(user, public_id)
     require_permission(user, Permission.READ_LOGS, found)
@@ -53,7 +52,7 @@ def logs(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def lines(request: HttpRequest, public_id: str) -> JsonResponse:
-    """Lines of one rank from a cursor on; without one the end of the log."""
+    """Return lines of one rank from a cursor on; without a cursor, the end of the log."""
     log = _get_log(request, public_id)
     cursor = parse_whole_number(request.GET.get("cursor", ""))
     page = (
@@ -79,14 +78,14 @@ def lines(request: HttpRequest, public_id: str) -> JsonResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def download(request: HttpRequest, public_id: str) -> HttpResponseBase:
-    """One rank's log as a text file, whole or a range of it, without the engine's stamps."""
+    """Return one rank's log as a text file, whole or a range, without the engine's timestamps."""
     return log_download_response(request, _get_log(request, public_id), job=public_id)
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def search(request: HttpRequest, public_id: str) -> JsonResponse:
-    """Lines of all ranks, or of one, that match; ``next`` is where to go on, blank at the end."""
+    """Return matching lines of one or all ranks; ``next`` is the next cursor, blank at the end."""
     user = require_user(request.user)
     job, asked = get_job(user, public_id), request.GET
     attempt, rank = parse_whole_number(asked.get("attempt", "")), parse_whole_number(asked.get("rank", ""))
@@ -114,7 +113,7 @@ def search(request: HttpRequest, public_id: str) -> JsonResponse:
 
 
 def displayed_text(line: LogLine) -> str:
-    """What a terminal would show of a line: after its last carriage return, without escapes."""
+    """Return the text that a terminal would show: after the last carriage return, without escapes."""
     text = line.text.rstrip("\r").rsplit("\r", 1)[-1]
     return _TERMINAL_ESCAPES.sub("", text)[:MAX_LINE_CHARACTERS]
 

@@ -1,4 +1,4 @@
-"""Charts of a job: what its GPUs, CPUs and memory did, minute by minute, from the rollups."""
+"""Charts of a job's GPUs, CPUs and memory per minute, from the rollups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ SPANS = {"1h": 3600, "6h": 6 * 3600, "1d": 86400}
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def metrics(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The page."""
     user = require_user(request.user)
     span = request.GET.get("span", "1h")
     context = job_page_context(user, get_job(user, public_id))
@@ -39,7 +38,7 @@ def metrics(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def series(request: HttpRequest, public_id: str) -> JsonResponse:
-    """The numbers behind the charts of the newest attempt: times, and a line for each GPU and rank."""
+    """Return the data of the newest attempt's charts: times, and a series for each GPU and rank."""
     user = require_user(request.user)
     found = get_job(user, public_id)
     span_s = SPANS.get(request.GET.get("span", "1h"), 3600)
@@ -50,7 +49,7 @@ def series(request: HttpRequest, public_id: str) -> JsonResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def node_series(request: HttpRequest, public_id: str) -> JsonResponse:
-    """The numbers behind a node's chart: a line for each GPU over the last hour."""
+    """Return the data of a node's chart: a series for each GPU over the last hour."""
     user = require_user(request.user)
     found = visible_nodes(user).filter(public_id=public_id).first()
     if found is None:
@@ -62,7 +61,7 @@ def node_series(request: HttpRequest, public_id: str) -> JsonResponse:
 
 
 def chart_data(job: Job, minutes: MetricSeries) -> dict[str, Any]:
-    """The series as named lines for the charts; ``gpus`` names each GPU by UUID for the live samples."""
+    """Return named series for the charts; ``gpus`` names each GPU by UUID for live samples."""
     nodes = dict(
         Node.objects.filter(public_id__in={gpu.node for gpu in minutes.gpus}).values_list("public_id", "name")
     )

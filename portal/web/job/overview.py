@@ -1,4 +1,4 @@
-"""One job: where it stands, why it waits or failed, where it runs, what happened, and what can be done."""
+"""The overview of a job: status, verdict or failure, placement, history and actions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TIMELINE_EVENTS = 60
 
 @dataclass(frozen=True)
 class JobPhase:
-    """One stretch of the bar: its name, how long it took, and whether it is now, to come, or where it broke."""
+    """One phase of the bar: name, duration, and whether it is current, upcoming or failed."""
 
     name: str
     duration_text: str
@@ -66,19 +66,18 @@ class JobPhase:
 
 @dataclass(frozen=True)
 class RelatedJob:
-    """Another job that had to do with this one; ``job`` is None where the viewer may not see it."""
+    """A related job; ``job`` is None where the viewer may not see it."""
 
     job: Job | None
 
     @classmethod
     def visible_to(cls, job: Job, visible_ids: set[str]) -> RelatedJob:
-        """The job, if it is among those the viewer may see."""
         return cls(job if job.public_id in visible_ids else None)
 
 
 @dataclass(frozen=True)
 class DependencyRow:
-    """A job before or after this one: its name and where it stands, for those who may see it."""
+    """A job before or after this one: name and state if the viewer may see it."""
 
     job: Job | None
     icon: str
@@ -86,7 +85,6 @@ class DependencyRow:
 
     @classmethod
     def visible_to(cls, job: Job, visible_ids: set[str]) -> DependencyRow:
-        """With the shape and the word of its state."""
         look, word = STATE_DISPLAY[JobState(job.state)]
         return cls(job if job.public_id in visible_ids else None, look, word)
 
@@ -94,7 +92,7 @@ class DependencyRow:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def job(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The overview, or its live parts for htmx; ``shown`` is the attempt whose charts and log stand there."""
+    """Render the overview, or its live parts for htmx; ``shown`` is the attempt that the browser displays."""
     user = require_user(request.user)
     row = get_job(user, public_id)
     template = "job/live.html" if request.htmx else "job/overview.html"  # type: ignore[attr-defined]
@@ -104,7 +102,7 @@ def job(request: HttpRequest, public_id: str) -> HttpResponse:
 
 
 def overview_context(user: User, found: Job) -> dict[str, Any]:
-    """What the overview shows; a fixed number of queries."""
+    """Return the context of the overview in a fixed number of queries."""
     context = job_page_context(user, found)
     attempts: list[Attempt] = context["attempts"]
     last = attempts[0] if attempts else None
@@ -144,7 +142,7 @@ def overview_context(user: User, found: Job) -> dict[str, Any]:
 
 
 def rendezvous_text(attempt: Attempt | None) -> str:
-    """Where the ranks of an attempt meet; blank while nothing is placed."""
+    """Return the rendezvous address of an attempt; blank before placement."""
     if attempt is None:
         return ""
     row: Rendezvous | None = getattr(attempt, "rendezvous", None)
@@ -159,7 +157,7 @@ def rendezvous_text(attempt: Attempt | None) -> str:
 
 
 def job_page_context(user: User, found: Job) -> dict[str, Any]:
-    """What the head of every tab of a job shows."""
+    """Return the context of the header on every tab of a job."""
     row = job_rows(user, [found])[0]
     attempts = list_attempts(found)
     may_read_logs = can(user, Permission.READ_LOGS, found)
@@ -179,7 +177,7 @@ def job_page_context(user: User, found: Job) -> dict[str, Any]:
 
 
 def job_phases(row: JobRow, last: Attempt | None) -> list[JobPhase]:
-    """How long each stretch of the newest attempt took."""
+    """Return the durations of the newest attempt's phases."""
     job, now = row.job, timezone.now()
     waits = row.job.state == JobState.PENDING
     begun = None if waits else (last.created_at if last else None)
@@ -221,12 +219,12 @@ def _phase(
 
 
 def _upcoming_phases(names: list[str]) -> list[JobPhase]:
-    """Stretches that nobody knows the length of yet; the last is what the job is for."""
+    """Return phases of unknown duration; the last one is the run itself."""
     return [JobPhase(name, "to come", 3 if name == names[-1] else 1, is_upcoming=True) for name in names]
 
 
 def dedupe_events(events: list[JobEvent]) -> list[JobEvent]:
-    """Newest first, a message once: an end is told by the rank, the attempt and the job alike."""
+    """Return events newest first without duplicate messages: rank, attempt and job all report an end."""
     kept: list[JobEvent] = []
     for event in events:
         if not kept or not event.message or kept[-1].message != event.message:
@@ -236,7 +234,7 @@ def dedupe_events(events: list[JobEvent]) -> list[JobEvent]:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One rank: its node, its GPUs as squares, and what its container says."""
+    """One rank: node, GPUs as squares, container state."""
 
     task: Task
     squares: list[GpuSquare]
@@ -244,7 +242,6 @@ class TaskRow:
 
 
 def task_rows(attempt: Attempt | None) -> list[TaskRow]:
-    """Where the ranks of an attempt run or ran."""
     if attempt is None:
         return []
     live = AttemptState(attempt.state) in LIVE_ATTEMPT_STATES
@@ -272,7 +269,7 @@ def _jobs_ahead(user: User, found: Job) -> list[JobRow]:
 
 
 def _default_log_task(attempt: Attempt | None) -> Task | None:
-    """The rank whose log tells most: the one that failed first, else rank 0."""
+    """Return the rank with the most useful log: the first that failed, else rank 0."""
     if attempt is None:
         return None
     tasks = list(attempt.task_rows.all())
@@ -284,7 +281,7 @@ def _default_log_task(attempt: Attempt | None) -> Task | None:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def request_page(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Environment and configuration: everything the job was asked to be, and each attempt."""
+    """Show environment and configuration: the request, and each attempt."""
     user = require_user(request.user)
     found = get_job(user, public_id)
     shown = {
@@ -296,7 +293,7 @@ def request_page(request: HttpRequest, public_id: str) -> HttpResponse:
 
 
 def request_rows(found: Job) -> list[tuple[str, str]]:
-    """The request, field by field, in the words of the API."""
+    """Return the request by field, with the API's names."""
     fields = (
         "tasks",
         "min_tasks",
@@ -328,13 +325,12 @@ def request_rows(found: Job) -> list[tuple[str, str]]:
     ]
 
 
-# -- acts --------------------------------------------------------------------------------------------
+# -- actions -----------------------------------------------------------------------------------------
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Stops it."""
     user = require_user(request.user)
     found = do_cancel_job(user, get_job(user, public_id))
     ended = found.state == JobState.CANCELLED
@@ -350,7 +346,7 @@ def cancel(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def hold(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Holds a waiting job back, or lets it go."""
+    """Hold or release a pending job."""
     user = require_user(request.user)
     held = request.POST.get("held") == "1"
     do_hold_job(user, get_job(user, public_id), held)
@@ -360,7 +356,6 @@ def hold(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Gives its GPUs back and keeps the rest."""
     user = require_user(request.user)
     found = do_suspend_job(user, get_job(user, public_id))
     gone = found.state == JobState.SUSPENDED
@@ -376,7 +371,6 @@ def suspend(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def resume(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Puts it back into the queue."""
     user = require_user(request.user)
     found = do_resume_job(user, get_job(user, public_id))
     messages.success(request, f"{found.name} waits for its GPUs again.")
@@ -386,7 +380,7 @@ def resume(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def resubmit(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Starts the same request anew."""
+    """Submit a new job with the same request."""
     user = require_user(request.user)
     fresh = do_resubmit_job(user, get_job(user, public_id))
     messages.success(request, f"{fresh.name} is submitted again.")
@@ -396,7 +390,7 @@ def resubmit(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def open_workspace(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Answers with a page that posts a single-use ticket to the workspace's own origin."""
+    """Return a page that posts a single-use ticket to the workspace's own origin."""
     user = require_user(request.user)
     found = get_job(user, public_id)
     address, ticket = access.do_open_workspace(user, found, request.session.session_key or "")

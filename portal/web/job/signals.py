@@ -1,4 +1,4 @@
-"""The button of a job's page that sends a signal."""
+"""The action of a job's page that sends a signal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from portal.web.actions import run_and_redirect
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def send_signal(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Sends the chosen signal to every rank."""
+    """Send the chosen signal to every rank."""
     user, name = require_user(request.user), request.POST.get("signal", "")
     job = get_job(user, public_id)
 

@@ -1,4 +1,4 @@
-"""A terminal in a running job: its page, and how it is asked for. What is typed passes the gateway alone."""
+"""A terminal in a running job: its page and its creation; the gateway carries the data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from portal.web.display.formatting import parse_whole_number
 from portal.web.job.overview import job_page_context
 
 DEFAULT_COLUMNS, DEFAULT_ROWS = 80, 24
-"""Where a page does not say its size."""
+"""Size when the page sends none."""
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def terminal(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The page, for one rank."""
+    """Render the page for one rank."""
     user = require_user(request.user)
     found = get_job(user, public_id)
     require_permission(user, Permission.ENTER, found)
@@ -36,7 +36,7 @@ def terminal(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def open_terminal(request: HttpRequest, public_id: str) -> JsonResponse:
-    """Asks for a terminal; where it is asked after, and where its socket will be."""
+    """Request a terminal; return the URLs of its state and its socket."""
     user = require_user(request.user)
     found = get_job(user, public_id)
     rank, cols, rows = (parse_whole_number(request.POST.get(name, "")) for name in ("rank", "cols", "rows"))
@@ -59,7 +59,6 @@ def open_terminal(request: HttpRequest, public_id: str) -> JsonResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def terminal_state(request: HttpRequest, public_id: str) -> JsonResponse:
-    """How far it is."""
     return JsonResponse(_terminal_json(get_terminal(require_user(request.user), public_id)))
 
 

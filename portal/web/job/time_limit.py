@@ -1,4 +1,4 @@
-"""The time of a running job: when its limit ends it, how near that is, and what may be added to it."""
+"""The time limit of a running job: deadline, warning and extensions."""
 
 from __future__ import annotations
 
@@ -27,41 +27,38 @@ EXTENSION_CHOICES_S = (1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600)
 
 @dataclass(frozen=True)
 class JobTimeLimit:
-    """What the page of a job that runs against a limit says of it."""
-
     ends_at: dt.datetime
     ends_soon: bool
-    """It is near enough that people are warned."""
+    """True when users are warned of the deadline."""
     extensible_s: int
-    """So much its people may still add."""
+    """Seconds that members may still add."""
     requests: list[TimeLimitExtension]
     """Requests for more time, newest first."""
     may_decide: bool
 
     @property
     def pending_request(self) -> TimeLimitExtension | None:
-        """The request that nobody has decided yet."""
         return next((one for one in self.requests if one.state == "waiting"), None)
 
     @property
     def choices(self) -> list[int]:
-        """What may be asked for, in seconds."""
+        """Extensions to offer, in seconds."""
         return [each for each in EXTENSION_CHOICES_S if each <= self.extensible_s] or (
             [self.extensible_s] if self.extensible_s >= MIN_EXTENSION_S else []
         )
 
 
 def job_time_limit(user: User, row: JobRow, last: Attempt | None) -> JobTimeLimit | None:
-    """The limit against which a job runs now; None where there is none."""
+    """Return the time limit of a running job; None where there is none."""
     if row.deadline is None or last is None or row.stopping or last.state != AttemptState.RUNNING:
         return None
-    knobs = effective_pool_settings([last.pool])[last.pool_id]
-    lead_s = warning_lead_s(row.job.time_limit_s or 0, float(knobs["time_limit_warning_s"]))
+    settings = effective_pool_settings([last.pool])[last.pool_id]
+    lead_s = warning_lead_s(row.job.time_limit_s or 0, float(settings["time_limit_warning_s"]))
     asked = job_extensions(row.job)
     return JobTimeLimit(
         ends_at=row.deadline,
         ends_soon=(row.deadline - timezone.now()).total_seconds() <= lead_s,
-        extensible_s=extension_allowance(row.job, float(knobs["max_extension_s"])).remaining_s,
+        extensible_s=extension_allowance(row.job, float(settings["max_extension_s"])).remaining_s,
         requests=asked,
         may_decide=any(one.state == "waiting" and can(user, Permission.CHANGE, one) for one in asked),
     )
@@ -70,7 +67,6 @@ def job_time_limit(user: User, row: JobRow, last: Attempt | None) -> JobTimeLimi
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def request_extension(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Asks for more time."""
     user = require_user(request.user)
     found = get_job(user, public_id)
 
@@ -79,7 +75,10 @@ def request_extension(request: HttpRequest, public_id: str) -> HttpResponse:
         asked = do_request_extension(user, found, extra_s, request.POST.get("reason", "").strip())
         if asked.state == "granted":
             return f"{found.name} has {duration(extra_s)} more: it delays nobody."
-        return f"{duration(extra_s)} more for {found.name} are asked for; somebody decides, since {_pending_reason(asked)}."
+        return (
+            f"{duration(extra_s)} more for {found.name} are asked for; "
+            f"somebody decides, since {_pending_reason(asked)}."
+        )
 
     return run_and_redirect(request, act, reverse("job", args=[public_id]))
 

@@ -1,4 +1,4 @@
-"""The part "Data" of the launch form: lines that people type, and what they stand for."""
+"""The "Data" part of the launch form: parsing of its lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from portal.domain.volumes import default_mount_path
 
 
 class DataForm(forms.Form):
-    """Volumes and secrets, a line each."""
+    """Volumes and secrets, one per line."""
 
     volumes = forms.CharField(
         label="Volumes", max_length=65536, required=False,
@@ -35,18 +35,18 @@ class DataForm(forms.Form):
     )  # fmt: skip
 
     def clean_volumes(self) -> list[dict[str, Any]]:
-        """NAME [PLACE] [ro] lines as the API writes them."""
+        """Convert NAME [PATH] [ro] lines to the API's format."""
         try:
             return parse_volumes(self.cleaned_data["volumes"])
         except ValueError as wrong:
             raise forms.ValidationError(str(wrong)) from wrong
 
     def clean_secret_variables(self) -> list[dict[str, Any]]:
-        """VARIABLE=SECRET lines as the API writes them."""
+        """Convert VARIABLE=SECRET lines to the API's format."""
         return self._secrets("secret_variables", "variable")
 
     def clean_secret_files(self) -> list[dict[str, Any]]:
-        """FILE=SECRET lines as the API writes them."""
+        """Convert FILE=SECRET lines to the API's format."""
         return self._secrets("secret_files", "file")
 
     def _secrets(self, field: str, way: str) -> list[dict[str, Any]]:
@@ -56,12 +56,12 @@ class DataForm(forms.Form):
             raise forms.ValidationError(str(wrong)) from wrong
 
     def secrets(self) -> list[dict[str, Any]]:
-        """Those of both ways."""
+        """Secrets of both kinds of delivery."""
         return [*self.cleaned_data["secret_variables"], *self.cleaned_data["secret_files"]]
 
 
 def parse_volumes(text: str) -> list[dict[str, Any]]:
-    """Lines NAME [PLACE] [ro] as the API writes them. Raises ValueError with what is wrong."""
+    """Convert NAME [PATH] [ro] lines to the API's format. Raise ValueError with a message."""
     found = []
     for line in text.splitlines():
         words = line.split()
@@ -77,7 +77,7 @@ def parse_volumes(text: str) -> list[dict[str, Any]]:
 
 
 def format_volumes(given: Iterable[Mapping[str, Any]]) -> str:
-    """Volumes of a job, as they are typed."""
+    """Format volumes of a job as typed."""
     return "\n".join(map(_format_volume, given))
 
 
@@ -88,9 +88,9 @@ def _format_volume(each: Mapping[str, Any]) -> str:
 
 
 def parse_secrets(text: str, delivery: str) -> list[dict[str, Any]]:
-    """Lines TARGET=SECRET, or TARGET=project/SECRET, as the API writes them; ``way`` is variable or file.
+    """Convert TARGET=SECRET or TARGET=project/SECRET lines to the API's format.
 
-    Raises ValueError with what is wrong.
+    ``delivery`` is "variable" or "file". Raise ValueError with a message.
     """
     found = []
     for line in text.splitlines():
@@ -100,13 +100,13 @@ def parse_secrets(text: str, delivery: str) -> list[dict[str, Any]]:
         if not (target and sign and name):
             raise ValueError(f"\u201c{line.strip()[:40]}\u201d is not {delivery.upper()}=SECRET.")
         of, slash, rest = name.partition("/")
-        whose = PROJECT_SCOPE if slash and of == PROJECT_SCOPE else USER_SCOPE
-        found.append({"secret": rest if whose == PROJECT_SCOPE else name, "of": whose, delivery: target})
+        owner = PROJECT_SCOPE if slash and of == PROJECT_SCOPE else USER_SCOPE
+        found.append({"secret": rest if owner == PROJECT_SCOPE else name, "of": owner, delivery: target})
     return found
 
 
 def format_secrets(given: Iterable[Mapping[str, Any]], delivery: str) -> str:
-    """Secrets of a job that it gets in one way, as they are typed."""
+    """Format the secrets of a job with this delivery as typed."""
     return "\n".join(
         f"{each[delivery]}={'project/' if each.get('of') == PROJECT_SCOPE else ''}{each.get('secret', '')}"
         for each in given

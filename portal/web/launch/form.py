@@ -1,4 +1,4 @@
-"""The launch form: what people type, read into a JobRequest."""
+"""The launch form, and its conversion to a JobRequest."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ GPU_FRACTIONS = [(1000, "whole GPUs"), (500, "half of one GPU"), (250, "a quarte
 
 
 class DurationField(forms.CharField):
-    """A time such as 90 min, 12 h or 2 d; empty is no limit. Gives seconds or None."""
+    """A duration such as 90 min, 12 h or 2 d; empty means no limit. The value is seconds or None."""
 
     def clean(self, value: Any) -> Any:
-        """Seconds, or None."""
         text = super().clean(value)
         if not text or text.strip().lower() == "none":
             return None
@@ -89,23 +88,22 @@ class PublicIdChoiceField(_RowChoice):
         super().__init__(*args, to_field_name="public_id", **kwargs)
 
     def label_from_instance(self, thing: Any) -> str:
-        """Its title where it has one."""
         return str(getattr(thing, "title", "") or thing.name)
 
 
 class PublicIdMultipleChoiceField(_RowChoices):
-    """Any number of choices whose values are public ids."""
+    """A multiple choice whose values are public ids."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, to_field_name="public_id", **kwargs)
 
     def label_from_instance(self, thing: Any) -> str:
-        """Its name, and how it can be told from another of that name."""
+        """Return its name and what distinguishes it from others of that name."""
         return f"{thing.name} ({thing.public_id})"
 
 
 class LaunchForm(DataForm):
-    """One form for notebooks, jobs and services; fields that do not concern a kind are ignored for it."""
+    """One form for workspaces and jobs; fields that do not apply to a kind are ignored."""
 
     kind = forms.ChoiceField(choices=KINDS, initial=JobKind.WORKSPACE.value, widget=forms.RadioSelect)
     name = forms.CharField(max_length=100, widget=_text())
@@ -208,11 +206,11 @@ class LaunchForm(DataForm):
         label="Termination grace period (s)", min_value=1, max_value=600, initial=30, required=False,
         widget=_number(min=1, max=600), help_text="From the request to stop until it is killed.",
     )  # fmt: skip
-    after = PublicIdMultipleChoiceField(
+    dependencies = PublicIdMultipleChoiceField(
         label="Your jobs that have not ended", queryset=Job.objects.none(), required=False,
         widget=forms.CheckboxSelectMultiple({"class": "form-check-input"}),
     )  # fmt: skip
-    after_ids = forms.CharField(
+    dependency_ids = forms.CharField(
         label="Other jobs, by id", max_length=2000, required=False, widget=_text(),
         help_text="Several with spaces between. The id stands in a job's address.",
     )  # fmt: skip
@@ -224,7 +222,7 @@ class LaunchForm(DataForm):
     def __init__(self, user: User, data: Any = None, *, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial, label_suffix="")
         for field in self.fields.values():
-            if isinstance(field, forms.IntegerField):  # FloatField is one too
+            if isinstance(field, forms.IntegerField):  # includes FloatField, a subclass
                 field.error_messages |= BOUNDS_MESSAGES
         self.user = user
         self._set_queryset("project", launchable_projects(user))
@@ -236,8 +234,8 @@ class LaunchForm(DataForm):
         slices = list(profiles.values_list("mig_profile", flat=True).distinct())
         self.has_mig_slices = bool(slices)
         self._set_choices("mig_profile", [("", "Whole GPUs"), *((name, name) for name in slices)])
-        chosen = data.getlist("after") if isinstance(data, QueryDict) else []
-        self._set_queryset("after", dependency_candidates(user, chosen))
+        chosen = data.getlist("dependencies") if isinstance(data, QueryDict) else []
+        self._set_queryset("dependencies", dependency_candidates(user, chosen))
 
     def _set_queryset(self, name: str, rows: QuerySet[Any]) -> None:
         field = self.fields[name]
@@ -245,7 +243,7 @@ class LaunchForm(DataForm):
         field.queryset = rows
 
     def _set_topology_levels(self) -> bool:
-        """Offers the levels of all topologies; False when there are none."""
+        """Offer the levels of all topologies; return False when there are none."""
         rows = list(Topology.objects.order_by("name"))
         named = len(rows) > 1
         levels = [
@@ -263,7 +261,7 @@ class LaunchForm(DataForm):
         field.choices = choices
 
     def clean(self) -> dict[str, Any]:
-        """Both levels belong to one topology."""
+        """Check that both levels belong to one topology."""
         data: dict[str, Any] = super().clean() or self.cleaned_data
         required, preferred = data.get("topology_required") or "", data.get("topology_preferred") or ""
         topologies = {choice.partition(":")[0] for choice in (required, preferred) if choice}
@@ -274,8 +272,8 @@ class LaunchForm(DataForm):
         data["topology_constraint"] = near if len(topologies) == 1 else None
         return data
 
-    def clean_environ(self) -> dict[str, str]:
-        """NAME=value lines as a dictionary."""
+    def clean_env(self) -> dict[str, str]:
+        """Return NAME=value lines as a dictionary."""
         found: dict[str, str] = {}
         for line in self.cleaned_data["env"].splitlines():
             if not line.strip() or line.lstrip().startswith("#"):
@@ -286,9 +284,9 @@ class LaunchForm(DataForm):
             found[name.strip()] = value.strip()
         return found
 
-    def clean_after_ids(self) -> list[Job]:
-        """The jobs of these ids."""
-        keys = re.split(r"[\s,;]+", self.cleaned_data["after_ids"].strip())
+    def clean_dependency_ids(self) -> list[Job]:
+        """Return the jobs of these ids."""
+        keys = re.split(r"[\s,;]+", self.cleaned_data["dependency_ids"].strip())
         keys = list(dict.fromkeys(key for key in keys if key))
         seen = {job.public_id: job for job in visible_jobs(self.user).filter(public_id__in=keys)}
         for key in keys:
@@ -297,12 +295,12 @@ class LaunchForm(DataForm):
         return [seen[key] for key in keys]
 
     def all_dependencies(self) -> list[Job]:
-        """Those that were chosen and those that were named, each once."""
+        """Return chosen and typed jobs without duplicates."""
         data = self.cleaned_data
-        return list(dict.fromkeys([*data["after"], *data["after_ids"]]))
+        return list(dict.fromkeys([*data["dependencies"], *data["dependency_ids"]]))
 
     def clean_command(self) -> list[str]:
-        """The command as an argument list."""
+        """Return the command as an argument list."""
         text = self.cleaned_data["command"].replace("\r\n", "\n").strip()
         if not text:
             return []
@@ -314,7 +312,7 @@ class LaunchForm(DataForm):
             raise forms.ValidationError("A quotation mark is not closed.") from problem
 
     def to_job_request(self) -> JobRequest:
-        """The valid form as a request."""
+        """Return the valid form as a request."""
         data = self.cleaned_data
         workspace = data["kind"] == JobKind.WORKSPACE.value
         return JobRequest(
@@ -357,7 +355,7 @@ class LaunchForm(DataForm):
 
 
 def dependency_candidates(user: User, chosen: list[str]) -> QuerySet[Job]:
-    """A person's newest jobs that have not ended, and those of theirs that were ``chosen`` while they had not."""
+    """Return the user's newest live jobs, and those in ``chosen`` even if they have ended since."""
     mine = visible_jobs(user).filter(owner=user).exclude(kind=JobKind.WORKSPACE.value)
     newest = (
         mine.filter(state__in=[state.value for state in LIVE_JOB_STATES])
@@ -368,6 +366,6 @@ def dependency_candidates(user: User, chosen: list[str]) -> QuerySet[Job]:
 
 
 def launchable_projects(user: User) -> QuerySet[Project]:
-    """The projects a person may launch into."""
+    """Return the projects in which the user may submit jobs."""
     rows = Project.objects.filter(archived_at__isnull=True).order_by("name")
     return rows if user.is_admin else rows.filter(pk__in=project_ids(user, Role.MEMBER))

@@ -1,4 +1,4 @@
-"""What the launch form begins with: a job, a template or fields of the API written into it."""
+"""Initial values of the launch form, from a job, a template or API fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from portal.web.launch.form import SHELL
 
 
 def initial_from_job(user: User, job: Job) -> dict[str, Any]:
-    """A job written back into the form; variables and secrets only where the person may read them."""
+    """Return a job as form values; variables and secrets only where the user may read them."""
     private = private_fields(user, job)
     env, secrets = private.env or {}, private.secrets or []
     command = list(job.command)
@@ -51,19 +51,19 @@ def initial_from_job(user: User, job: Job) -> dict[str, Any]:
 
 
 def format_gib(mib: int) -> str:
-    """MiB as the form shows them, so that they come back as they were."""
+    """Format MiB in GiB so that parsing returns the same value."""
     return f"{mib / 1024:.10g}"
 
 
 def _topology_fields(near: Any) -> dict[str, str]:
-    """A wish to stand near in the fields of the form; None is anywhere."""
+    """Return a topology constraint as form fields; None is no constraint."""
     asked = near if isinstance(near, dict) else {}
-    levels = {f"near_{which}": asked.get(which) for which in ("required", "preferred")}
+    levels = {f"topology_{which}": asked.get(which) for which in ("required", "preferred")}
     return {name: f"{asked.get('topology')}:{level}" if level else "" for name, level in levels.items()}
 
 
 def initial_from_template(template: Template) -> dict[str, Any]:
-    """A template's fields (the API's names) written into the form."""
+    """Return a template's fields (API names) as form values."""
     fields = dict(template.fields)
     start: dict[str, Any] = {"kind": template.kind, "template": template.public_id, "name": template.name}
     if template.environment is not None:
@@ -72,7 +72,7 @@ def initial_from_template(template: Template) -> dict[str, Any]:
 
 
 def initial_from_api_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Request fields by the API's names, in the units of the form; unknown names are left out."""
+    """Return API fields in the units of the form; unknown names are dropped."""
     found: dict[str, Any] = {}
     for name in (
         "gpu_model",

@@ -1,4 +1,4 @@
-"""Would this start now? The engine's answer within its second, else the plain bounds; no guess shown as a fact."""
+"""Launch preview: the scheduler's answer if it arrives in time, else an estimate marked as such."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from portal.web.display.formatting import short_gpu_model
 from portal.web.launch.initial_values import initial_from_api_fields
 
 ENGINE_TIMEOUT_S = 0.8
-"""How long a keystroke waits for the engine before the plain bounds answer."""
+"""Time limit of the scheduler's answer before the estimate from free GPUs is shown."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A cheaper request, as a message and the form fields that make it."""
+    """A smaller request, as a message and its form fields."""
 
     message: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class LaunchPreview:
-    """``kind``: now, waits, never, wrong (a field is not valid) or unknown (the engine did not answer)."""
+    """``kind``: now, waits, never, wrong (a field is invalid) or unknown (the scheduler did not answer)."""
 
     kind: str
     title: str
@@ -47,24 +47,24 @@ class LaunchPreview:
 
     @property
     def lost_gpu_seconds(self) -> float:
-        """The work that those would lose who would leave for it, GPU-seconds."""
+        """Work that preempted jobs would lose, in GPU-seconds."""
         return total_lost_gpu_seconds(self.victims)
 
     @property
     def hidden_victims(self) -> int:
-        """How many of those who would leave the reader may not see."""
+        """Number of preempted jobs that the reader may not see."""
         return sum(one.job is None for one in self.victims)
 
     @property
     def may_launch(self) -> bool:
-        """False where a submit would be refused."""
+        """False when submission would be refused."""
         return self.kind not in ("never", "wrong")
 
 
 def preview_launch(
     user: User, request: JobRequest, strips: list[GpuModelSummary], *, query_engine: bool
 ) -> LaunchPreview:
-    """What would become of the request if it were submitted now; ``ask`` waits for the engine's answer."""
+    """Return what would happen to the request now; ``query_engine`` waits for the scheduler's answer."""
     try:
         validate_request(user, request)
     except Unsatisfiable as never:
@@ -91,7 +91,6 @@ def preview_launch(
 
 
 def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
-    """The engine's answer in the words of the rail."""
     ways = [
         Suggestion(str(way["message"]), _form_fields(dict(way.get("fields") or {})))
         for way in answer.get("alternatives", [])
@@ -113,7 +112,7 @@ def _preview_from_engine(answer: dict[str, Any]) -> LaunchPreview:
 
 
 def _form_fields(changed: dict[str, Any]) -> dict[str, Any]:
-    """The new values of a change by the form's own names."""
+    """Return the new values of a change with the form's field names."""
     if "topology_constraint" not in changed:
         return changed
     return {
@@ -126,7 +125,7 @@ def _from_timestamp(seconds: float) -> dt.datetime:
 
 
 def nearest_suggestions(facts: dict[str, Any]) -> list[Suggestion]:
-    """The nearest possible request of a refusal, with the form's own fields for it."""
+    """Return the nearest feasible request in a refusal, as form fields."""
     nearest = facts.get("nearest")
     if not isinstance(nearest, dict):
         return []
@@ -165,16 +164,19 @@ _SINGULAR_UNITS = {
 
 
 def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) -> LaunchPreview:
-    """From the free GPUs alone, without queue and quota: says "fits", not "starts"."""
+    """Estimate from free GPUs only, without queue and quota: it says "fits", not "starts"."""
     total = (request.min_tasks or request.tasks) * request.gpus_per_task * request.milli_per_gpu
     if any(is_live(job) for job in request.dependencies):
         return LaunchPreview("waits", "It would wait", "It starts after the jobs that it names.")
     if request.gpus_per_task == 0:
         return LaunchPreview("unknown", "Needs no GPU", "It starts when a node has the CPU and memory free.")
     fitting = [strip for strip in strips if request.gpu_model in ("", strip.model)]
-    room = max((strip.largest_free for strip in fitting), default=0)
+    space = max((strip.largest_free for strip in fitting), default=0)
     free = sum(strip.free for strip in fitting)
-    if room >= request.gpus_per_task and free >= (request.min_tasks or request.tasks) * request.gpus_per_task:
+    if (
+        space >= request.gpus_per_task
+        and free >= (request.min_tasks or request.tasks) * request.gpus_per_task
+    ):
         fits = "fits" if total <= 1000 else "fit"
         message = f"{gpu_words(total)} {fits} on what is free; the next cycle decides."
         return LaunchPreview("unknown", "Fits on free GPUs", message)
@@ -182,5 +184,5 @@ def _preview_from_free_gpus(request: JobRequest, strips: list[GpuModelSummary]) 
     return LaunchPreview(
         "waits",
         "It would wait",
-        f"It needs {request.gpus_per_task}{model} on one node; the most that is free on one is {room}.",
+        f"It needs {request.gpus_per_task}{model} on one node; the most that is free on one is {space}.",
     )

@@ -1,4 +1,4 @@
-"""Launch: one form from what to review, with a rail that says what would become of it."""
+"""The launch page: one form with a live preview."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ NAME_PREFIXES = {
 
 @dataclass(frozen=True)
 class SizePreset:
-    """One count on the size_presets: what it would mean, and why it cannot be where it cannot."""
+    """A preset GPU count: its availability, and why it is disabled."""
 
     count: int
     availability: str
@@ -73,7 +73,7 @@ class SizePreset:
 
 @dataclass(frozen=True)
 class EnvironmentChoice:
-    """One environment to choose; ``projects`` are public ids of those that may run it, None for all."""
+    """An environment; ``project_ids`` are public ids of projects that may run it, None for all."""
 
     availability: LaunchableEnvironment
     project_ids: list[str] | None
@@ -82,7 +82,7 @@ class EnvironmentChoice:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_http_methods(["GET", "POST"])
 def launch(request: HttpRequest) -> HttpResponse:
-    """The form, and its submit."""
+    """Render and submit the form."""
     user = require_user(request.user)
     if request.method == "GET":
         shown = _environment_choices(user)
@@ -111,7 +111,7 @@ def launch(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def preview(request: HttpRequest) -> HttpResponse:
-    """The rail and the review for the form as it stands; asked on every keystroke, a little delayed."""
+    """Return preview and review for the current form; requested on input, debounced."""
     user = require_user(request.user)
     return render(
         request,
@@ -146,7 +146,7 @@ def _initial(request: HttpRequest, user: User, shown: list[EnvironmentChoice]) -
 
 
 def _default_environment(shown: list[EnvironmentChoice], kind: str, project: str) -> Environment | None:
-    """The first environment that suits: one with a tool for workspaces, rather one without for runs."""
+    """Return the first suitable environment: with a tool for workspaces, preferably without one for jobs."""
     rows = [
         each.availability.environment
         for each in shown
@@ -158,7 +158,7 @@ def _default_environment(shown: list[EnvironmentChoice], kind: str, project: str
 
 
 def _environment_choices(user: User) -> list[EnvironmentChoice]:
-    """What is offered to some project into which the person may launch, and to which."""
+    """Return environments offered to any project in which the user may launch, with those projects."""
     parents = project_parents()
     lines = {row.public_id: path_to_root(row.pk, parents.get) for row in launchable_projects(user)}
     shown = []
@@ -218,7 +218,7 @@ def _preview_context(user: User, form: LaunchForm, *, ask: bool = False) -> dict
         "model": model,
         "kind": str(value("kind") or ""),
         "size_presets": size_presets(strips, model, count, shares),
-        "dependencies": [
+        "quota_bars": [
             QuotaBar(share, f"Quota after, {share.pool.name}", asked)
             for share in shares
             if _applies_to(share, request, strips)
@@ -233,7 +233,7 @@ def _value_of(form: LaunchForm) -> Any:
 
 
 def _idle_rules(request: JobRequest | None, strips: list[GpuModelSummary]) -> list[IdleRuleText]:
-    """What becomes of it where it may run, once nobody uses it; of workspaces on GPUs alone."""
+    """Return the idle rules of pools in which it may run; only for workspaces with GPUs."""
     if request is None or request.kind != JobKind.WORKSPACE.value or not request.gpus_per_task:
         return []
     if request.pool is not None:
@@ -252,7 +252,7 @@ def _applies_to(share: QuotaUsage, request: JobRequest | None, strips: list[GpuM
 def size_presets(
     strips: list[GpuModelSummary], model: str, count: str, shares: list[QuotaUsage]
 ) -> list[SizePreset]:
-    """The usual counts on one node: which fit now, which wait, and which this cluster or quota never allows."""
+    """Return the usual GPU counts on one node, each with whether it fits now, waits, or is never allowed."""
     fitting = [strip for strip in strips if model in ("", strip.model)]
     free = max((strip.largest_free for strip in fitting), default=0)
     largest = max((strip.largest_node for strip in fitting), default=0)
@@ -275,12 +275,12 @@ def size_presets(
 
 
 def _tightest_limit(share: QuotaUsage) -> int | None:
-    """What neither the project nor one person may pass."""
+    """Return the lower of the limits of the project and of one user."""
     return min((n for n in (share.limit_milli, share.user_limit_milli) if n is not None), default=None)
 
 
 def rest_body(request: JobRequest) -> dict[str, Any]:
-    """The request as the body of ``POST /api/v1/jobs``; what stands at its default is left out."""
+    """Return the request as the body of ``POST /api/v1/jobs``, without defaults."""
     blank = JobRequest(name="", project=request.project, environment=request.environment)
     body: dict[str, Any] = {
         "name": request.name,
@@ -301,14 +301,14 @@ def rest_body(request: JobRequest) -> dict[str, Any]:
 
 
 def rest_example(request: JobRequest) -> str:
-    """The request as an HTTP call."""
+    """Return the request as an HTTP call."""
     body = json.dumps(rest_body(request), indent=1, ensure_ascii=False)
     headers = ("POST /api/v1/jobs", "Authorization: Bearer $FAIRWAY_TOKEN", "Idempotency-Key: <a new uuid>")
     return "\n".join([*headers, "Content-Type: application/json", "", body])
 
 
 def yaml_example(request: JobRequest) -> str:
-    """The same as YAML; JSON words are YAML words, so that every value is quoted right."""
+    """Return the request as YAML; values are quoted as JSON, which YAML includes."""
     lines = []
     for name, value in rest_body(request).items():
         if isinstance(value, dict):

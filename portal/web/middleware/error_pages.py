@@ -1,4 +1,4 @@
-"""Refusals and errors as pages: a title, one message, and what to do next."""
+"""Renders refusals and errors as pages: a title, a message, and what to do next."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATUS_TITLES = {
 
 
 class ErrorPageMiddleware:
-    """Middleware: a refusal becomes a page, also that of a wrong method; REST has its own shape for them."""
+    """Render refusals as pages, including wrong methods; REST has its own format."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -54,7 +54,7 @@ class ErrorPageMiddleware:
     def process_view(
         self, request: HttpRequest, view: Callable[..., Any], args: Any, kwargs: Any
     ) -> HttpResponse | None:
-        """Refuses what PostgreSQL cannot hold in a text: the null character."""
+        """Refuse null characters, which PostgreSQL cannot store in text."""
         if request.path.startswith("/api/"):
             return None
         sent = (request.GET, request.POST) if request.method == "POST" else (request.GET,)
@@ -65,7 +65,7 @@ class ErrorPageMiddleware:
         return None
 
     def process_exception(self, request: HttpRequest, problem: Exception) -> HttpResponseBase | None:
-        """A refusal, or a dependency that is away, as a page; anything else is a 500."""
+        """Render a refusal or an unavailable dependency as a page; anything else is a 500."""
         if request.path.startswith("/api/"):
             return None
         if isinstance(problem, FairwayError):
@@ -79,7 +79,7 @@ class ErrorPageMiddleware:
 
 
 def render_error(request: HttpRequest, error: FairwayError) -> HttpResponseBase:
-    """The refusal as a page, as a fragment for htmx, or as the way to sign in."""
+    """Render the refusal as a page, as a fragment for htmx, or redirect to sign-in."""
     if isinstance(error, Unauthenticated):
         return _redirect_to_sign_in(request)
     response = error_page(request, error.status, error.message, code=error.code, details=error.details)
@@ -91,7 +91,7 @@ def render_error(request: HttpRequest, error: FairwayError) -> HttpResponseBase:
 def error_page(
     request: HttpRequest, status: int, message: str, *, code: str = "", details: dict[str, Any] | None = None
 ) -> HttpResponse:
-    """A page, or a fragment for htmx, with a title, one message and what to do next."""
+    """Render a page, or a fragment for htmx, with a title, a message and what to do next."""
     whole = not getattr(request, "htmx", False)
     return render(
         request,
@@ -123,7 +123,7 @@ def _redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """400, or 413 for a form that is larger than any of ours."""
+    """Render 400, or 413 for a form above the size limit."""
     if isinstance(exception, (RequestDataTooBig, TooManyFieldsSent)):
         return error_page(
             request, 413, "It is larger than any form here may be. Put long texts into a file instead."
@@ -132,20 +132,20 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """403."""
     message = str(exception) or "Your account may not do this. Ask a manager of the project."
     return error_page(request, 403, message)
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """404: also for what one may not see."""
+    """Render 404, also for invisible objects."""
     return error_page(request, 404, NotFound().message)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """500, with a number that the log carries too; 503 where it was the database that was away.
+    """Render 500 with the id that the log contains, or 503 when the database is unavailable.
 
-    What the middleware asked of it comes here. It may be back by now, so that a page that asks it succeeds.
+    Errors of database access in middleware end here. The database may be available again by now, so a page
+    that queries it can succeed.
     """
     if isinstance(sys.exc_info()[1], DatabaseAway | InterfaceError):
         return _database_unavailable()
@@ -163,7 +163,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
 
 
 def _database_unavailable() -> HttpResponse:
-    """503 with a page that asks nobody anything."""
+    """Render 503 without any query."""
     message = (
         "The server could not finish: its database does not answer. Jobs keep running. Try again in a moment."
     )
@@ -176,7 +176,7 @@ def _database_unavailable() -> HttpResponse:
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
-    """403 for a form from another page or an old one."""
+    """Render 403 for a form from another site or an expired one."""
     log.warning("cross-site check failed on %r: %s", request.path, reason)
     return error_page(
         request,

@@ -1,4 +1,4 @@
-"""Notes when the server began to make a page: what is announced later, the page may not know of."""
+"""Records when the server began to render a page: later announcements may not be part of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from portal.valkey.announcements import now_ms
 
 
 class RenderTimeMiddleware:
-    """Sets ``request.rendered_at_ms``, milliseconds since 1970, before anything is read from the record."""
+    """Set ``request.rendered_at_ms``, milliseconds since 1970, before any read from the database."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response

@@ -1,4 +1,4 @@
-"""Puts the security headers on every answer: a content policy with a nonce, and what else a page must not do."""
+"""Sets the security headers of every response, including a content security policy with a nonce."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATIC_HEADERS = {
 
 
 class SecurityHeadersMiddleware:
-    """The outermost middleware: also what others answer by themselves, such as a wrong host, passes here.
+    """The outermost middleware, so that responses of other middleware, such as for a wrong host, pass it too.
 
     A view may set its own ``Content-Security-Policy`` or ``Referrer-Policy``.
     """
@@ -41,10 +41,11 @@ class SecurityHeadersMiddleware:
 
 
 def content_security_policy(request: HttpRequest) -> str:
-    """The policy of a page: our own files only, scripts by nonce, forms to us and to workspace origins."""
+    """Return the policy of a page: own files, scripts by nonce, forms to portal and workspace origins."""
     nonce = f"'nonce-{request.csp_nonce}'"  # type: ignore[attr-defined]
     scheme = "https" if settings.HTTPS_ENABLED else "http"
-    socket = "ws" + settings.PORTAL_URL.rstrip("/").removeprefix("http")  # the one origin that /live/ lets in
+    # the only origin that /live/ accepts
+    socket = "ws" + settings.PORTAL_URL.rstrip("/").removeprefix("http")
     rules = {
         "default-src": "'none'",
         "script-src": f"'self' {nonce}",

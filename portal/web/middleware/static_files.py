@@ -1,4 +1,4 @@
-"""Serves the files of pages: WhiteNoise, which under ASGI would read each file whole before its first byte."""
+"""Serves static files with WhiteNoise, which under ASGI would read each file before its first byte."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CHUNK_BYTES = 256 * 1024
 
 
 class StaticFilesMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]
-    """Middleware. Files are looked up once, at the start."""
+    """WhiteNoise that streams files; it scans them once at start."""
 
     def add_files(self, root: str | Path, prefix: str | None = None) -> None:
-        """Before ``collectstatic`` there is no folder of collected files, and nothing to say about it."""
+        """Ignore a missing folder, as before ``collectstatic``."""
         if Path(root).is_dir():
             super().add_files(root, prefix)
 
     @staticmethod
     def serve(static_file: Any, request: HttpRequest) -> HttpResponseBase:
-        """The file, or a part of it, or that it has not changed."""
+        """Return the file, a range of it, or 304."""
         if not isinstance(request, ASGIRequest):
             answered: HttpResponseBase = WhiteNoiseMiddleware.serve(static_file, request)
             return answered

@@ -1,4 +1,4 @@
-"""Handing out: places that are kept or free go to those whose turn it is."""
+"""The allocate action: nominated and free GPUs go to pending gangs in fair order."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from scheduler.core.shares.ledger import AssumeReleased
 
 
 class AllocateAction:
-    """The action *allocate*, and what belongs to it: kept places and reservations."""
+    """The action *allocate*, with the nominations of earlier plans and backfill reservations."""
 
     def __init__(self, session: SchedulingSession) -> None:
         self._session = session
 
     def restore_nominations(self) -> None:
-        """Keep the places that an earlier plan kept; who can have all of them now starts there."""
+        """Restore the nominations of earlier plans; a gang whose nominated slots are free starts there."""
         waiting = [
             (self._session.gangs[row.job], row.nominated_tasks)
             for row in self._session.pending
@@ -40,7 +40,7 @@ class AllocateAction:
                 self._restore(pool_state, gang, kept)
 
     def _restore(self, pool_state: PoolState, gang: Gang, nominated_tasks: tuple[RunningTask, ...]) -> None:
-        """Keep exactly these places if they are still to be had."""
+        """Allocate or nominate exactly these slots if they are still available; else change nothing."""
         tasks = {
             task.rank: task
             for task in gang.tasks
@@ -85,7 +85,7 @@ class AllocateAction:
             self._session.nominated_jobs.add(gang.job)
 
     def start_nominated(self) -> None:
-        """A gang that keeps places starts at once where free ones are found that nobody else keeps."""
+        """Start nominated gangs for which enough GPUs are free that are not nominated for others."""
         for pool, pool_state in self._session.pool_states.items():
             for job in sorted(job for job, gang in pool_state.gangs.items() if gang.dirty):
                 gang = pool_state.gangs[job]
@@ -105,12 +105,12 @@ class AllocateAction:
                 ):
                     gang.pinned = bool(
                         gang.pending_row and gang.pending_row.nominated_tasks
-                    )  # promised by an earlier plan
+                    )  # nominated by an earlier plan
                 else:
                     statement.rollback()
 
     def reserve(self) -> None:
-        """Reserve the earliest places for gangs that have waited too long."""
+        """Reserve the earliest possible slots for gangs that have waited too long."""
         for pool, pool_state in self._session.pool_states.items():
             left = self._session.policy.max_steps_per_cycle - self._session.steps_used
             self._session.backfill_reservations[pool] = BackfillReservations(
@@ -119,7 +119,7 @@ class AllocateAction:
             self._session.steps_used += self._session.backfill_reservations[pool].steps_used
 
     def allocate(self) -> None:
-        """Hand out free places: first everybody in the pool of first choice, then the next choices."""
+        """Allocate free GPUs: first to all gangs in their first feasible pool, then in the next ones."""
         for choice, pools in enumerate(self._session.by_pool_rank):
             for pool, alike in pools.items():
                 if alike:
@@ -128,14 +128,14 @@ class AllocateAction:
     def _allocate_pool(
         self, pool: PoolId, gangs_by_shape: Mapping[int, Sequence[Sequence[Gang]]], pool_rank: int
     ) -> None:
-        """Hand out the places of one pool in fair order, to kinds of gangs by what fits them.
+        """Allocate the GPUs of one pool in fair order.
 
-        A job that finds places only once others have left keeps them when it has no further pool to try.
+        A gang that fits only after releases is nominated there if this is its last feasible pool.
         """
         pool_state = self._session.pool_states[pool]
         full: set[int] = set()
-        closed: set[int] = set()  # kinds that a bound stops, whoever leaves: it grows no wider meanwhile
-        held_back: set[tuple[object, ...]] = set()  # by reservations: equal ones that last as long are, too
+        closed: set[int] = set()  # classes blocked by a limit even if all releasing jobs were gone
+        held_back: set[tuple[object, ...]] = set()  # blocked by reservations, as are equal gangs
 
         def no_place(gang: Gang) -> bool:
             if gang.shape_id in full or gang.class_id in closed:
@@ -177,7 +177,7 @@ class AllocateAction:
     def _feasible(
         self, pool_state: PoolState, groups: Sequence[Sequence[Gang]], pool_rank: int
     ) -> list[Gang] | None:
-        """Of kinds that fit alike, the gangs that may find places; None when the first, and so none, does."""
+        """Return the gangs of one shape that may fit; None if the first does not, since then none does."""
         found: list[Gang] = []
         tried = False
         for group in groups:
@@ -194,7 +194,7 @@ class AllocateAction:
         return found
 
     def _has_pending(self, gang: Gang) -> bool:
-        """True for a gang with tasks to place; one that keeps places for which others leave does not grow."""
+        """Return True if the gang has tasks to place; one that waits for nominated slots does not grow."""
         if not gang.next_to_place():
             return False
         promised = gang.dirty and gang.job in self._session.nominated_jobs
@@ -202,7 +202,7 @@ class AllocateAction:
 
     @staticmethod
     def _quota_blocked(pool_state: PoolState, gang: Gang) -> bool:
-        """True when a bound stops a gang even once all who leave are gone."""
+        """Return True if a limit blocks the gang even once all releasing jobs are gone."""
         return pool_state.ledger.is_blocked(
             gang.leaf_project,
             gang.user,
@@ -212,7 +212,7 @@ class AllocateAction:
         )
 
     def _fits_nowhere(self, pool_state: PoolState, gang: Gang, last: bool) -> bool:
-        """True when places alone are what is missing: then an equal gang of anybody finds none either."""
+        """Return True if only space is missing: then no other gang of this shape fits either."""
         if not gang.homogeneous:
             return False
         tasks = gang.next_to_place()
@@ -225,7 +225,7 @@ class AllocateAction:
         )
 
     def _start(self, pool_state: PoolState, gang: Gang) -> bool:
-        """Start what comes next of a gang on free places, or change nothing."""
+        """Start the next tasks of the gang on free slots, or change nothing."""
         tasks = gang.next_to_place()
         gone = AssumeReleased.NONE if self._session.policy.leaving_counts else AssumeReleased.ALL
         if pool_state.ledger.is_blocked(
@@ -240,14 +240,14 @@ class AllocateAction:
         ).place(gang, tasks, open_nodes)
 
     def _nominate(self, pool_state: PoolState, gang: Gang) -> bool:
-        """Keep places where others are leaving, or change nothing."""
+        """Nominate slots that are being released, or change nothing."""
         tasks = gang.next_to_place()
         if not pool_state.has_releasing:
             return False
         if self._quota_blocked(pool_state, gang):
             return False
         if gang.homogeneous and pool_state.available.fit_count(tasks[0].shape) >= len(tasks):
-            return False  # places that are free now are not kept idle for a job that a bound holds back
+            return False  # a job that a limit blocks must not keep free GPUs idle
         return GangPlacer(
             Statement(pool_state), self._session.domains[pool_state.pool.id], nominate=True
         ).place(gang, tasks)
@@ -262,6 +262,6 @@ def _duration_bounds_s(gang: Gang) -> tuple[float | None, float | None]:
 
 
 def _is_overcommitted(pool_state: PoolState, places: list[tuple[GangTask, HeldSlots]]) -> bool:
-    """True when more is taken of these places than there is, now or later."""
+    """Return True if these slots are overcommitted, now or after all releases."""
     held = [place for _, place in places]
     return pool_state.idle.is_overcommitted(held) or pool_state.idle_and_releasing.is_overcommitted(held)

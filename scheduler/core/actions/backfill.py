@@ -1,11 +1,10 @@
-"""Reserve and backfill: the earliest time a gang's places can be free, and who may pass without delaying it.
+"""Backfill reservations: the earliest start of a gang, and which later jobs may start without delaying it.
 
-The ends of running jobs are known from time limits or predictions; a job whose end is unknown counts as
-never ending. Places free up in the order of these ends, so the first end at which the gang fits is its time
-(the *shadow time* of EASY backfilling, Lifka 1995). More ends never free less, so that end is found by halving.
-A later job may start now if it ends before that time, or on nodes that carry nothing of the reservation. Several
-reservations hold together: each next one is found with the places of those before it taken from now on, which
-is never too early for anybody.
+Running jobs end at their time limit or predicted end; an unknown end counts as never. The gang's start is the
+first of these ends at which it fits (the *shadow time* of EASY backfilling, Lifka 1995). Later ends never
+free less, so a binary search finds it. A later job may start now if it ends before that time, or on nodes
+without reserved slots. Further reservations treat the slots of earlier ones as taken from now on, so none is
+computed too early.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from scheduler.core.model.task_shape import Bools, HeldSlots, SlotBatch, TaskSha
 
 
 class JobEnd(NamedTuple):
-    """A running job: what it holds and when it is expected to be gone; None is unknown."""
+    """The expected end of a running job in seconds since the epoch (None is unknown), and its slots."""
 
     job: JobId
     end_s: float | None
@@ -33,7 +32,7 @@ class JobEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GangReservation:
-    """Places kept for a gang from ``start_s`` on, in seconds since the epoch."""
+    """Slots reserved for a gang from ``start_s`` on, in seconds since the epoch."""
 
     job: JobId
     start_s: float
@@ -41,7 +40,7 @@ class GangReservation:
 
 
 class _ReleaseTime(NamedTuple):
-    """A time at which places become free: how many have ended by then, and how many had before."""
+    """A time at which slots become free: the number of jobs ended by then, and of those ended before."""
 
     at_s: float
     end_count: int
@@ -51,9 +50,9 @@ class _ReleaseTime(NamedTuple):
 def expected_end_s(
     now_s: float, started_s: float, time_limit_s: float | None, predicted_end_s: float | None
 ) -> float | None:
-    """When a running job is expected to be gone: the prediction while it holds, never later than its limit.
+    """Return the predicted end, capped by the time limit; None is unknown.
 
-    A prediction that has passed says nothing any more; a limit that has passed ends the job at any moment.
+    A prediction in the past is ignored; a time limit in the past means that the job ends at any moment.
     """
     limit_s = None if time_limit_s is None else max(now_s, started_s + time_limit_s)
     if predicted_end_s is None or predicted_end_s < now_s:
@@ -62,9 +61,10 @@ def expected_end_s(
 
 
 class ReservationPlanner:
-    """The reservations of one pool while a plan is made. ``placer`` is what is free now; it is not changed.
+    """The reservations of one pool in one decision. ``placer`` holds the free slots now and is not changed.
 
-    ``steps_used`` counts the ends that a gang waits for; a search that would pass ``most_steps`` finds nothing.
+    ``steps_used`` counts the job ends that gangs wait for; a search that would pass ``max_steps`` finds
+    nothing.
     """
 
     def __init__(self, placer: NodePlacer, job_ends: Sequence[JobEnd], now_s: float, max_steps: int) -> None:
@@ -81,9 +81,9 @@ class ReservationPlanner:
     def reserve(
         self, job: JobId, shape: TaskShape, tasks: int, within: Sequence[Bools] | None = None
     ) -> GangReservation | None:
-        """The earliest places for a gang, kept from now on; None when no known end, or the budget, allows any.
+        """Reserve the earliest slots for a gang; return None if no known end within the budget frees enough.
 
-        ``within``: sets of nodes of which one must hold all of it.
+        ``within`` lists sets of nodes, one of which must hold the whole gang.
         """
         nodes = self._placer.nodes
         shapes = [shape] if within is None else [_restricted_to(shape, mask, nodes) for mask in within]
@@ -103,9 +103,9 @@ class ReservationPlanner:
     def _first_release_time(
         self, taken: Sequence[HeldSlots], shapes: Sequence[TaskShape], tasks: int
     ) -> _ReleaseTime | None:
-        """The first moment at which one of ``shapes`` fits, now or after some ends; counts these."""
+        """Return the first release time at which one of ``shapes`` fits; count the ends up to it as steps."""
         left = self._max_steps - self.steps_used
-        # another moment may be waited for as long as those before it are fewer than what is left
+        # a release time is within the budget if fewer ends than the remaining steps precede it
         moments = self._release_times[: bisect_left(self._release_times, left, lo=1, key=_ends_before)]
 
         def fits(moment: _ReleaseTime) -> bool:
@@ -117,7 +117,7 @@ class ReservationPlanner:
         return moments[first] if first < len(moments) else None
 
     def _capacity_after(self, taken: Sequence[HeldSlots], ends: int) -> NodePlacer:
-        """What is free after the first ``ends`` ends, less what is ``taken``."""
+        """Return the free slots after the first ``ends`` ends, less those in ``taken``."""
         ground = self._placer.copy()
         for one in taken:
             ground.adjust(one, -1)
@@ -125,9 +125,9 @@ class ReservationPlanner:
         return ground
 
     def unreserved_nodes(self, ends_s: float | None, job: JobId | None = None) -> Bools:
-        """Nodes that carry nothing of a reservation of others which begins before ``job`` has ended.
+        """Return the nodes where ``job``, which ends at ``ends_s``, delays no other reservation.
 
-        What a reserved gang leaves over of its nodes stays closed too.
+        A node with slots of a reservation that starts before is excluded entirely.
         """
         mask = np.ones(len(self._placer.nodes), dtype=bool)
         for each in self.reservations:
@@ -141,7 +141,7 @@ def _by_end(ending: JobEnd) -> tuple[float, JobId]:
 
 
 def _release_times(endings: Sequence[JobEnd], now_s: float) -> list[_ReleaseTime]:
-    """Now, and each moment at which somebody ends; whoever should have ended by now ends at any moment."""
+    """Return now and each later end; a job whose end has passed ends now."""
     found = [_ReleaseTime(now_s, 0, 0)]
     for ends, each in enumerate(endings, 1):
         at_s = max(now_s, each.end_s or 0.0)
@@ -158,7 +158,7 @@ def _ends_before(moment: _ReleaseTime) -> int:
 
 
 def _restricted_to(shape: TaskShape, mask: Bools, nodes: Sequence[NodeRow]) -> TaskShape:
-    """The shape on the nodes of ``mask`` alone."""
+    """Return the shape restricted to the nodes of ``mask``."""
     others = {node.id for node, inside in zip(nodes, mask, strict=True) if not inside}
     return shape._replace(avoid_nodes=tuple(sorted({*shape.avoid_nodes, *others})))
 

@@ -1,4 +1,4 @@
-"""Making room: asking running jobs to leave for those who are entitled, and calling back whom nobody needs gone."""
+"""The eviction actions: evict running jobs for entitled pending jobs, and reprieve unneeded victims."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scheduler.core.shares.ledger import AssumeReleased
 
 
 def preemption_allowed_from_s(gang: Gang, policy: Policy) -> float:
-    """From when on others may be asked to leave for a gang: after its own delay, else that of the pool."""
+    """Return the earliest time at which ``gang`` may evict others: after its own delay, else the pool's."""
     own_s = gang.pending_row.preemption_delay_s if gang.pending_row else None
     return gang.submitted_s + (policy.preemption_delay_s if own_s is None else own_s)
 
@@ -30,24 +30,24 @@ EVICTION_REASONS = {
     "reclaim": EvictionReason.RECLAIMED,
     "preempt": EvictionReason.PREEMPTED,
 }
-"""What each of these actions is told as, least disruptive first."""
+"""The reason that each action gives its evictions, least disruptive first."""
 
 
 class EvictAction:
-    """The actions *consolidate*, *reclaim*, *preempt* and the end of stale gangs."""
+    """The actions *consolidate*, *reclaim* and *preempt*, and the eviction of stale gangs."""
 
     def __init__(self, session: SchedulingSession) -> None:
         self._session = session
 
     def run(self, action: str) -> bool:
-        """Ask running jobs to leave for those who are entitled; True when anybody was seated."""
+        """Evict running jobs for entitled pending jobs; return True if any job was placed."""
         changed = False
         for pool, pool_state in self._session.pool_states.items():
             planner, reason = self._session.planners[pool], EVICTION_REASONS[action]
             cannot_help, infeasible = self._cannot_help(planner, action), planner.infeasible(reason)
             mine: list[Gang] = []
-            for whose, claims in self._session.ready_classes[pool].items():
-                if not planner.any_may_evict(*whose, claims.min_demand, reason):
+            for owner, claims in self._session.ready_classes[pool].items():
+                if not planner.any_may_evict(*owner, claims.min_demand, reason):
                     continue
                 for group in claims.groups:
                     if group[0].quota_class_id in infeasible:
@@ -58,11 +58,11 @@ class EvictAction:
             queue = JobQueue(pool_state, mine, cannot_help)
             while (gang := queue.pop()) is not None:
                 milli = gang.next_demand.gpu_milli
-                room = self._find_victims(planner, action, gang)
-                if room is None:
+                space = self._find_victims(planner, action, gang)
+                if space is None:
                     continue
                 changed = True
-                for task in (*room.evicted, *room.migrated):
+                for task in (*space.evicted, *space.migrated):
                     if task.held:
                         right = EvictionReason.MIGRATED if task.state is GangTaskState.NOMINATED else reason
                         self._session.evictions[task] = OrderedEviction(task, right, gang.job)
@@ -71,12 +71,12 @@ class EvictAction:
                 pool_state.gangs[gang.job] = gang
                 self._session.pool_of[gang.job] = pool
                 queue.started(gang, milli)
-                for leaf in {task.gang.leaf_project for task in room.evicted}:
+                for leaf in {task.gang.leaf_project for task in space.evicted}:
                     queue.update_project(leaf)
         return changed
 
     def reprieve_victims(self) -> bool:
-        """Call back victims that are not needed any more, since others left later; true when any is."""
+        """Cancel evictions that later evictions made unnecessary; return True if there were any."""
         spared = False
         victims = {
             each.task.gang.job: each
@@ -96,9 +96,9 @@ class EvictAction:
                 if task.state is GangTaskState.RELEASING and task in self._session.evictions
             ]
             if not kept or not gone or ordered.reason is EvictionReason.GANG_INCOMPLETE:
-                continue  # it starts where places are free; the victim leaves for its project's share
+                continue  # the preemptor starts on free GPUs; the victim is evicted for its project's share
             if self._session.planners[pool_state.pool.id].future_free_milli() < total_demand(gone).gpu_milli:
-                continue  # what the victim holds is taken, all of it
+                continue  # everything the victim holds is nominated already
             statement = Statement(pool_state)
             for task in kept:
                 statement.evict(task)
@@ -127,7 +127,7 @@ class EvictAction:
         evicted: list[GangTask],
         reason: EvictionReason,
     ) -> bool:
-        """Seat ``preemptor`` again while ``gone`` stay; False when a place or a bound needs them gone."""
+        """Place ``preemptor`` again while ``evicted`` stay; return False if that is not possible."""
         victim = evicted[0].gang
         if pool_state.idle_and_releasing.is_overcommitted(place for task in evicted for place in task.held):
             return False
@@ -153,7 +153,7 @@ class EvictAction:
         return not any(pool_state.ledger.is_over_limit(level) for level in levels)
 
     def _may_preempt(self, gang: Gang) -> bool:
-        """False for a job that waits quietly for a while first, or that only a reservation holds back."""
+        """Return False during the job's preemption delay, or if only a backfill reservation blocks it."""
         pool_state = self._session.pool_states[gang.feasible_pools[0]]
         reserving = self._session.backfill_reservations.get(pool_state.pool.id)
         if reserving and gang.pending_row and reserving.first_blocking(gang):
@@ -161,7 +161,7 @@ class EvictAction:
         return self._session.snapshot.now_s >= preemption_allowed_from_s(gang, pool_state.policy)
 
     def _cannot_help(self, planner: PreemptionPlanner, action: str) -> Callable[[Gang], bool]:
-        """Tells whether asking for room for a gang is in vain; what holds for one holds for all alike."""
+        """Return a predicate: True if eviction cannot help a gang, nor any other gang of its quota class."""
         reason = EVICTION_REASONS[action]
         infeasible = planner.infeasible(reason)
 
@@ -177,20 +177,20 @@ class EvictAction:
         return cannot_help
 
     def _find_victims(self, planner: PreemptionPlanner, action: str, gang: Gang) -> EvictionSet | None:
-        """Room for ``gang``, made within what is left of the budget."""
+        """Return the victims of ``action`` for ``gang``, found within the remaining step budget."""
         before = planner.steps_used
         budget = before + self._session.policy.max_steps_per_cycle - self._session.steps_used
         if action == "consolidate":
-            room = planner.consolidate(gang, budget)
+            space = planner.consolidate(gang, budget)
         elif action == "reclaim":
-            room = planner.reclaim(gang, budget)
+            space = planner.reclaim(gang, budget)
         else:
-            room = planner.preempt(gang, budget)
+            space = planner.preempt(gang, budget)
         self._session.steps_used += planner.steps_used - before
-        return room
+        return space
 
     def evict_stale_gangs(self) -> None:
-        """Gangs of which too few tasks live end whole and queue again."""
+        """Evict gangs that have had too few live tasks for too long; they return to the queue."""
         for pool_state in self._session.pool_states.values():
             statement = Statement(pool_state)
             for gang in stale_gangs(pool_state, self._session.snapshot.now_s, self._session.policy):

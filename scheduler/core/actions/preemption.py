@@ -1,11 +1,11 @@
-"""Making room: which running jobs leave for a waiting one, tried on paper and undone when it does not help.
+"""The rules of each eviction action: which running jobs may be evicted for a pending one.
 
-*Consolidate* moves others so that the job fits; everyone who moves has a new place in the same plan.
-*Reclaim* takes from other projects, within the rules of ``entitlement``. *Preempt* takes from the same project,
-at strictly lower priority, and does not carry the project further beyond its share.
+*Consolidate* migrates jobs so that another fits; every migrated job has a new placement in the same plan.
+*Reclaim* evicts jobs of other projects within the rules of ``shares.reclaim_rules``. *Preempt* evicts jobs of
+strictly lower priority in the same project and takes the project no further beyond its fair share.
 
-Those who may leave are handed out by ``LeavingQueue``, one step after the other, until the job fits; then each
-of them is called back if it is not needed, last first, or given a place elsewhere if there is one.
+``VictimQueue`` gives the candidates one step at a time until the job fits. Then each victim, last first, is
+restored if it is not needed, or migrated if another placement exists.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterable, Sequence, Set
 
 from scheduler.core.actions.victim_search import EvictionSet, SearchRequest, VictimSearch
 from scheduler.core.actions.victims import VictimCandidates
-from scheduler.core.capacity.topology_domains import TopologyDomains
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ResourceVector
 from scheduler.core.model.snapshot import JobId, ProjectId
 from scheduler.core.session.gang import Gang, GangTask, total_demand
 from scheduler.core.session.pool import PoolState
+from scheduler.core.session.topology_domains import TopologyDomains
 from scheduler.core.shares.ledger import AssumeReleased
 from scheduler.core.shares.reclaim_rules import ReclaimCheck, ReclaimScope, is_within_guarantee, may_reclaim
 
 
 class PreemptionPlanner:
-    """The three ways to make room in one pool, and the rules of each."""
+    """Plans the evictions of one pool."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class PreemptionPlanner:
         *,
         simulate_at_s: float | None = None,
     ) -> None:
-        """``on_paper_at_s``: nothing is changed, and jobs protected until then may be asked; see ``opening_s``."""
+        """With ``simulate_at_s`` change nothing, and treat jobs protected until that time as evictable."""
         self._pool_state = pool_state
         self._domains = domains
         self._policy = policy
@@ -49,43 +49,43 @@ class PreemptionPlanner:
         self._future_free: tuple[int, int] | None = None
         self._reclaim_allowed: dict[
             tuple[ProjectId, ResourceVector, bool], bool
-        ] = {}  # who may, as the pool_state stood at
+        ] = {}  # valid for one version of the pool state
         self._reclaim_allowed_version = -1
         self._dry_run_steps = 0
         self._dry_run_planners: dict[
             float, PreemptionPlanner
-        ] = {}  # by moment, while nothing changes any more
+        ] = {}  # by simulated time, valid until the pool state changes
 
     @property
     def steps_used(self) -> int:
-        """Victim sets tried."""
+        """Number of victim sets tried."""
         return self._search.steps_used + self._dry_run_steps
 
     @property
     def truncated(self) -> bool:
-        """True when a search ended because the budget did."""
+        """True if a search ended because its budget was used up."""
         return self._search.truncated
 
     def invalidate(self) -> None:
-        """The pool_state changed otherwise: candidates and what was hopeless are looked at anew."""
+        """Discard candidates and infeasible classes after the pool state was changed by another action."""
         self._candidates.invalidate()
         self._search.invalidate()
         self._dry_run_planners.clear()
 
     def infeasible(self, reason: EvictionReason) -> Set[int]:
-        """The questions of jobs that found no room since the pool_state changed for the better; kept up to date."""
+        """Return the live set of quota classes without victims since the last ``invalidate``."""
         return self._candidates.infeasible(reason)
 
     def mark_infeasible(self, gang: Gang, reason: EvictionReason) -> None:
-        """Nobody alike needs to ask until ``forget``."""
+        """Skip gangs of this quota class until the next ``invalidate``."""
         self._candidates.mark_infeasible(gang, reason)
 
     def lost_gpu_seconds(self, gang: Gang) -> float:
-        """What a gang would lose if it left, in GPU-seconds."""
+        """Return the GPU-seconds of work that evicting ``gang`` would lose."""
         return self._candidates.lost_gpu_seconds(gang)
 
     def preempt(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
-        """Room inside the project."""
+        """Find victims of lower priority in the gang's project."""
         lower = self._candidates.in_project(gang.leaf_project, "preempt", gang.priority)
         asked = gang.next_demand
         if not gang.preemptible and self._pool_state.ledger.exceeded_guarantee(
@@ -110,9 +110,9 @@ class PreemptionPlanner:
         )
 
     def _max_held(self, gang: Gang, asked: ResourceVector) -> dict[ProjectId, ResourceVector]:
-        """What each project above ``gang`` may hold afterwards: its share, or what it holds already.
+        """Return the most each project on the gang's path may hold afterwards: fair share, or current use.
 
-        Otherwise others could reclaim what it gained, and its own lower jobs what they lost, for ever.
+        Otherwise other projects could reclaim the gain, and the evicted jobs preempt again, endlessly.
         """
         ledger = self._pool_state.ledger
         return {
@@ -121,7 +121,7 @@ class PreemptionPlanner:
         }
 
     def reclaim(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
-        """Room from other projects."""
+        """Find victims in other projects."""
         ledger, leaf = self._pool_state.ledger, gang.leaf_project
         asked = gang.next_demand
         reclaim_check = self._reclaim_check(gang, asked)
@@ -157,18 +157,18 @@ class PreemptionPlanner:
         )
 
     def protection_ends_s(self) -> list[float]:
-        """The moments at which somebody who may be asked to leave ceases to be protected, ascending."""
+        """Return the times at which protections of candidates end, ascending."""
         return self._candidates.protection_ends_s()
 
     def earliest_eviction_s(self, gang: Gang, moments: Sequence[float], budget_steps: int) -> float | None:
-        """The first of ``moments`` from which others could be asked to make room for ``gang``; None if there is none.
+        """Return the first of ``moments`` from which evictions could place ``gang``, or None.
 
-        Found by asking again as if it were then, half of the moments left out each time.
+        ``moments`` is ascending; a binary search simulates the evictions at each probed time.
         """
         low, high = 0, len(moments)
         found: float | None = None
         while low < high and self.steps_used < budget_steps:
-            # the last moment first: is it that at all?
+            # probe the last moment first: if that fails, all fail
             middle = high - 1 if found is None else (low + high) // 2
             if self._finds_victims_at(moments[middle], gang, budget_steps):
                 found, high = moments[middle], middle
@@ -185,11 +185,11 @@ class PreemptionPlanner:
                 self._pool_state, self._domains, self._policy, self._now_s, simulate_at_s=at_s
             )
         before, actions = then.steps_used, self._policy.actions
-        room = then.reclaim(gang, before + budget_steps) if "reclaim" in actions else None
-        if room is None and "preempt" in actions:
-            room = then.preempt(gang, before + budget_steps)
+        space = then.reclaim(gang, before + budget_steps) if "reclaim" in actions else None
+        if space is None and "preempt" in actions:
+            space = then.preempt(gang, before + budget_steps)
         self._dry_run_steps += 1 + then.steps_used - before
-        return room is not None
+        return space is not None
 
     def any_may_evict(
         self,
@@ -199,7 +199,7 @@ class PreemptionPlanner:
         min_demand: ResourceVector,
         reason: EvictionReason,
     ) -> bool:
-        """False when ``may_ask`` is for no gang of this project and priority that asks at least so much."""
+        """Return False if ``may_evict`` is False for all gangs of this class with at least this demand."""
         if reason is EvictionReason.RECLAIMED:
             ledger = self._pool_state.ledger
             return may_reclaim(
@@ -214,7 +214,7 @@ class PreemptionPlanner:
         return preemptible and min_demand.gpu_milli <= self.future_free_milli()
 
     def may_evict(self, gang: Gang, reason: EvictionReason) -> bool:
-        """A quick look whether the rules let a gang ask anybody at all."""
+        """Return False if the rules certainly forbid all evictions for ``gang``."""
         lower: Sequence[Gang] = ()
         if reason is EvictionReason.RECLAIMED:
             may = self.may_reclaim(gang)
@@ -230,7 +230,7 @@ class PreemptionPlanner:
         )
 
     def _exceeds_user_limit(self, gang: Gang) -> bool:
-        """True when only leaving jobs of the same person would help: others' cannot bring it within its quota."""
+        """Return True if the gang exceeds a user limit, so that only evicting the same user's jobs helps."""
         ledger = self._pool_state.ledger
         return bool(
             ledger.exceeded_user_limit(
@@ -239,7 +239,7 @@ class PreemptionPlanner:
         )
 
     def future_free_milli(self) -> int:
-        """Thousandths of GPUs that nobody holds or keeps once everybody leaving has left."""
+        """Return the milli that are neither held nor nominated once all releasing jobs are gone."""
         if self._future_free is None or self._future_free[0] != self._pool_state.version:
             self._future_free = (
                 self._pool_state.version,
@@ -248,7 +248,7 @@ class PreemptionPlanner:
         return self._future_free[1]
 
     def may_reclaim(self, gang: Gang) -> bool:
-        """True when the job's project may ask others at all: with it, it stays within its share."""
+        """Return True if the gang's project may reclaim: with the gang it stays within its fair share."""
         if self._reclaim_allowed_version != self._pool_state.version:
             self._reclaim_allowed_version = self._pool_state.version
             self._reclaim_allowed.clear()
@@ -285,7 +285,7 @@ class PreemptionPlanner:
         )
 
     def consolidate(self, gang: Gang, budget_steps: int) -> EvictionSet | None:
-        """Room by moving others; everybody who moves has a place."""
+        """Find jobs to migrate so that ``gang`` fits; every one of them has a new placement."""
         if not self.may_evict(gang, EvictionReason.MIGRATED):
             return None
         movers = {
@@ -300,7 +300,7 @@ class PreemptionPlanner:
 
 
 def _by_gang(tasks: Iterable[GangTask]) -> list[tuple[Gang, list[GangTask]]]:
-    """Tasks by their gang, in the order in which they left."""
+    """Group tasks by gang, in order of eviction."""
     found: dict[JobId, tuple[Gang, list[GangTask]]] = {}
     for task in tasks:
         found.setdefault(task.gang.job, (task.gang, []))[1].append(task)
@@ -308,7 +308,7 @@ def _by_gang(tasks: Iterable[GangTask]) -> list[tuple[Gang, list[GangTask]]]:
 
 
 def _pieces(gang: Gang, tasks: Sequence[GangTask]) -> list[ResourceVector]:
-    """What leaves of one gang as it counts for the rules: each task beyond the minimum, then the rest at once."""
+    """Return the demands that the reclaim rules check: each task beyond the minimum, then the rest as one."""
     beyond = max(0, len(tasks) - gang.root.required_members) if not gang.root.children else 0
     pieces = [task.amounts for task in tasks[:beyond]]
     rest = tasks[beyond:]

@@ -1,8 +1,8 @@
-"""What room costs, node by node: the work that would be lost to seat one more task of a shape there.
+"""Eviction cost by node: the work lost to fit one more task of a shape there.
 
-For a pending shape and a set of gangs that may leave, every node has a price: walk the gangs that stand there,
-first to leave first, until one more task fits; the price is what they would lose together. No price is below what
-the first of them would lose, so nodes are looked at by that, and few of them are priced in one search.
+The cost of a node is the work that its candidates lose together, evicted in order until one more task fits.
+It is at least what the first of them loses, so nodes are visited by that bound and few costs are computed per
+search.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from scheduler.core.session.pool import PoolState
 
 
 class NodeVictims:
-    """A set of gangs that may leave: who stands on each node, and the floor with all of them gone."""
+    """A set of eviction candidates: those on each node, and the free capacity with all of them gone."""
 
     def __init__(
         self, pool_state: PoolState, gangs: Iterable[Gang], lost_gpu_seconds: Callable[[Gang], float]
     ) -> None:
-        """``gangs`` come in the order in which they leave."""
+        """``gangs`` are in order of eviction."""
         gangs = list(gangs)
         self.lost_gpu_seconds = {gang.job: lost_gpu_seconds(gang) for gang in gangs}
         held = [gang.evictable_slots for gang in gangs]
@@ -35,7 +35,7 @@ class NodeVictims:
         self.capacity_without.release_batch(SlotBatch(held), len(held))
 
     def min_cost(self, node: int) -> float:
-        """What the first of those who still stand on a node would lose."""
+        """Return what the first candidate left on the node would lose."""
         for gang in self.by_node[node]:
             if gang.evictable_tasks:
                 return self.lost_gpu_seconds[gang.job]
@@ -43,7 +43,7 @@ class NodeVictims:
 
 
 class NodeEvictionCosts:
-    """Prices of the nodes of a pool for one shape and one set of leavers."""
+    """Eviction costs of the nodes of a pool for one shape and one set of candidates."""
 
     def __init__(self, pool_state: PoolState, shape: TaskShape, victims: NodeVictims) -> None:
         self._pool_state = pool_state
@@ -51,7 +51,7 @@ class NodeEvictionCosts:
         self._victims = victims
         holds = victims.capacity_without.capacity(shape)
         self.max_tasks = int(holds.sum())
-        """How many tasks would fit with every leaver gone; never too few."""
+        """Upper bound of the tasks that fit with all candidates gone."""
         lost = victims.lost_gpu_seconds
         self._min_costs = [
             (lost[there[0].job], node) for node, there in victims.by_node.items() if holds[node]
@@ -60,9 +60,9 @@ class NodeEvictionCosts:
         self._rejected: set[int] = set()
 
     def cheapest_nodes(self, victim_projects: Collection[ProjectId]) -> Iterator[int]:
-        """Nodes from the cheapest on, where only gangs of ``givers`` leave; each as often as it has more to give."""
+        """Yield nodes by cost of evicting ``victim_projects``, each again while it can free more."""
         self._rejected = set()
-        looked: list[tuple[float, int]] = []  # as they stood in ``_least``
+        looked: list[tuple[float, int]] = []  # entries to restore to ``_min_costs``
         priced: list[tuple[float, int]] = []
         try:
             while True:
@@ -87,11 +87,11 @@ class NodeEvictionCosts:
                 heappush(self._min_costs, entry)
 
     def reject(self, node: int) -> None:
-        """``node``, which was handed out last, is of no use in this search."""
+        """Exclude ``node``, the last one yielded, from this search."""
         self._rejected.add(node)
 
     def victims_on(self, node: int) -> list[Gang]:
-        """Who may leave a node, first to leave first."""
+        """Return the candidates on a node, in order of eviction."""
         return self._victims.by_node.get(node, [])
 
     def _cost(self, node: int, victim_projects: Collection[ProjectId]) -> float:

@@ -1,8 +1,9 @@
-"""Reservations while a plan is made: gangs that waited too long, and who may pass them.
+"""Backfill reservations of one decision: gangs that waited too long, and which later jobs may pass them.
 
-A gang of several tasks that waits longer than ``backfill_reserve_after_s`` gets the earliest places that ends of running jobs
-(time limits, predictions) promise, the first few in turn. A later job starts beside such a place, or on it if it ends
-before. Where no end is known, nothing is reserved: a promise without a time would only keep GPUs idle.
+A gang of several tasks that waits longer than ``backfill_reserve_after_s`` gets the earliest slots that the
+known ends of running jobs (time limits, predictions) free, for the first few gangs in fair order. A later job
+starts on other slots, or on reserved ones if it ends before. Without known ends nothing is reserved: a
+reservation without a start time would only keep GPUs idle.
 """
 
 from __future__ import annotations
@@ -18,12 +19,10 @@ from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.ledger import AssumeReleased
 
 MAX_RESERVED_GANGS = 4
-"""Gangs of a pool with a reservation at a time; more would close the pool to everybody else."""
+"""Reservations in one pool at a time; more would block the pool for all others."""
 
 
 class BackfillReservations:
-    """The reservations of one pool in one decision."""
-
     def __init__(
         self, pool_state: PoolState, ready: Iterable[Sequence[Gang]], now_s: float, max_steps: int
     ) -> None:
@@ -61,7 +60,7 @@ class BackfillReservations:
             if pool_state.domains.max_tasks_together(near, pool_state.available, tasks[0].shape) >= len(
                 tasks
             ):
-                continue  # it only has to wait for its turn
+                continue  # it fits on free slots when its turn comes
             if not pool_state.ledger.is_blocked(
                 turn.leaf_project,
                 turn.user,
@@ -75,16 +74,14 @@ class BackfillReservations:
 
     @property
     def is_empty(self) -> bool:
-        """True when nothing is reserved here."""
         return self._planner is None
 
     def for_job(self, job: JobId) -> GangReservation | None:
-        """The reservation of a job."""
         made = self._planner.reservations if self._planner else ()
         return next((each for each in made if each.job == job), None)
 
     def first_blocking(self, gang: Gang) -> GangReservation | None:
-        """The first reservation of another that begins before ``gang`` would have ended."""
+        """Return the first reservation of another gang that starts before ``gang`` would end."""
         if self._planner is None:
             return None
         ends_s = self._expected_end_s(gang)
@@ -92,13 +89,13 @@ class BackfillReservations:
         return next((each for each in others if ends_s is None or ends_s > each.start_s), None)
 
     def allowed_nodes(self, gang: Gang) -> Bools | None:
-        """The nodes where ``gang`` delays no reservation of another; None is all of them."""
+        """Return the nodes where ``gang`` delays no other reservation; None is all nodes."""
         if self._planner is None or self.first_blocking(gang) is None:
             return None
         return self._planner.unreserved_nodes(self._expected_end_s(gang), gang.job)
 
     def _expected_end_s(self, gang: Gang) -> float | None:
-        """When a gang that starts now is gone; None is unknown."""
+        """Return the expected end of ``gang`` if it started now; None is unknown."""
         if gang.pending_row is None:
             return None
         lasts = [

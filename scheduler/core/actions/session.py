@@ -1,9 +1,9 @@
-"""What one decision works on: the pool_states of all pools, the gangs that wait, and what was ordered so far."""
+"""The working state of one decision: pool states, pending gangs, and evictions ordered so far."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -21,12 +21,11 @@ from scheduler.core.session.cache import DecisionCache
 from scheduler.core.session.gang import Gang, GangTask, add_pending_tasks, build_pending_gang
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
 from scheduler.core.session.reserved import AdminReservations
-from scheduler.core.verdicts.explain import Explainer
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedEviction:
-    """Why a task leaves while the plan is made: for whom, and by which right."""
+    """The eviction of one task, its reason, and the job it frees resources for."""
 
     task: GangTask
     reason: EvictionReason
@@ -34,21 +33,21 @@ class OrderedEviction:
 
 
 class ReadyClasses:
-    """The kinds of ready gangs in one pool that have project, priority and preemptibility in common."""
+    """Ready gangs of one pool with the same project, priority and preemptibility, grouped by class."""
 
     def __init__(self) -> None:
         self.groups: list[list[Gang]] = []
 
     @cached_property
     def min_demand(self) -> ResourceVector:
-        """No task of them asks less, whatever of its gang is to place."""
+        """Lower bound of every resource over the tasks of these gangs."""
         unlike = {group[0].shape_id: group[0] for group in self.groups}
         asked = (task.amounts for gang in unlike.values() for task in _distinct_tasks(gang))
         return ResourceVector(*map(min, zip(*asked, strict=True)))
 
 
 class SchedulingSession:
-    """One decision while it is being made; the actions work on it."""
+    """The mutable state of one decision, shared by the actions."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, cache: DecisionCache) -> None:
         self.cache = cache
@@ -79,7 +78,7 @@ class SchedulingSession:
         self.gangs: dict[JobId, Gang]
         self.pool_of: dict[JobId, PoolId] = {}
         self._build_gangs()
-        # ready gangs, those of a kind together: those of first choice, and by choice and pool those that fit alike
+        # ready gangs grouped by class: by the first feasible pool, and by rank of the pool, pool and shape
         self.by_first_pool: dict[PoolId, list[list[Gang]]] = {pool: [] for pool in self.pool_states}
         self.by_pool_rank: list[dict[PoolId, dict[int, list[list[Gang]]]]] = []
         self.ready_classes: dict[PoolId, dict[tuple[ProjectId, int, bool], ReadyClasses]] = {
@@ -88,7 +87,7 @@ class SchedulingSession:
         self.evictions: dict[GangTask, OrderedEviction] = {}
         self.nominated_jobs: set[JobId] = (
             set()
-        )  # places are kept for them by an earlier plan, or others leave
+        )  # nominated by an earlier plan, or placed by evictions of this one
         self.planners = {
             pool: PreemptionPlanner(pool_state, self.domains[pool], pool_state.policy, snapshot.now_s)
             for pool, pool_state in self.pool_states.items()
@@ -96,10 +95,9 @@ class SchedulingSession:
         self.backfill_reservations: dict[PoolId, BackfillReservations] = {}
         self.unprocessed: set[JobId] = set()
         self.steps_used = 0
-        self.explainer = Explainer(snapshot, policy, self.pool_states, cache.variants)
 
     def _build_gangs(self) -> None:
-        """A gang for every waiting job; the ranks of an elastic one that runs join those that run."""
+        """Build a gang for every pending job; pending ranks of a running elastic job join its gang."""
         counted = projects_with_user_limits(self.pool_states.values())
         where = {job: pool for pool, pool_state in self.pool_states.items() for job in pool_state.gangs}
         self.gangs = {
@@ -117,8 +115,8 @@ class SchedulingSession:
         gang.effective_submit_s = effective_submit_s(row, self.policy)
         gang.shape_id = keys.setdefault(_shape_key(gang), len(keys))
         gang.time_dependent = _is_time_dependent(row)
-        whose = gang.user if gang.leaf_project in counted else None
-        question = (gang.shape_id, gang.leaf_project, gang.preemptible, gang.priority, whose)
+        owner = gang.user if gang.leaf_project in counted else None
+        question = (gang.shape_id, gang.leaf_project, gang.preemptible, gang.priority, owner)
         gang.quota_class_id = questions.setdefault(question, len(questions))
         return gang
 
@@ -133,31 +131,33 @@ class SchedulingSession:
         self.pool_of[row.job] = runs_in
         return gang
 
-    def classify_jobs(self) -> None:
-        """Leave out the jobs that no free GPU could help now; the others are ready."""
+    def classify_jobs(self, feasible_pools: Callable[[PendingRow], list[PoolId]]) -> None:
+        """Set the feasible pools of every pending gang and index the ready gangs, those that have any."""
         alike: dict[int, list[Gang]] = defaultdict(list)
         for row, gang in zip(self.pending, self.gangs.values(), strict=True):
             if gang.class_id < 0 or gang.time_dependent:
-                self._find_feasible_pools(row, gang)
+                self._find_feasible_pools(row, gang, feasible_pools)
             if gang.feasible_pools:
                 alike[gang.class_id].append(gang)
         for group in alike.values():
             first = group[0]
             pool = first.feasible_pools[0]
             self.by_first_pool[pool].append(group)
-            whose = (first.leaf_project, first.priority, first.preemptible)
-            self.ready_classes[pool].setdefault(whose, ReadyClasses()).groups.append(group)
+            owner = (first.leaf_project, first.priority, first.preemptible)
+            self.ready_classes[pool].setdefault(owner, ReadyClasses()).groups.append(group)
             for choice, pool in enumerate(first.feasible_pools):
                 if choice == len(self.by_pool_rank):
                     self.by_pool_rank.append({pool: {} for pool in self.pool_states})
                 self.by_pool_rank[choice][pool].setdefault(first.shape_id, []).append(group)
 
-    def _find_feasible_pools(self, row: PendingRow, gang: Gang) -> None:
-        """The pools where a job could run if they were empty; none for one that must not start now."""
+    def _find_feasible_pools(
+        self, row: PendingRow, gang: Gang, feasible_pools: Callable[[PendingRow], list[PoolId]]
+    ) -> None:
+        """Set the pools where a job could run if they were empty; none if it must not start now."""
         key = (gang.quota_class_id, row.pools, row.ineligible_nodes, row.required_cuda)
         known = None if gang.time_dependent else self.cache.feasible_pools.get(key)
         if known is None:
-            known = self.explainer.feasible_pools(row)
+            known = feasible_pools(row)
             if not gang.time_dependent:
                 self.cache.feasible_pools[key] = known
         runs_in = self.pool_of.get(row.job)
@@ -167,12 +167,12 @@ class SchedulingSession:
         )
 
     def compute_shares(self) -> None:
-        """Make every pool's fair shares; a job asks in the first pool where it could ever run."""
+        """Compute the fair shares of every pool; a job counts as demand in its first feasible pool."""
         for pool, pool_state in self.pool_states.items():
             pool_state.compute_shares(self.by_first_pool[pool])
 
     def count_step(self, gang: Gang) -> bool:
-        """Count a step; False when the cycle's budget is used up, which the job's verdict then says."""
+        """Count a step. Return False, and mark the job as unprocessed, when the cycle's budget is used up."""
         if self.steps_used >= self.policy.max_steps_per_cycle:
             self.unprocessed.add(gang.job)
             return False
@@ -181,17 +181,17 @@ class SchedulingSession:
 
 
 def _distinct_tasks(gang: Gang) -> Sequence[GangTask]:
-    """Its tasks; of equal ones the first."""
+    """Return tasks that cover every distinct request of the gang."""
     return gang.tasks[:1] if gang.homogeneous else gang.tasks
 
 
 def _is_time_dependent(row: PendingRow) -> bool:
-    """True when the pools where a job could start are not the same as long as projects, quotas and nodes are."""
+    """Return True if the feasible pools can change without a change of projects, quotas and nodes."""
     return bool(row.held or row.dependencies) or row.not_before_s is not None or row.node_affinity is not None
 
 
 def _shape_key(gang: Gang) -> tuple[object, ...]:
-    """What of a gang decides where it could stand: gangs equal in it need to be tried only once."""
+    """Return the properties that decide where a gang fits; gangs with equal keys need only one attempt."""
     if gang.homogeneous:
         return (
             gang.tasks[0].shape if gang.tasks else None,

@@ -1,8 +1,8 @@
-"""Room by fair turns: once victims have left, everybody is seated anew in the order of the queue.
+"""KAI-Scheduler's eviction in fair order: after the victims left, all are placed again in queue order.
 
-KAI-Scheduler makes room so. Whoever would come before the preemptor anyhow takes its place back first, so nothing is
-taken that would be taken back at once; who finds its own node again never left; who finds another moves; who
-finds none is gone. Each job has one turn: what makes it whole, or one task beyond that.
+A gang ahead of the preemptor gets its slots back first, so nothing is evicted that would return at once. A
+task placed on its old node is never evicted, one placed on another node migrates, one without a placement is
+evicted. Each gang is placed once: its minimum, or one task beyond it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scheduler.core.shares.ledger import AssumeReleased
 
 
 class VictimRescheduler:
-    """One preemptor and those who left for it, on paper."""
+    """Places one preemptor and the tasks evicted for it again, in an undo log."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class VictimRescheduler:
         evicted: Sequence[GangTask],
         place: Callable[[Gang, Sequence[GangTask]], bool],
     ) -> None:
-        """``place`` gives tasks of a gang places once others have left, all or none."""
+        """``place`` nominates slots for all tasks of a gang, or for none."""
         self._pool_state = pool_state
         self._statement = statement
         self._preemptor = preemptor
@@ -39,7 +39,7 @@ class VictimRescheduler:
         self._place = place
 
     def place_all(self) -> bool:
-        """Seat everybody who finds a place; False when the preemptor does not (undo the statement then)."""
+        """Place every gang that fits; return False if the preemptor does not (then roll back)."""
         waiting: dict[JobId, Gang] = {task.gang.job: task.gang for task in self._evicted}
         waiting[self._preemptor.job] = self._preemptor
         while waiting:
@@ -54,7 +54,7 @@ class VictimRescheduler:
         return True
 
     def _next_tasks(self, gang: Gang) -> Sequence[GangTask]:
-        """What a gang would be given at its turn."""
+        """Return the tasks of a gang to place together."""
         if gang is self._preemptor:
             return self._preemptor_tasks
         return gang.root.next_to_place(self._is_reschedulable)
@@ -71,10 +71,10 @@ class VictimRescheduler:
             assume_released=AssumeReleased.EVICTED,
         )
 
-    # -- whose turn -----------------------------------------------------------------------------------
+    # -- fair order -----------------------------------------------------------------------------------
 
     def _first(self, gangs: Iterable[Gang]) -> Gang:
-        """The gang whose turn it is: the first of its project, in the first project at every level."""
+        """Return the next gang in fair order: first of its project, first project at every level."""
         tree = self._pool_state.tree
         heads: dict[ProjectId, Gang] = {}
         below: dict[ProjectId | None, set[ProjectId]] = {}
@@ -99,10 +99,10 @@ class VictimRescheduler:
             found[key] = head
         return found[min(found)]
 
-    # -- who never left -------------------------------------------------------------------------------
+    # -- tasks that stay ------------------------------------------------------------------------------
 
     def _restore_on_same_node(self, task: GangTask) -> None:
-        """Let a task stay that is to stand on its own node again; whole GPUs are as good as one another."""
+        """Restore a task nominated on its own node; whole GPUs are interchangeable, so others swap theirs."""
         place = task.nominated
         if task.state is not GangTaskState.NOMINATED or place is None or not task.held:
             return

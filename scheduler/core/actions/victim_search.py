@@ -1,7 +1,7 @@
-"""The search for room: candidates leave on paper until a job fits, and whoever is not needed comes back.
+"""Search for victims: evict candidates in an undo log until a job fits, then restore those not needed.
 
-Where all tasks are equal, node by node where least work is lost; where the rules refuse that, or some hold more
-than they need, in fair order.
+For gangs of equal tasks the search evicts where the least work is lost, node by node. Where the rules refuse
+that, or some gangs run beyond their minimum, it evicts in fair order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from scheduler.core.actions.prices import NodeEvictionCosts, NodeVictims
 from scheduler.core.actions.turns_back import VictimRescheduler
 from scheduler.core.actions.victims import VictimCandidates
-from scheduler.core.capacity.topology_domains import TopologyDomains
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import JobId, ProjectId
@@ -22,12 +21,13 @@ from scheduler.core.session.gang_placement import GangPlacer
 from scheduler.core.session.job_queue import VictimQueue
 from scheduler.core.session.pool import PoolState
 from scheduler.core.session.statement import Statement
+from scheduler.core.session.topology_domains import TopologyDomains
 from scheduler.core.shares.ledger import AssumeReleased
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionSet:
-    """Tasks whose leaving seats a job: gone for good, or moved to a place that is kept for them."""
+    """The tasks whose eviction makes a job fit: evicted for good, or migrated to a nominated placement."""
 
     evicted: tuple[GangTask, ...]
     migrated: tuple[GangTask, ...]
@@ -36,10 +36,10 @@ class EvictionSet:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What a search is for: ``gang`` wants a place, ``candidates`` may leave for it, by project.
+    """The input of a search: ``candidates`` may be evicted for ``gang``, by project.
 
-    ``allowed`` tells whether the rules permit that these leave for good; the search ends at ``budget_steps``.
-    ``on_paper``: only whether there is room is asked, and the pool_state is left as it was.
+    ``allowed`` returns whether the rules permit these evictions; the search ends at ``budget_steps``.
+    With ``dry_run`` the pool state is left unchanged.
     """
 
     gang: Gang
@@ -48,11 +48,11 @@ class SearchRequest:
     allowed: Callable[[Sequence[GangTask]], bool]
     budget_steps: int
     dry_run: bool = False
-    eviction_right: str = "reclaim"  # by which right others are asked, where they are asked everywhere
+    eviction_right: str = "reclaim"  # kind of eviction, as in ``VictimCandidates.in_project``
 
 
 class VictimSearch:
-    """Searches in one pool; leaves the pool_state as the found room makes it, or untouched."""
+    """Searches one pool; applies the evictions found to the pool state, or leaves it unchanged."""
 
     def __init__(
         self, pool_state: PoolState, domains: TopologyDomains, policy: Policy, candidates: VictimCandidates
@@ -65,74 +65,80 @@ class VictimSearch:
         self._victim_groups: dict[tuple[object, ...], NodeVictims] = {}
         self._allocated_before: dict[
             GangTask, HeldSlots
-        ] = {}  # where a task that leaves was to start in this plan
+        ] = {}  # where an evicted task was to start in this plan
         self._nominated_before: dict[
             GangTask, HeldSlots
-        ] = {}  # or where one that is to join a running job kept a place
-        self._rejected_by_rules = False  # the last search by price met the rules, not the walls
+        ] = {}  # or where an evicted rank of a running job was nominated
+        self._rejected_by_rules = False  # the last search by cost failed for rules, not space
         self.steps_used = 0
         self.truncated = False
-        """A search ended because the budget did."""
+        """A search ended because its budget was used up."""
 
     def invalidate(self) -> None:
-        """Candidates changed: prices are made anew."""
+        """Discard eviction costs, because candidates changed."""
         self._costs.clear()
         self._victim_groups.clear()
 
-    def find(self, wish: SearchRequest) -> EvictionSet | None:
-        """Let candidates leave one by one until the gang fits and the outcome is allowed."""
+    def find(self, request: SearchRequest) -> EvictionSet | None:
+        """Evict candidates step by step until the gang fits and the rules allow the result."""
         statement = Statement(self._pool_state)
-        room = self._find(wish, statement)
-        if room is None or wish.dry_run:
+        space = self._find(request, statement)
+        if space is None or request.dry_run:
             statement.rollback()
-        if room is not None:
-            self._candidates.remove(room.evicted)
+        if space is not None:
+            self._candidates.remove(space.evicted)
         elif not self.truncated:
-            self._candidates.mark_infeasible(wish.gang, wish.reason)
-        return room
+            self._candidates.mark_infeasible(request.gang, request.reason)
+        return space
 
-    def _find(self, wish: SearchRequest, statement: Statement) -> EvictionSet | None:
-        wanted = wish.gang.next_to_place()
-        if not wanted or not any(wish.candidates.values()) or not self._could_help(wanted, wish.candidates):
-            self._candidates.mark_infeasible(wish.gang, wish.reason)
+    def _find(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
+        wanted = request.gang.next_to_place()
+        if (
+            not wanted
+            or not any(request.candidates.values())
+            or not self._could_help(wanted, request.candidates)
+        ):
+            self._candidates.mark_infeasible(request.gang, request.reason)
             return None
-        if self._policy.by_turns or wish.reason is EvictionReason.MIGRATED:
-            return self._search_with_rescheduling(wish, wanted, statement)
-        if not (self._policy.by_price and wish.gang.homogeneous and not self._candidates.has_surplus):
-            return self._search_in_order(wish, wanted, statement)
-        room = self._search_by_cost(wish, wanted, statement)
-        if room is not None or self.truncated or not self._rejected_by_rules:
-            return room
+        if self._policy.by_turns or request.reason is EvictionReason.MIGRATED:
+            return self._search_with_rescheduling(request, wanted, statement)
+        if not (self._policy.by_price and request.gang.homogeneous and not self._candidates.has_surplus):
+            return self._search_in_order(request, wanted, statement)
+        space = self._search_by_cost(request, wanted, statement)
+        if space is not None or self.truncated or not self._rejected_by_rules:
+            return space
         statement.rollback()
-        return self._search_with_rescheduling(wish, wanted, statement)
+        return self._search_with_rescheduling(request, wanted, statement)
 
     def _search_in_order(
-        self, wish: SearchRequest, wanted: Sequence[GangTask], statement: Statement
+        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
     ) -> EvictionSet | None:
-        """One candidate after the other, in fair order."""
-        queue = VictimQueue(self._pool_state, wish.candidates, self._candidates.eviction_order)
+        """Evict one candidate after the other, in fair order."""
+        queue = VictimQueue(self._pool_state, request.candidates, self._candidates.eviction_order)
         steps: list[list[GangTask]] = []
         jobs: set[JobId] = set()
         while tasks := queue.pop():
             jobs.add(tasks[0].gang.job)
             if len(jobs) > self._policy.max_victims:
                 break
-            if self.steps_used >= wish.budget_steps:
+            if self.steps_used >= request.budget_steps:
                 self.truncated = True
                 break
             self.steps_used += 1
             self._evict(tasks, statement)
             steps.append(tasks)
-            if self._may_fit(wish.gang, wanted) and (room := self._try(wish, wanted, steps, statement)):
-                return room
+            if self._may_fit(request.gang, wanted) and (
+                space := self._try(request, wanted, steps, statement)
+            ):
+                return space
         return None
 
     def _search_by_cost(
-        self, wish: SearchRequest, wanted: Sequence[GangTask], statement: Statement
+        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
     ) -> EvictionSet | None:
-        """The same for a gang of equal tasks: node by node, where least work is lost for one more task."""
-        pool_state, shape, candidates = self._pool_state, wanted[0].shape, wish.candidates
-        prices = self._costs_of(wish, shape)
+        """Evict node by node, where one more task of the gang costs the least lost work."""
+        pool_state, shape, candidates = self._pool_state, wanted[0].shape, request.candidates
+        prices = self._costs_of(request, shape)
         self._rejected_by_rules = False
         steps: list[list[GangTask]] = []
         victims = 0
@@ -145,7 +151,7 @@ class VictimSearch:
                 tasks = victim.evictable_tasks
                 if not tasks or victim.leaf_project not in candidates or victims >= self._policy.max_victims:
                     continue
-                if self.steps_used >= wish.budget_steps:
+                if self.steps_used >= request.budget_steps:
                     self.truncated = True
                     break
                 self.steps_used += 1
@@ -167,10 +173,10 @@ class VictimSearch:
             if missing > 0:
                 continue
             tried += 1
-            if room := self._try(wish, wanted, steps, statement):
-                return room
+            if space := self._try(request, wanted, steps, statement):
+                return space
             self._rejected_by_rules = True
-            # not allowed with these: the next cheapest, without the last
+            # refused with this node: try the next cheapest instead
             statement.rollback(mark)
             del steps[held_back:]
             missing += more
@@ -179,67 +185,71 @@ class VictimSearch:
                 break
         return None
 
-    def _costs_of(self, wish: SearchRequest, shape: TaskShape) -> NodeEvictionCosts:
-        """Prices of everybody who may be asked by that right, or of the candidates where these are only some."""
-        reclaims = wish.reason is EvictionReason.RECLAIMED
-        whom = (wish.eviction_right,) if reclaims else (wish.reason, *wish.candidates, wish.gang.priority)
-        if (whom, shape) not in self._costs:
-            if whom not in self._victim_groups:
+    def _costs_of(self, request: SearchRequest, shape: TaskShape) -> NodeEvictionCosts:
+        """Return costs for all reclaimable gangs; for preemption, those of the request's candidates only."""
+        reclaims = request.reason is EvictionReason.RECLAIMED
+        names = (
+            (request.eviction_right,)
+            if reclaims
+            else (request.reason, *request.candidates, request.gang.priority)
+        )
+        if (names, shape) not in self._costs:
+            if names not in self._victim_groups:
                 everybody = {
-                    leaf: self._candidates.in_project(leaf, wish.eviction_right)
+                    leaf: self._candidates.in_project(leaf, request.eviction_right)
                     for leaf in self._candidates.by_project()
                 }
-                mine = everybody if reclaims else wish.candidates
+                mine = everybody if reclaims else request.candidates
                 gangs = [gang for leaf in sorted(mine) for gang in mine[leaf]]
                 gangs.sort(key=lambda gang: self._candidates.eviction_order(gang, gang.size_level))
-                self._victim_groups[whom] = NodeVictims(
+                self._victim_groups[names] = NodeVictims(
                     self._pool_state, gangs, self._candidates.lost_gpu_seconds
                 )
-            self._costs[whom, shape] = NodeEvictionCosts(self._pool_state, shape, self._victim_groups[whom])
-        return self._costs[whom, shape]
+            self._costs[names, shape] = NodeEvictionCosts(self._pool_state, shape, self._victim_groups[names])
+        return self._costs[names, shape]
 
     def _search_with_rescheduling(
-        self, wish: SearchRequest, wanted: Sequence[GangTask], statement: Statement
+        self, request: SearchRequest, wanted: Sequence[GangTask], statement: Statement
     ) -> EvictionSet | None:
-        """KAI-Scheduler's search: task by task, with those found for the tasks before, and of the rest node by node.
+        """Search as KAI-Scheduler does: task by task, with the victims found for earlier tasks.
 
-        After each step of the queue everybody so far who stands on a node of the last ones leaves on paper.
+        After each step of the victim queue, evict all victims so far on a node of that step.
         """
         found: list[GangTask] = []
         most = (
             self._policy.max_migrations
-            if wish.reason is EvictionReason.MIGRATED
+            if request.reason is EvictionReason.MIGRATED
             else self._policy.max_victims
         )
-        room: EvictionSet | None = None
+        space: EvictionSet | None = None
         for count in range(1, len(wanted) + 1):
-            room = None
-            for tried, victims in enumerate(self._victim_sets(wish.candidates, found)):
+            space = None
+            for tried, victims in enumerate(self._victim_sets(request.candidates, found)):
                 if tried > self._policy.most_tries and not self._policy.by_turns:
                     break
                 if len({task.gang.job for task in victims}) > most:
                     continue
-                if self.steps_used >= wish.budget_steps:
+                if self.steps_used >= request.budget_steps:
                     self.truncated = True
                     break
                 self.steps_used += 1
                 self._evict(victims, statement)
-                if self._may_fit(wish.gang, wanted[:count]) and (
-                    room := self._try(wish, wanted[:count], [victims], statement)
+                if self._may_fit(request.gang, wanted[:count]) and (
+                    space := self._try(request, wanted[:count], [victims], statement)
                 ):
                     break
                 statement.rollback()
-            if room is None:
+            if space is None:
                 return None
             if count < len(wanted):
-                found = [*room.evicted, *room.migrated]
+                found = [*space.evicted, *space.migrated]
                 statement.rollback()
-        return room
+        return space
 
     def _victim_sets(
         self, candidates: dict[ProjectId, list[Gang]], found: Sequence[GangTask]
     ) -> Iterator[list[GangTask]]:
-        """Sets of tasks to try, each with those ``found`` before."""
+        """Yield sets of tasks to evict, each including ``found``."""
         if found:
             yield list(found)
         queue = VictimQueue(self._pool_state, candidates, self._candidates.eviction_order)
@@ -258,7 +268,7 @@ class VictimSearch:
                 yield [*found, *(task for each in steps for task in each if task.gang.job in jobs)]
 
     def _could_help(self, wanted: Sequence[GangTask], candidates: dict[ProjectId, list[Gang]]) -> bool:
-        """False when even everybody's leaving makes no room, counted in GPUs alone."""
+        """Return False if even evicting all candidates frees too few GPUs."""
         missing = total_demand(wanted).gpu_milli
         for mine in candidates.values():
             for each in mine:
@@ -272,19 +282,19 @@ class VictimSearch:
         return missing <= float(self._pool_state.idle_and_releasing.free_milli.clip(min=0).sum())
 
     def _may_fit(self, gang: Gang, wanted: Sequence[GangTask]) -> bool:
-        """A quick look: is there room for the first task, and for all of them if they are equal?"""
-        room = self._pool_state.idle_and_releasing.fit_count(wanted[0].shape)
-        return room >= (len(wanted) if gang.homogeneous else 1)
+        """Check quickly whether the first task fits, and all tasks if they are equal."""
+        space = self._pool_state.idle_and_releasing.fit_count(wanted[0].shape)
+        return space >= (len(wanted) if gang.homogeneous else 1)
 
     def _try(
         self,
-        wish: SearchRequest,
+        request: SearchRequest,
         wanted: Sequence[GangTask],
         steps: Sequence[list[GangTask]],
         statement: Statement,
     ) -> EvictionSet | None:
-        """Seat the job, call back or move who need not be gone, and see whether that is allowed."""
-        pool_state, gang, reason = self._pool_state, wish.gang, wish.reason
+        """Place the job, restore or migrate victims, and return the result if the rules allow it."""
+        pool_state, gang, reason = self._pool_state, request.gang, request.reason
         if pool_state.ledger.is_blocked(
             gang.leaf_project,
             gang.user,
@@ -306,7 +316,7 @@ class VictimSearch:
                 return None
             self._restore_or_move_victims(gang, steps, statement, reason)
         left = [task for task in gone if task.state in (GangTaskState.RELEASING, GangTaskState.PENDING)]
-        if not wish.allowed(left):
+        if not request.allowed(left):
             statement.rollback(mark)
             return None
         moved = [task for task in gone if task.state is GangTaskState.NOMINATED]
@@ -318,7 +328,7 @@ class VictimSearch:
         return EvictionSet(tuple(left), tuple(moved), reason)
 
     def _placer(self, statement: Statement) -> Callable[[Gang, Sequence[GangTask]], bool]:
-        """Gives tasks places in a statement: of what is free now to those who only start, else of what will be."""
+        """Return a function that places tasks: tasks new in this plan on free slots, others nominated."""
 
         def place(gang: Gang, tasks: Sequence[GangTask]) -> bool:
             if not any(
@@ -332,7 +342,7 @@ class VictimSearch:
         return place
 
     def _allocate_as_if_migrated(self, gang: Gang, tasks: Sequence[GangTask], statement: Statement) -> bool:
-        """Start tasks where they would move to if they ran already, else the next decision would move them."""
+        """Start tasks where they would migrate to if they ran; else the next decision would migrate them."""
         mark = statement.checkpoint()
         if not GangPlacer(statement, self._domains, nominate=True).place(gang, tasks):
             return False
@@ -345,7 +355,7 @@ class VictimSearch:
         return True
 
     def _is_idle_already(self, moved: Sequence[GangTask]) -> bool:
-        """True when who moves finds its new place free now: nobody moves only to wait."""
+        """Return True if the new slots of migrated tasks are free now: no job migrates only to wait."""
         now = self._pool_state.idle
         places = [task.nominated for task in moved if task.nominated is not None]
         for place in places:
@@ -357,7 +367,7 @@ class VictimSearch:
     def _restore_or_move_victims(
         self, gang: Gang, steps: Sequence[list[GangTask]], statement: Statement, reason: EvictionReason
     ) -> None:
-        """Walk those who left in reverse: whoever is not needed stays; then whoever can stands elsewhere."""
+        """Walk the victims in reverse: restore those not needed, then migrate those that fit elsewhere."""
         later = self._pool_state.idle_and_releasing
         broken: set[JobId] = set()
         for tasks in reversed(steps):
@@ -385,7 +395,7 @@ class VictimSearch:
             ):
                 continue
             if victim.job in without_minimum:
-                continue  # the tasks beyond the minimum of an elastic job left first, so they come last here
+                continue  # tasks beyond the minimum of an elastic job left first, so they come last here
             if not victim.root.children:
                 without_minimum.add(victim.job)
             if self._pool_state.ledger.is_blocked(
@@ -424,7 +434,7 @@ class VictimSearch:
             statement.allocate(task, self._allocated_before[task])
 
     def _exceeds_limits(self, gang: Gang, victim: Gang) -> bool:
-        """True when somebody on the paths of the two is over a limit, or one of their people."""
+        """Return True if a project on the path of either gang, or either user, is over a limit."""
         ledger, path = self._pool_state.ledger, self._pool_state.tree.path
         if self._pool_state.is_user_over_limit(gang) or self._pool_state.is_user_over_limit(victim):
             return True
@@ -434,6 +444,6 @@ class VictimSearch:
 
 
 def _migrates_whole_gang(task: GangTask) -> bool:
-    """True unless some of a gang would move while others of it, without which it is not whole, stay."""
+    """Return True unless the migration would split a gang from tasks that it needs to run."""
     stay = sum(other.state is GangTaskState.RUNNING for other in task.gang.tasks)
     return not stay or (not task.gang.root.children and stay >= task.gang.root.required_members)

@@ -1,4 +1,4 @@
-"""Who may be asked to leave: gangs that hold places, by project, first to leave first."""
+"""Eviction candidates: gangs that hold slots, by project, in order of eviction."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from scheduler.core.session.pool import PoolState
 
 
 class VictimCandidates:
-    """The preemptible gangs of one pool, and for whom nobody was found; known until the pool_state changes otherwise."""
+    """The preemptible gangs of one pool, and the quota classes without victims, until ``invalidate``."""
 
     def __init__(
         self, pool_state: PoolState, policy: Policy, now_s: float, evict_at_s: float | None = None
     ) -> None:
-        """``ask_at_s``: whoever is protected until then counts as one that may be asked; None is now."""
+        """Treat gangs protected until ``evict_at_s`` as evictable; None is now."""
         self._pool_state = pool_state
         self._policy = policy
         self._now_s = now_s
         self._evict_at_s = now_s if evict_at_s is None else evict_at_s
         self._lists: dict[tuple[ProjectId, str, int | None], list[Gang]] = {}
         self._in_order: dict[ProjectId, list[Gang]] = {}
-        self._min_priority: dict[ProjectId, float] = {}  # no priority of a leaf project is below that
+        self._min_priority: dict[ProjectId, float] = {}  # lower bound of the priorities in a leaf project
         self._by_project: dict[ProjectId, list[Gang]] | None = None
-        self._lost: dict[Gang, tuple[list[GangTask], float]] = {}  # while the same tasks stand
+        self._lost: dict[Gang, tuple[list[GangTask], float]] = {}  # valid while the same tasks are evictable
         self._infeasible: dict[EvictionReason, set[int]] = {reason: set() for reason in EvictionReason}
         self.has_surplus = False
-        """Somebody holds more than it needs."""
+        """Some gang runs more tasks than its minimum."""
 
     def invalidate(self) -> None:
-        """The pool_state changed otherwise: candidates and what was hopeless are looked at anew."""
+        """Discard candidates and infeasible classes after the pool state was changed by another action."""
         self._lists.clear()
         self._in_order.clear()
         self._min_priority.clear()
@@ -43,17 +43,18 @@ class VictimCandidates:
             questions.clear()
 
     def infeasible(self, reason: EvictionReason) -> Set[int]:
-        """The questions of jobs that found no room since the pool_state changed for the better; kept up to date."""
+        """Return the live set of quota classes without victims since the last ``invalidate``."""
         return self._infeasible[reason]
 
     def mark_infeasible(self, gang: Gang, reason: EvictionReason) -> None:
-        """Nobody alike needs to ask until ``forget``."""
+        """Skip gangs of this quota class until the next ``invalidate``."""
         self._infeasible[reason].add(gang.quota_class_id)
 
     def in_project(self, leaf: ProjectId, kind: str, below: int | None = None) -> list[Gang]:
-        """The gangs of a leaf project that may be asked to leave, first to leave first.
+        """Return the gangs of a leaf project that may be evicted, in order of eviction.
 
-        ``kind`` is by which right: "preempt", "reclaim", "guaranteed" (reclaim within the taker's guarantee), or "move".
+        ``kind`` selects the rules: "preempt", "reclaim", "guaranteed" (reclaim within the preemptor's
+        guarantee) or "move" (migrate). With ``below``, only gangs of lower priority.
         """
         found = self._lists.get((leaf, kind, below))
         if found is None:
@@ -67,7 +68,7 @@ class VictimCandidates:
         return found
 
     def _all_in_project(self, leaf: ProjectId) -> list[Gang]:
-        """Whoever of a leaf project may be asked to leave by any right, first to leave first."""
+        """Return the gangs of a leaf project that any kind of eviction may take, in order of eviction."""
         found = self._in_order.get(leaf)
         if found is None:
             found = self._in_order[leaf] = list(self.by_project().get(leaf, ()))
@@ -76,7 +77,7 @@ class VictimCandidates:
         return found
 
     def any_below_priority(self, leaf: ProjectId, priority: int) -> bool:
-        """True when ``of`` finds somebody of a lower priority to preempt in a leaf project."""
+        """Return True if a gang of lower priority in the leaf project may be preempted."""
         least = self._min_priority.get(leaf)
         if least is None:
             mine = self.by_project().get(leaf, ())
@@ -84,7 +85,7 @@ class VictimCandidates:
         return least < priority and bool(self.in_project(leaf, "preempt", priority))
 
     def by_project(self) -> dict[ProjectId, list[Gang]]:
-        """By leaf project, everybody who holds places and may be asked to leave."""
+        """Return all candidates by leaf project."""
         if self._by_project is None:
             self._by_project = {}
             self.has_surplus = False
@@ -95,19 +96,19 @@ class VictimCandidates:
         return self._by_project
 
     def eviction_order(self, gang: Gang, size_level: int) -> tuple[float, ...]:
-        """Where a gang stands among those that may leave, were its growth as given; smaller leaves first."""
+        """Return the sort key of a gang if its size level were as given; smaller is evicted first."""
         if self._policy.victim_order == "youngest":
             return (gang.priority, -size_level, -gang.submitted_s)
         return (
             gang.started_s is not None,
-            size_level < 2,  # a job that only shrinks works on
+            size_level < 2,  # an elastic job that only shrinks keeps running
             self.lost_gpu_seconds(gang),
             -(gang.started_s or self._now_s),
             -gang.submitted_s,
         )
 
     def lost_gpu_seconds(self, gang: Gang) -> float:
-        """GPU-seconds since the last checkpoint, else since the start; nothing of a job that only starts."""
+        """Return the GPU-seconds since the last checkpoint, else since the start; 0 if it has not started."""
         if gang.started_s is None:
             return 0.0
         known = self._lost.get(gang)
@@ -121,16 +122,16 @@ class VictimCandidates:
         return known[1]
 
     def _is_protected(self, gang: Gang, kind: str) -> bool:
-        """True while a job is not asked to leave yet; who would lose much is not moved."""
+        """Return True while a gang must not be evicted, or if migrating it would lose too much work."""
         if kind == "move":
             return self.lost_gpu_seconds(gang) > self._policy.max_migration_loss_gpu_s
         until_s = self.protected_until_s(gang, kind)
         return until_s is not None and self._evict_at_s < until_s
 
     def protected_until_s(self, gang: Gang, kind: str) -> float | None:
-        """Until when a job runs undisturbed: to its predicted end if that is near, else for its minimum; or None.
+        """Return until when a job is protected: to a near predicted end, else for its minimum; or None.
 
-        A near end is a courtesy, which nobody has to pay for with its guarantee.
+        The near end does not protect it from projects that reclaim within their guarantee.
         """
         if gang.started_s is None:
             return None
@@ -150,7 +151,7 @@ class VictimCandidates:
         return gang.started_s + least_s if self._now_s - gang.started_s < least_s else None
 
     def protection_ends_s(self) -> list[float]:
-        """The moments at which somebody ceases to be protected, ascending."""
+        """Return the future times at which protections end, ascending."""
         found = {
             until_s
             for mine in self.by_project().values()
@@ -161,7 +162,7 @@ class VictimCandidates:
         return sorted(found)
 
     def remove(self, gone: Iterable[GangTask]) -> None:
-        """Gangs of which nothing stands any more leave the lists."""
+        """Remove gangs without evictable tasks from the lists."""
         for gang in {task.gang.job: task.gang for task in gone}.values():
             if not gang.evictable_tasks:
                 for key, mine in self._lists.items():

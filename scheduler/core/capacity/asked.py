@@ -1,4 +1,4 @@
-"""What tasks ask in each pool and how often, counted by difference from snapshot to snapshot."""
+"""Histogram of the task requests in each pool, updated by differences between snapshots."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Iterable
 from scheduler.core.model.snapshot import WHOLE_MILLI, PendingRow, PoolId, RunningRow, TaskRequest
 
 DEFAULT_DEMAND = {TaskRequest(gpus, WHOLE_MILLI, 0, 0): 4 for gpus in (1, 2, 4, 8)}
-"""Asked where little else is known: whole GPUs, one or more on one node."""
+"""Prior for pools with few jobs: whole GPUs, one or more on one node."""
 
 
 class DemandHistogram:
-    """What will be asked soon is best known from who is here and who waits, also from held jobs: they come.
+    """Expected demand: the requests of running, pending and held jobs, plus ``DEFAULT_DEMAND``.
 
-    To that belongs ``EXPECTED``, which guides the first jobs of an idle pool and is outnumbered in a busy one.
+    The prior matters in an idle pool and is outnumbered in a busy one.
     """
 
     def __init__(self) -> None:
         self._counts: dict[PoolId, Counter[TaskRequest]] = {}
 
     def update(self, added: Iterable[object], removed: Iterable[object] = ()) -> None:
-        """Count the jobs among rows that came, and no more those that left."""
+        """Add the jobs among ``added`` rows and subtract those among ``removed``."""
         for row in removed:
             self._add(row, -1)
         for row in added:
             self._add(row, +1)
 
     def in_pool(self, pool: PoolId) -> Counter[TaskRequest]:
-        """By request, how many tasks run in a pool or could run there."""
+        """Return the number of tasks by request that run or could run in the pool."""
         return Counter(DEFAULT_DEMAND) + self._counts.get(pool, Counter())
 
     def _add(self, row: object, sign: int) -> None:
@@ -48,7 +48,6 @@ class DemandHistogram:
 
 
 def _running_requests(row: RunningRow) -> list[tuple[TaskRequest, int]]:
-    """What its tasks ask, and how many of them."""
     return [
         (
             TaskRequest(

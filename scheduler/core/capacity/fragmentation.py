@@ -1,22 +1,21 @@
-"""How much of a node's free GPU the usual requests could not use, and what placing a task changes about it.
+"""Fragmentation: how much of a node's free GPU capacity typical requests cannot use, as a placement score.
 
 The measure is that of Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with
-Fragmentation Gradient Descent", USENIX ATC 2023. For a node n and a request m of the usual mix M,
+Fragmentation Gradient Descent" (FGD), USENIX ATC 2023. For a node n and a request m of the typical mix M,
 drawn with probability p(m):
 
     F(n)     = sum over m of p(m) x (milli-GPU free on n that m cannot use)
     score(n) = floor(100 x sigmoid((F(n) - F(n with the task)) / 1000))
 
-The largest score wins, ties fall to the first node. Rounding to whole points matters: it makes nodes that
-are nearly as good equal, so that tasks gather on the first of them instead of opening many nodes a little.
+The largest score wins, ties go to the first node. Rounding to whole points makes nodes of nearly equal score
+tie, so that tasks gather on the first of them instead of fragmenting many nodes a little.
 
-FGD asks of each GPU whether *one* task m could use it. That overlooks a node whose CPU is nearly used up:
-the first task fits, the second does not, and the other free GPUs are lost. F here is therefore a mean of
-two sums: FGD's own, and one that grants the j-th emptiest GPU to m only where j tasks m fit at once.
-docs/decisions/placement-score.md tells what that is worth.
+FGD tests for each GPU whether *one* task m could use it. That misses a node whose CPU is nearly used up: the
+first task fits, the second does not, and the other free GPUs are unusable. F here is therefore a mean of two
+sums: FGD's own, and one that grants the j-th emptiest GPU to m only where j tasks m fit at once.
+docs/decisions/placement-score.md has measurements.
 
-Everything is counted in whole numbers (counts of requests x milli), so the score depends neither on the
-order of rows nor on the order of sums.
+All sums are of integers (counts of requests x milli), so the score does not depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -33,25 +32,24 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 TYPICAL_FRACTION = 0.95
-"""The most frequent requests that make up this part of all are the usual mix."""
+"""The typical mix is the most frequent requests that make up this fraction of all."""
 WEIGHT_TOTAL = 20
 GROUP_WEIGHT = 3
-"""Of ``PARTS`` parts of the score, those that ask how many tasks fit at once; the rest is FGD's own sum."""
+"""Weight, of ``WEIGHT_TOTAL``, of the sum over tasks that fit at once; the rest is FGD's own sum."""
 MAX_LEVELS = 40
-"""Different amounts of CPU, memory or milli told apart; more are rounded up to the next that is."""
+"""Distinct amounts of CPU, memory or milli; with more, amounts are rounded up to the next kept one."""
 
 
 class GpuKind(NamedTuple):
-    """A kind of GPU that requests tell apart."""
+    """The properties of a GPU that requests distinguish."""
 
     model: str
     memory_mib: int
     mig_profile: str = ""  # of a slice
-    compute_capability: float = 0.0  # 0 is not known
+    compute_capability: float = 0.0  # 0 is unknown
 
     @classmethod
     def of(cls, gpu: GpuRow) -> GpuKind:
-        """That of a GPU or a slice."""
         return cls(gpu.model, gpu.memory_mib, gpu.mig_profile or "", gpu.compute_capability or 0.0)
 
 
@@ -62,9 +60,9 @@ def gpu_matches(
     mig_profile: str | None = None,
     min_compute_capability: float | None = None,
 ) -> bool:
-    """Whether a GPU is what was asked for: any model, this one, or one of "A|B"; enough memory; new enough.
+    """Return True if the GPU has the requested model (any, one, or one of "A|B"), memory and capability.
 
-    Slices are only for those who ask for their profile, and whole GPUs for those who ask for none.
+    MIG slices match only requests for their profile, and whole GPUs only requests without one.
     """
     return (
         (gpu_model is None or gpu_model == kind.model or kind.model in gpu_model.split("|"))
@@ -75,9 +73,9 @@ def gpu_matches(
 
 
 def typical_mix(asks: Mapping[TaskRequest, int]) -> dict[TaskRequest, int]:
-    """The most frequent requests that make up ``USUAL_PART`` of all, with how often each is asked.
+    """Return the most frequent requests that make up ``TYPICAL_FRACTION`` of all, with their counts.
 
-    What is equally frequent as the last of them stays outside unless it sorts first.
+    Requests as frequent as the last one are excluded unless they sort before it.
     """
     wanted = TYPICAL_FRACTION * sum(asks.values())
     mix: dict[TaskRequest, int] = {}
@@ -98,15 +96,15 @@ def _sortable(ask: TaskRequest) -> tuple[float | str, ...]:
 
 
 def milli_by_memory(share_mib: int, gpu_memory_mib: int) -> int:
-    """The milli of a GPU that hold ``share_mib`` of its memory, rounded up so that shares never exceed it.
+    """Return the milli of a GPU that hold ``share_mib`` of its memory, rounded up.
 
-    More than the GPU has gives more than a whole GPU, which fits nowhere.
+    Return more than 1000, which fits nowhere, if the GPU has less memory.
     """
     return -(-share_mib * WHOLE_MILLI // gpu_memory_mib) if gpu_memory_mib > 0 else WHOLE_MILLI + 1
 
 
 class CandidateTask(NamedTuple):
-    """A task on each of some nodes: the milli it takes of each GPU there, and what it leaves; all (nodes,)."""
+    """A task on each of some nodes: its milli per GPU there, and what CPU and memory it leaves; (nodes,)."""
 
     gpus: int
     milli: Ints
@@ -115,12 +113,12 @@ class CandidateTask(NamedTuple):
 
 
 class Fragmentation:
-    """The usual mix as tables, so that a node's F is a few look-ups for each of its GPUs.
+    """The typical mix as tables, so that F of a node takes a few lookups per GPU.
 
     Args:
-        kinds: the kinds of GPU on the floor; nodes name theirs by its place here.
-        mix: the usual requests and how often each is asked; see ``usual``.
-        together: of ``PARTS``, the weight of the sum over tasks that fit at once; 0 is FGD as published.
+        kinds: the kinds of GPU in the pool; nodes refer to them by index.
+        mix: the typical requests and their counts; see ``typical_mix``.
+        group_weight: of ``WEIGHT_TOTAL``, the weight of the sum over tasks that fit at once; 0 is FGD.
     """
 
     def __init__(
@@ -129,7 +127,7 @@ class Fragmentation:
         self._single_weight, self._group_weight = WEIGHT_TOTAL - group_weight, group_weight
         self.weight = sum(mix.values())
         with_gpu = {ask: count for ask, count in mix.items() if ask.gpus}
-        # Requests without a GPU can use none of what is free: they count in FGD's sum, as FGD has it.
+        # Requests without a GPU can use no free GPU capacity: they count in FGD's sum, as FGD has it.
         self._per_milli = self._single_weight * self.weight + group_weight * sum(with_gpu.values())
         self._milli = _Levels(_milli(a, kind) for a in with_gpu for kind in kinds)
         self._cpu = _Levels(_per_share(a.cpu_milli, a) for a in with_gpu)
@@ -153,59 +151,59 @@ class Fragmentation:
                     groups[1, k, ask.gpus, cpu, memory] += count * ask.gpus
                 else:
                     singles[k, self._milli.needed(_milli(ask, kind)), cpu, memory] += count
-        # Cumulated, a cell tells how many requests are content with *at most* so much of each.
+        # After cumsum, a cell counts the requests that need *at most* this much of each resource.
         self._singles: Ints = singles.cumsum(1).cumsum(2).cumsum(3).ravel()
         self._groups: Ints = groups.cumsum(2).cumsum(3).cumsum(4).reshape(2, -1)
 
     def unusable(self, free: Ints, kind: Ints, cpu: Ints, memory: Ints) -> Ints:
-        """F of nodes, in thousandths of a GPU x requests of the mix x ``PARTS``.
+        """Return F of nodes, in milli x requests of the mix x ``WEIGHT_TOTAL``.
 
         Args:
-            free: milli free on each GPU, the emptiest first; (nodes, GPUs).
-            kind: each node's kind of GPU; (nodes,).
+            free: milli free on each GPU, largest first; (nodes, GPUs).
+            kind: index of each node's kind of GPU; (nodes,).
             cpu: milli-CPU free; (nodes,).
             memory: MiB free; (nodes,).
         """
         tasks = np.arange(1, free.shape[1] + 1)
         cpus, memories = np.maximum(cpu, 0)[:, None] // tasks, np.maximum(memory, 0)[:, None] // tasks
-        room = self._cpu.of(cpus) * len(self._memory) + self._memory.of(memories)
+        space = self._cpu.of(cpus) * len(self._memory) + self._memory.of(memories)
         kinds = kind[:, None]
         area = len(self._cpu) * len(self._memory)
         at = (kinds * len(self._milli) + self._milli_at[free]) * area
-        granted = self._single_weight * self._singles[at + room[:, :1]]
+        granted = self._single_weight * self._singles[at + space[:, :1]]
         if self._group_weight:
-            granted += self._group_weight * self._singles[at + room]
+            granted += self._group_weight * self._singles[at + space]
         usable = (granted * free).sum(axis=1)
         if self._most_gpus:
             whole = (free == WHOLE_MILLI).sum(axis=1)[:, None]
-            at = (kinds * (self._most_gpus + 1) + np.minimum(whole // tasks, self._most_gpus)) * area + room
+            at = (kinds * (self._most_gpus + 1) + np.minimum(whole // tasks, self._most_gpus)) * area + space
             usable += self._single_weight * whole[:, 0] * WHOLE_MILLI * self._groups[0, at[:, 0]]
             usable += self._group_weight * WHOLE_MILLI * self._groups[1, at].sum(axis=1)
         return np.asarray(self._per_milli * free.sum(axis=1) - usable, dtype=np.int64)
 
     def milli(self, lost: int) -> float:
-        """What ``lost`` told, in thousandths of a GPU."""
+        """Convert F to thousandths of a GPU."""
         return lost / (WEIGHT_TOTAL * self.weight)
 
     def score(self, before: Ints, after: Ints) -> Ints:
-        """0 to 100 for what placing a task did to F: 50 changes nothing, more heals, less breaks up."""
+        """Return 0 to 100 for a change of F: 50 is no change, more is less fragmentation."""
         healed = (before - after) / (WEIGHT_TOTAL * WHOLE_MILLI * self.weight)
         return np.asarray(100.0 / (1.0 + np.exp(-healed)), dtype=np.int64)
 
     def best(
         self, task: CandidateTask, free: Ints, fits: Bools, kind: Ints, before: Ints
     ) -> tuple[Ints, Ints]:
-        """The score of placing a task on each of some nodes that can take it, and which GPU it should share.
+        """Return the score of placing a task on each of some nodes that can take it, and the GPU to share.
 
         Args:
-            task: what it takes there, and what it leaves of CPU and memory.
-            free: milli free on each GPU, the emptiest first; (nodes, GPUs).
-            fits: whether the task may stand on that GPU; (nodes, GPUs).
-            kind: each node's kind of GPU; (nodes,).
+            task: what it takes there, and the CPU and memory it leaves.
+            free: milli free on each GPU, largest first; (nodes, GPUs).
+            fits: whether the task fits on that GPU; (nodes, GPUs).
+            kind: index of each node's kind of GPU; (nodes,).
             before: F of the nodes as they are; (nodes,).
 
         Returns:
-            Scores, and the milli free on the GPU to share (0 where the task takes whole or several GPUs).
+            Scores, and the milli free on the GPU to share (0 for whole or several GPUs).
         """
         if task.gpus != 1 or (task.milli == WHOLE_MILLI).all():
             after = free
@@ -224,7 +222,7 @@ class Fragmentation:
         points = self.score(
             before[node], self.unusable(after, kind[node], task.cpu_left[node], task.memory_left[node])
         )
-        # Of a node's equally good GPUs the fullest, which comes last.
+        # Of a node's equally good GPUs take the fullest, which comes last.
         first = np.flatnonzero(np.diff(node, prepend=-1))
         width = free.shape[1]
         ranked = np.maximum.reduceat(points * width + slot, first)
@@ -232,7 +230,7 @@ class Fragmentation:
 
 
 class _Levels:
-    """The different amounts of one thing that requests ask, in steps; step 0 is less than the least."""
+    """The distinct requested amounts of one resource as steps; step 0 is less than the smallest amount."""
 
     def __init__(self, amounts: Iterable[int]) -> None:
         different = sorted(set(amounts))
@@ -245,11 +243,11 @@ class _Levels:
         return len(self._steps) + 1
 
     def of(self, free: Ints) -> Ints:
-        """The highest step that so much free is enough for."""
+        """Return the highest step that each free amount suffices for."""
         return np.asarray(self._steps.searchsorted(free, side="right"), dtype=np.int64)
 
     def needed(self, amount: int) -> int:
-        """The step that a request for ``amount`` needs."""
+        """Return the step that a request for ``amount`` needs."""
         return int(self._steps.searchsorted(amount)) + 1
 
 
@@ -258,12 +256,12 @@ def _uses_several_whole_gpus(ask: TaskRequest) -> bool:
 
 
 def _milli(ask: TaskRequest, kind: GpuKind) -> int:
-    """What the request takes of each GPU of this kind."""
+    """Return the milli that the request takes of each GPU of this kind."""
     if ask.share_mib is None:
         return ask.milli
     return min(milli_by_memory(ask.share_mib, kind.memory_mib), WHOLE_MILLI + 1)
 
 
 def _per_share(amount: int, ask: TaskRequest) -> int:
-    """A task of several shares counts as that many tasks of one share, each with its part of the rest."""
+    """Return the amount per GPU share: a task of several shares counts as that many tasks of one share."""
     return amount if ask.gpus <= 1 or _uses_several_whole_gpus(ask) else -(-amount // ask.gpus)

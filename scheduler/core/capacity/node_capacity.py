@@ -1,7 +1,7 @@
-"""What one pool's nodes have free, as numpy arrays, and how many tasks of a shape fit there.
+"""Free capacity of one pool's nodes as numpy arrays, and how many tasks of a shape fit there.
 
-A *shape* (``shape.py``) is everything of a request that decides where one task fits. Where a task should stand among
-the places where it could is said by ``placement.Floor``.
+A *shape* (``task_shape.py``) is all that decides where one task fits. ``placement.NodePlacer`` chooses among
+the nodes where it fits.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from scheduler.core.model.snapshot import (
 from scheduler.core.model.task_shape import Bools, HeldSlots, Ints, SlotBatch, TaskShape
 
 UNBOUNDED_TASKS = 1_000_000
-"""Tasks of a shape that asks for nothing countable: as many as anyone asks."""
+"""Capacity for a shape without countable resources: effectively unlimited."""
 
 
 class NodeCapacity:
-    """The nodes of one pool and what is free on them.
+    """The free capacity of the nodes of one pool.
 
-    ``empty`` snapshots the same nodes as if nothing ran and all were ready: what could ever fit.
+    ``empty`` treats all nodes as ready and unused: what could ever fit.
     """
 
     def __init__(self, nodes: Iterable[NodeRow], *, empty: bool = False) -> None:
@@ -59,12 +59,12 @@ class NodeCapacity:
         self._masks: dict[tuple[str | None, int | None, str | None, float | None], Bools] = {}
         self._milli_by_memory: dict[int, Ints] = {}
         self._eligible_nodes: dict[tuple[tuple[NodeId, ...], NodeId | None], Bools] = {}
-        self._changed: list[int] = []  # rows of nodes in the order of changes, the same one again and again
+        self._changed: list[int] = []  # change log: node indexes in order of changes, with repetitions
 
     def _update_rows(self, nodes: Iterable[NodeRow]) -> bool | None:
-        """Take over newer rows of the very same nodes; true when others than before take work.
+        """Load newer rows of the same nodes; return True if other nodes than before accept tasks.
 
-        None and nothing changed when they are built otherwise.
+        Return None and change nothing if the hardware differs.
         """
         rows = sorted(nodes, key=lambda node: (node.name, node.id))
         if len(rows) != len(self.nodes):
@@ -93,7 +93,7 @@ class NodeCapacity:
     # -- what fits ------------------------------------------------------------------------------------
 
     def matching_slots(self, shape: TaskShape) -> Bools:
-        """Which GPU slots are of the kind asked for, free or not."""
+        """Return the GPU slots of the requested kind, free or not; (nodes, slots)."""
         key = (shape.gpu_model, shape.min_gpu_memory_mib, shape.mig_profile, shape.min_compute_capability)
         if key not in self._masks:
             mask = np.zeros(self.free_milli.shape, dtype=bool)
@@ -104,38 +104,38 @@ class NodeCapacity:
         return self._masks[key]
 
     def load_tenants(self, running: Iterable[RunningRow] | None) -> None:
-        """Shares of a GPU are for one project alone: those of ``running`` stand already. None: for anybody."""
+        """Load the tenants of running shares; None: shared GPUs are not exclusive to a project."""
         self._changed += self._tenants.load_running(running, self._slot_of)
 
     def tenant_id(self, shape: TaskShape) -> int:
-        """Who alone may join the shares of such a task, as a number; 0: anybody, or it takes none."""
+        """Return the tenant number of a task's shares; 0 if sharing is not exclusive or it takes none."""
         return self._tenants.id_of(shape.tenant) if self._tenants.is_exclusive else 0
 
     def tenant_on(self, node: int, slot: int) -> int:
-        """Whose shares stand on a GPU, by that number; 0: nobody's, or it does not matter."""
+        """Return the tenant number of a GPU's shares; 0 for none, or if sharing is not exclusive."""
         return int(self._tenants.by_slot[node, slot]) if self._tenants.is_exclusive else 0
 
     def allowed_slots(self, shape: TaskShape, rows: Ints | int) -> Bools:
-        """Which GPU slots of these nodes are of the kind asked for, and shared with no other project."""
+        """Return the GPU slots of these nodes of the requested kind, without shares of other projects."""
         kind: Bools = self.matching_slots(shape)[rows]
         if shape.tenant is None or not self._tenants.is_exclusive:
             return kind
         return np.asarray(kind & self._tenants.allowed_slots(shape.tenant, rows, self.free_milli[rows]))
 
     def is_sharing_allowed(self, shape: TaskShape, held: HeldSlots) -> bool:
-        """True when no share of another project stands at a place of a task."""
+        """Return True if no share of another project is on the slots of a task."""
         return bool(self.allowed_slots(shape, held.node)[list(held.slots)].all())
 
     def shared_elsewhere(self, shape: TaskShape) -> int:
-        """GPUs with enough free for a share, on nodes open to it, beside which another project's stand."""
+        """Return the number of GPUs with enough free for a share that only another project may use."""
         rows = np.flatnonzero(self.eligible_nodes(shape))
         roomy = self.matching_slots(shape)[rows] & (self.free_milli[rows] >= self._milli(shape, rows))
         return int((roomy & ~self.allowed_slots(shape, rows)).sum())
 
     def milli_on(self, shape: TaskShape) -> Ints:
-        """What a task takes of each of its GPUs, by node; more than a whole GPU where it cannot stand.
+        """Return the milli a task takes of each of its GPUs, by node; above 1000 where it cannot fit.
 
-        A share by memory is counted by the node's smallest GPU and rounded up, so it never takes too little.
+        A share by memory is relative to the node's smallest GPU and rounded up, so it is never too small.
         """
         if shape.share_mib is None:
             return np.full(len(self.nodes), shape.milli)
@@ -146,11 +146,11 @@ class NodeCapacity:
         return self._milli_by_memory[shape.share_mib]
 
     def _milli(self, shape: TaskShape, rows: Ints) -> Ints | int:
-        """``milli_on`` in the form that broadcasts over the GPUs of ``rows``."""
+        """Return ``milli_on`` in a form that broadcasts over the GPUs of ``rows``."""
         return shape.milli if shape.share_mib is None else self.milli_on(shape)[rows][:, None]
 
     def eligible_nodes(self, shape: TaskShape) -> Bools:
-        """Nodes that take work, that the shape does not avoid, and its home volume's node only."""
+        """Return the nodes that accept tasks and that the shape may use; (nodes,)."""
         key = (shape.avoid_nodes, shape.node_affinity)
         if key not in self._eligible_nodes:
             mask = self.usable.copy()
@@ -161,14 +161,14 @@ class NodeCapacity:
         return self._eligible_nodes[key]
 
     def closed_node_counts(self) -> tuple[int, int] | None:
-        """How many nodes take no new work and how many do not answer, when that is all of them; else None."""
+        """Return the counts of unschedulable and unreachable nodes if no node is usable; else None."""
         if not self.nodes or self.usable.any():
             return None
         silent = sum(not node.reachable for node in self.nodes)
         return len(self.nodes) - silent, silent
 
     def capacity_on(self, shape: TaskShape, node: int) -> int:
-        """``capacity`` of one node, made anew without the cost of arrays."""
+        """Return ``capacity`` of one node, recomputed without the cost of arrays."""
         if shape.share_mib is not None or not (shape.uses_whole_gpus or shape.gpus <= 1):
             return int(self.capacity_of(shape, np.array([node]))[0])
         if not self.eligible_nodes(shape)[node]:
@@ -186,12 +186,12 @@ class NodeCapacity:
         return most
 
     def capacity_of(self, shape: TaskShape, rows: Ints) -> Ints:
-        """``capacity`` of the nodes in ``rows`` only, made anew."""
+        """Return ``capacity`` of the nodes in ``rows``, recomputed."""
         bound = self._bound_without_gpus(shape, rows)
         return np.minimum(bound, self._gpu_capacities(shape, rows)) if shape.gpus else bound
 
     def _bound_without_gpus(self, shape: TaskShape, rows: Ints) -> Ints:
-        """Tasks of a shape that the nodes in ``rows`` hold by everything but GPUs."""
+        """Return how many tasks the nodes in ``rows`` hold by everything but GPUs."""
         capacity = np.where(self.eligible_nodes(shape)[rows], UNBOUNDED_TASKS, 0).astype(np.int64)
         if shape.cpu_milli:
             capacity = np.minimum(capacity, np.maximum(self.cpu_free[rows], 0) // shape.cpu_milli)
@@ -214,10 +214,10 @@ class NodeCapacity:
             high = np.where(holds, high, middle - 1)
         return low
 
-    # -- taking and giving back ---------------------------------------------------------------------------
+    # -- taking and releasing slots -----------------------------------------------------------------------
 
     def adjust(self, held: HeldSlots, sign: int) -> None:
-        """Take (-1) or give back (+1) what a task holds."""
+        """Take (-1) or release (+1) what a task holds."""
         for slot in held.slots:
             self.free_milli[held.node, slot] += sign * held.milli
             if held.tenant and sign < 0:
@@ -227,7 +227,7 @@ class NodeCapacity:
         self._changed.append(held.node)
 
     def copy(self) -> Self:
-        """The same, to change on its own; what never changes is shared."""
+        """Return an independent copy that shares what never changes."""
         other = copy(self)
         other.free_milli = self.free_milli.copy()
         other._tenants = self._tenants.copy()
@@ -237,7 +237,7 @@ class NodeCapacity:
         return other
 
     def set_to_min_of(self, one: NodeCapacity, other: NodeCapacity, nodes: Iterable[int]) -> None:
-        """Have free on ``nodes`` what is free on both of two others of the same nodes."""
+        """Set the free capacity of ``nodes`` to what is free in both of two others."""
         for node in set(nodes):
             self.free_milli[node] = np.minimum(one.free_milli[node], other.free_milli[node])
             self._tenants.merge_node(
@@ -248,7 +248,7 @@ class NodeCapacity:
             self._changed.append(node)
 
     def slots_held_by(self, tasks: Iterable[RunningTask]) -> list[HeldSlots]:
-        """What running tasks would give back; a GPU that is not healthy gives nothing."""
+        """Return what running tasks would release; an unhealthy GPU releases nothing."""
         held = []
         for task in tasks:
             if task.node not in self.index_of:
@@ -263,7 +263,7 @@ class NodeCapacity:
         return held
 
     def is_overcommitted(self, held: Iterable[HeldSlots]) -> bool:
-        """True when more is held of these places than there is."""
+        """Return True if the nodes or GPUs of these slots are overcommitted."""
         return any(
             self.cpu_free[one.node] < 0
             or self.memory_free[one.node] < 0
@@ -272,12 +272,11 @@ class NodeCapacity:
         )
 
     def release(self, held: Sequence[HeldSlots]) -> None:
-        """Undo a gang's places."""
         for one in held:
             self.adjust(one, +1)
 
     def release_batch(self, batch: SlotBatch, first: int) -> None:
-        """Give back the places of the ``first`` of a pile's owners, all at once."""
+        """Release the slots of the ``first`` owners of a batch at once."""
         places, gpus = batch.held_counts[first], batch.gpu_counts[first]
         node = batch.node[:places]
         np.add.at(self.cpu_free, node, batch.cpu_milli[:places])
@@ -286,7 +285,7 @@ class NodeCapacity:
         self._changed += np.unique(node).tolist()
 
     def find_slots(self, task: RunningTask, tenant: ProjectId | None) -> HeldSlots | None:
-        """The place where a task was to stand; None when it is no place here any more, or of several kinds."""
+        """Return the slots of a task's earlier placement; None if they no longer exist or differ in milli."""
         node = self.index_of.get(task.node)
         slots = [self._slot_of.get(gpu.uuid) for gpu in task.gpus]
         if node is None or any(slot is None or slot[0] != node for slot in slots):
@@ -298,22 +297,22 @@ class NodeCapacity:
         return HeldSlots(node, taken, milli, task.cpu_milli, task.memory_mib, self._tenants.id_of(tenant))
 
     def to_task_placement(self, rank: int, held: HeldSlots) -> TaskPlacement:
-        """A place in the words of the plan."""
+        """Convert slots to a placement of the plan."""
         return TaskPlacement(
             rank,
             self.nodes[held.node].id,
             tuple(GpuShare(self.gpus[held.node][slot].uuid, held.milli) for slot in held.slots),
         )
 
-    # -- numbers for people ---------------------------------------------------------------------------------
+    # -- numbers for messages -------------------------------------------------------------------------------
 
     def free_gpus(self, shape: TaskShape) -> tuple[int, int]:
-        """Whole GPUs of the asked kind free on nodes open to it: in all, and on the best node."""
+        """Return the free whole GPUs of the requested kind on eligible nodes: total, and on the best node."""
         per_node = self._free_whole(shape)
         return int(per_node.sum()), int(per_node.max(initial=0))
 
     def free_gpu_histogram(self, shape: TaskShape) -> dict[int, int]:
-        """Nodes open to the shape, by how many whole GPUs of the asked kind they have free."""
+        """Return the number of eligible nodes by their free whole GPUs of the requested kind."""
         counts, nodes = np.unique(self._free_whole(shape)[self.eligible_nodes(shape)], return_counts=True)
         return {int(count): int(n) for count, n in zip(counts, nodes, strict=True)}
 
@@ -324,7 +323,7 @@ class NodeCapacity:
 
 
 def _same_hardware(one: NodeRow, other: NodeRow) -> bool:
-    """True when two rows of a node differ only in what is used, ready or healthy."""
+    """Return True if two rows of a node differ only in use, readiness or health."""
     return (
         (one.id, one.name, one.labels, one.cpu_milli, one.memory_mib, len(one.gpus))
         == (other.id, other.name, other.labels, other.cpu_milli, other.memory_mib, len(other.gpus))

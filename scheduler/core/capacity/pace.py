@@ -1,7 +1,7 @@
-"""Which of several nodes, equal otherwise, gives a gang the layout on which work like it ran fastest.
+"""Break ties between nodes by the layout on which similar work had the highest throughput.
 
-A layout of which nothing is known counts as fast as the slowest that is known: where only one is, or none, no node
-is before another.
+A layout without measurements counts as fast as the slowest measured one, so with fewer than two measured
+layouts no node is preferred.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ UNKNOWN_LAYOUT = -1
 
 
 class NodeLayout(NamedTuple):
-    """How tasks lie on one node: on GPUs of which model, on how many of its NVLink islands."""
+    """How tasks lie on one node: the GPU model and the number of NVLink islands used."""
 
     gpu_model: str
     islands: int
 
 
 class NodeLayouts:
-    """How so many tasks of one shape would lie on each node of a floor, as far as anybody asked."""
+    """The layout of one batch of tasks on each node, computed on demand."""
 
     __slots__ = ("layout_of_node", "log_position")
 
     def __init__(self, nodes: int, log_position: int) -> None:
         self.layout_of_node: Ints = np.full(
             nodes, UNKNOWN_LAYOUT, dtype=np.int64
-        )  # an index of ``SpotTable.spots``
-        self.log_position = log_position  # how much of the floor's change log it knows
+        )  # an index into ``LayoutTable.layouts``
+        self.log_position = log_position  # changes applied from the placer's change log
 
 
 class LayoutTable:
-    """All spots there are in a pool, by number; few, as nodes are much alike."""
+    """Numbers the distinct layouts of a pool; they are few, because nodes are similar."""
 
     def __init__(self) -> None:
         self.layouts: list[NodeLayout] = []
         self._number: dict[NodeLayout, int] = {}
 
     def number(self, layout: NodeLayout) -> int:
-        """The number of a spot; a new one where it was not seen before."""
+        """Return the number of a layout, adding it if it is new."""
         number = self._number.setdefault(layout, len(self.layouts))
         if number == len(self.layouts):
             self.layouts.append(layout)
@@ -53,10 +53,10 @@ class LayoutTable:
 
 
 class ThroughputTieBreak:
-    """Chooses nodes for one gang, one after the other; what it chose before counts."""
+    """Chooses nodes for one gang, one after the other, taking earlier choices into account."""
 
     def __init__(self, speeds: Sequence[LayoutSpeed], levels: int) -> None:
-        """``levels`` of the fabric are crossed, should the gang stand on several nodes."""
+        """``levels`` is the number of topology levels that the gang crosses if it spans several nodes."""
         self._percent = {speed.layout: speed.percent for speed in speeds}
         self._unknown = min(self._percent.values())
         self._levels = levels
@@ -65,9 +65,9 @@ class ThroughputTieBreak:
         self._islands = 0
 
     def choose(self, layouts: Sequence[NodeLayout], missing: int, count: int) -> int:
-        """Which of these spots to take for the next ``count`` tasks, the first among equals.
+        """Return the index of the best layout for the next ``count`` tasks, the first among equals.
 
-        With ``missing`` tasks left, the nodes after it are taken to be like it.
+        With ``missing`` tasks left, later nodes are assumed to have the same layout.
         """
         left = ceil(missing / count)
         percents = [self._percent.get(self._layout(spot, left), self._unknown) for spot in layouts]
@@ -78,7 +78,7 @@ class ThroughputTieBreak:
         return best
 
     def _layout(self, node_layout: NodeLayout, left: int) -> Layout:
-        """That of the gang, once its last tasks stand on ``left`` nodes like this."""
+        """Return the layout of the gang if its last tasks use ``left`` nodes like this one."""
         nodes = self._nodes + left
         model = joined_models((*self._models, node_layout.gpu_model))
         return Layout(

@@ -1,7 +1,7 @@
-"""Where tasks should stand: one pool's nodes, scored per shape of task.
+"""Node placement: the nodes of one pool, scored per shape of task.
 
-Capacities and scores are kept per shape and made anew only for nodes that changed since. Equal scores fall to the
-node whose name and id sort first, so the same snapshot gives the same places whatever order its rows came in.
+Capacities and scores are cached per shape and recomputed only for changed nodes. Equal scores go to the first
+node by name and id, so that the result does not depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WORST_SCORE = np.int64(1) << 60
 
 
 class _ShapeScores:
-    """Capacities and scores of one shape over all nodes, and how much of the change log they have seen."""
+    """Capacities and scores of one shape on all nodes, and their position in the change log."""
 
     __slots__ = ("best_free", "capacity", "fitting", "log_position", "score", "total_capacity")
 
@@ -53,14 +53,14 @@ class _ShapeScores:
         self.best_free: Ints = np.zeros(nodes, dtype=np.int64)  # of the GPU that a share takes; 0 is any
         self.fitting: Bools = np.zeros(nodes, dtype=bool)
         self.log_position = log_position
-        self.total_capacity: int | None = None  # the sum of capacities, once somebody asks
+        self.total_capacity: int | None = None  # sum of the capacities, computed on demand
 
 
 class NodePlacer(NodeCapacity):
-    """The nodes of one pool, what is free on them and which of them a task should have.
+    """Chooses nodes for the tasks of gangs in one pool.
 
-    A gang that needs several nodes keeps within few levels of the fabric that ``topologies`` tell.
-    ``asked`` tells the strategy "fragmentation" what tasks ask here and how often; without it, it packs.
+    A gang on several nodes crosses few levels of the first topology in ``topologies`` that labels nodes. The
+    strategy "fragmentation" scores by ``demand``, the number of tasks by request; without it, it packs.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class NodePlacer(NodeCapacity):
         ]
         self._has_mig_slices = any(gpu.mig_profile for gpus in self.gpus for gpu in gpus)
         self._scores: dict[TaskShape, _ShapeScores] = {}
-        self._shared_capacities: dict[TaskShape, SharedGpuCapacity] = {}  # by shapes of no tenant
-        self._fragmentation_scores: dict[TaskShape, _ShapeScores] = {}  # by fragmentation
+        self._shared_capacities: dict[TaskShape, SharedGpuCapacity] = {}  # by shape without tenant
+        self._fragmentation_scores: dict[TaskShape, _ShapeScores] = {}  # scored by fragmentation
         self._node_layouts: dict[tuple[TaskShape, int], NodeLayouts] = {}
         self._layout_table = LayoutTable()
         self._fragmentation: Fragmentation | None = None
@@ -96,7 +96,7 @@ class NodePlacer(NodeCapacity):
             self._measure_fragmentation(demand, group_weight)
 
     def refresh(self, nodes: Iterable[NodeRow], demand: Mapping[TaskRequest, int] | None = None) -> bool:
-        """Take over newer rows of the very same nodes; False and nothing changed when they are built otherwise."""
+        """Load newer rows of the same nodes; return False and change nothing if the hardware differs."""
         opened = self._update_rows(nodes)
         if opened is None:
             return False
@@ -106,8 +106,8 @@ class NodePlacer(NodeCapacity):
             self._fragmentation_scores.clear()
         for scores in (*self._scores.values(), *self._fragmentation_scores.values()):
             scores.log_position = 0
-        for room in self._shared_capacities.values():
-            room.log_position = 0
+        for space in self._shared_capacities.values():
+            space.log_position = 0
         for spots in self._node_layouts.values():
             spots.log_position = 0
         self._unusable_log_position = 0
@@ -117,37 +117,37 @@ class NodePlacer(NodeCapacity):
         return True
 
     def _measure_fragmentation(self, demand: Mapping[TaskRequest, int], group_weight: int) -> None:
-        """Get ready to score by fragmentation. A node of several kinds of GPU counts as its first one."""
+        """Prepare scoring by fragmentation. A node with several kinds of GPU counts as its first one."""
         first = [GpuKind.of(gpus[0]) if gpus else GpuKind("", 0) for gpus in self.gpus]
         kinds = sorted(set(first))
         self._gpu_kind: Ints = np.array([kinds.index(kind) for kind in first], dtype=np.int64)
         self._typical_mix = typical_mix(demand)
         self._fragmentation = Fragmentation(kinds, self._typical_mix, group_weight)
-        self._as_published = not group_weight  # FGD's ties, too
+        self._as_published = not group_weight  # then ties are FGD's, too
         self._unusable: Ints = self._unusable_on(np.arange(len(self.nodes)))
         self._unusable_log_position = len(self._changed)
 
     def copy(self) -> Self:
-        """The same floor, to change on its own; what never changes is shared."""
+        """Return an independent copy that shares what never changes."""
         other = super().copy()
         other._scores = {}
         other._shared_capacities = {}
         other._fragmentation_scores = {}
         other._node_layouts = {}
         if self._fragmentation is not None:
-            # what it lost stays known of the nodes that have not changed since
+            # unusable capacity stays valid for nodes that have not changed since it was computed
             other._unusable = self._unusable.copy()
             other._changed = self._changed[self._unusable_log_position :]
             other._unusable_log_position = 0
         return other
 
     def capacity(self, shape: TaskShape) -> Ints:
-        """How many tasks of ``shape`` each node could take now, exactly."""
+        """Return how many tasks of ``shape`` each node could take now, exactly; (nodes,)."""
         measured = bool(self._fragmentation_scores) and shape in self._fragmentation_scores
         return self._current_scores(shape, measured).capacity
 
     def fit_count(self, shape: TaskShape) -> int:
-        """How many tasks of ``shape`` all nodes together could take now."""
+        """Return how many tasks of ``shape`` all nodes together could take now."""
         if shape.tenant is not None and shape.gpus == 1 and self._tenants.is_exclusive:
             return self._shared_capacity(shape._replace(tenant=None)).fit_count(
                 self._tenants.id_of(shape.tenant)
@@ -160,21 +160,21 @@ class NodePlacer(NodeCapacity):
         return scores.total_capacity
 
     def _shared_capacity(self, shape: TaskShape) -> SharedGpuCapacity:
-        """The room of tasks of this shape for every tenant: for one alone it costs nearly as much."""
-        room = self._shared_capacities.get(shape)
-        if room is None:
-            room = self._shared_capacities[shape] = SharedGpuCapacity(len(self.nodes), len(self._changed))
+        """Return the counts for all tenants; one tenant alone would cost nearly as much."""
+        space = self._shared_capacities.get(shape)
+        if space is None:
+            space = self._shared_capacities[shape] = SharedGpuCapacity(len(self.nodes), len(self._changed))
             rows = np.arange(len(self.nodes))
-        elif room.log_position < len(self._changed):
-            rows = np.fromiter(set(self._changed[room.log_position :]), dtype=np.int64)
-            room.log_position = len(self._changed)
+        elif space.log_position < len(self._changed):
+            rows = np.fromiter(set(self._changed[space.log_position :]), dtype=np.int64)
+            space.log_position = len(self._changed)
         else:
-            return room
+            return space
         free = self.free_milli[rows]
         fits = np.where(self.matching_slots(shape)[rows], free // self._milli(shape, rows), 0)
         tenants = self._tenants.by_slot[rows]
-        room.update(rows, fits, free == WHOLE_MILLI, tenants, self._bound_without_gpus(shape, rows))
-        return room
+        space.update(rows, fits, free == WHOLE_MILLI, tenants, self._bound_without_gpus(shape, rows))
+        return space
 
     def place_gang(
         self,
@@ -183,15 +183,15 @@ class NodePlacer(NodeCapacity):
         prefer_not_idle_in: NodePlacer | None = None,
         speeds: Sequence[LayoutSpeed] = (),
     ) -> list[HeldSlots] | None:
-        """Take places for all ``tasks`` of a gang, or None and nothing taken.
+        """Take slots for all ``tasks`` of a gang; return None and take nothing if they do not fit.
 
-        On a node, GPUs that are free on the floor ``rather_not`` are taken last. Of nodes with equal scores one goes
-        first that gives the gang a faster layout by ``speeds``.
+        On a node, GPUs that are free in ``prefer_not_idle_in`` are taken last. Among nodes with equal scores,
+        the one that gives the gang the fastest layout by ``speeds`` goes first.
         """
         measured = tasks == 1 and self._fragmentation is not None
         if tasks == 1 and (shape.uses_whole_gpus or not measured):
             fitting = np.flatnonzero(self._current_scores(shape, False).fitting)
-            if len(fitting) <= 1:  # there is nothing to choose between
+            if len(fitting) <= 1:  # no choice to make
                 return [self._take(int(node), shape, 1, prefer_not_idle_in) for node in fitting] or None
         scores = self._current_scores(shape, measured)
         if tasks > 1 and int(np.minimum(scores.capacity, tasks).sum()) < tasks:
@@ -217,12 +217,11 @@ class NodePlacer(NodeCapacity):
         return held
 
     def _rank_nodes(self, scores: _ShapeScores, missing: int, domain: Bools | None) -> tuple[Ints, int]:
-        """How good each node is for the next tasks of a gang, least first, and how many of them it is to take.
+        """Return the rank of each node for the next tasks of a gang (least first), and how many it takes.
 
-        Of the nodes ``near`` if any are named.
-
-        Pack: the tightest node that holds all that is missing, else the roomiest one filled up, so that a
-        gang stands on few nodes. Spread: one task on the emptiest node.
+        Only nodes of ``domain`` count, if given. Pack: the tightest node that holds all missing tasks, else
+        the one with the largest capacity, filled up, so that a gang uses few nodes. Spread: one task on the
+        emptiest node.
         """
         fitting = scores.fitting if domain is None else scores.fitting & domain
         if self.strategy == "spread" or missing == 1:
@@ -235,7 +234,7 @@ class NodePlacer(NodeCapacity):
         return np.where(capacity == most, scores.score, WORST_SCORE), most
 
     def _levels_crossed(self, domain: Bools | None) -> int:
-        """Levels of the fabric that a gang crosses on several of the nodes ``near``, or of all."""
+        """Return the topology levels that a gang on several nodes of ``domain`` (None is all) crosses."""
         if self._topology is None:
             return 0
         return len(self._topology.levels) if domain is None else self._topology.levels_crossed(domain)
@@ -243,14 +242,14 @@ class NodePlacer(NodeCapacity):
     def _fastest(
         self, tie_break: ThroughputTieBreak, shape: TaskShape, missing: int, count: int, equal: Ints
     ) -> int:
-        """Of nodes with equal scores the first of those where ``pace`` is best."""
+        """Return the first of the ``equal`` nodes whose layout ``tie_break`` prefers."""
         numbers, first = np.unique(self._layout_numbers(shape, count, equal), return_index=True)
         order = first.argsort()
         spots = [self._layout_table.layouts[number] for number in numbers[order]]
         return int(equal[first[order[tie_break.choose(spots, missing, count)]]])
 
     def _layout_numbers(self, shape: TaskShape, count: int, nodes: Ints) -> Ints:
-        """How ``count`` tasks of ``shape`` would lie on these nodes, as numbers of the table of spots."""
+        """Return the layout numbers of ``count`` tasks of ``shape`` on these nodes."""
         spots = self._node_layouts.get((shape, count))
         if spots is None:
             spots = self._node_layouts[shape, count] = NodeLayouts(len(self.nodes), len(self._changed))
@@ -262,7 +261,7 @@ class NodePlacer(NodeCapacity):
         return np.asarray(spots.layout_of_node[nodes])
 
     def _layout_on(self, shape: TaskShape, count: int, node: int) -> NodeLayout:
-        """How ``count`` tasks would lie on a node that can take them."""
+        """Return the layout of ``count`` tasks on a node that can take them."""
         gpus = self.gpus[node]
         models = {gpu.model for gpu in gpus}
         if len(models) == 1 and self._islands[node] is None:
@@ -281,7 +280,7 @@ class NodePlacer(NodeCapacity):
         )
 
     def _current_scores(self, shape: TaskShape, by_fragmentation: bool) -> _ShapeScores:
-        """Scores of ``shape`` that know of every change so far; ``measured`` by fragmentation."""
+        """Return scores of ``shape`` that are up to date."""
         cache = self._fragmentation_scores if by_fragmentation else self._scores
         scores = cache.get(shape)
         if scores is None:
@@ -305,41 +304,41 @@ class NodePlacer(NodeCapacity):
         return scores
 
     def _refresh_one(self, scores: _ShapeScores, shape: TaskShape, node: int) -> bool:
-        """Bring the scores of one node up to date without the cost of arrays; False when that cannot be done."""
+        """Update the scores of one node without the cost of arrays; return False if that is not possible."""
         if self.strategy != "spread" and not shape.uses_whole_gpus and shape.gpus == 1:
-            return False  # it looks for the GPU that it fills best
+            return False  # its score depends on single GPUs
         capacity, free = self.capacity_on(shape, node), self.free_milli[node].tolist()
         scores.capacity[node] = capacity
         scores.fitting[node] = capacity > 0
-        room = sum(free)
+        space = sum(free)
         scores.score[node] = (
-            -room if self.strategy == "spread" else _packing_score(free.count(WHOLE_MILLI), room)
+            -space if self.strategy == "spread" else _packing_score(free.count(WHOLE_MILLI), space)
         )
         return True
 
     def _score_by_packing(self, shape: TaskShape, rows: Ints) -> Ints:
-        """How much room a node would leave broken up, or its load when spreading.
+        """Return a score by free capacity, least first, or by load when spreading.
 
-        Pack ranks nodes by whole GPUs free, then by what is free in all, so that holes stay large; a share
-        of a GPU first looks for the shared GPU that it fills best.
+        Pack ranks nodes by free whole GPUs, then by free milli, so that large free blocks stay; a share of a
+        GPU first looks for the shared GPU that it fills best.
         """
         free = self.free_milli[rows]
         whole_free = (free == WHOLE_MILLI).sum(axis=1)
-        room = _packing_score(whole_free, free.sum(axis=1))
+        space = _packing_score(whole_free, free.sum(axis=1))
         if self.strategy == "spread":
             return np.asarray(-free.sum(axis=1), dtype=np.int64)
         if shape.uses_whole_gpus or shape.gpus != 1:
-            return np.asarray(room, dtype=np.int64)
+            return np.asarray(space, dtype=np.int64)
         eligible = self.allowed_slots(shape, rows)
         milli = self._milli(shape, rows)
         shared = eligible & (free < WHOLE_MILLI) & (free >= milli)
         left = np.where(shared, free - milli, WHOLE_MILLI).min(axis=1)
-        return np.asarray(np.where(left < WHOLE_MILLI, left, WHOLE_MILLI + room), dtype=np.int64)
+        return np.asarray(np.where(left < WHOLE_MILLI, left, WHOLE_MILLI + space), dtype=np.int64)
 
     def _score_by_fragmentation(self, shape: TaskShape, rows: Ints, capacity: Ints) -> tuple[Ints, Ints]:
-        """How much of the free GPUs a task on each node would lose to the usual requests; see fragmentation.py."""
+        """Return scores by the free GPU capacity that a task makes unusable; see ``fragmentation.py``."""
         score, best_free = np.full(len(rows), WORST_SCORE), np.zeros(len(rows), dtype=np.int64)
-        able = (capacity > 0).nonzero()[0]  # an overfull node has less than none
+        able = (capacity > 0).nonzero()[0]  # an overcommitted node has a negative capacity
         if not len(able) or self._fragmentation is None:
             return score, best_free
         if self._unusable_log_position < len(self._changed):
@@ -362,7 +361,7 @@ class NodePlacer(NodeCapacity):
             task, free, fits, self._gpu_kind[nodes], self._unusable[nodes]
         )
         score[able], best_free[able] = (100 - points) * UNBOUNDED_TASKS, best
-        if not shape.gpus and not self._as_published:  # among equals it leaves nodes with free GPUs alone
+        if not shape.gpus and not self._as_published:  # among equals, prefer nodes without free GPUs
             score[able] += free.sum(axis=1)
         return score, best_free
 
@@ -375,12 +374,12 @@ class NodePlacer(NodeCapacity):
         )
 
     def _emptiest_first(self, nodes: Ints) -> tuple[Ints, Ints]:
-        """What is free on each GPU, the emptiest first, and which slots these are."""
+        """Return the free milli of each GPU, largest first, and the slots in that order."""
         width = self.free_milli.shape[1]
         keys = np.sort(np.arange(width) - np.maximum(self.free_milli[nodes], 0) * width, axis=1)
         return -(keys // width), keys % width
 
-    # -- taking ------------------------------------------------------------------------------------------
+    # -- taking slots ------------------------------------------------------------------------------------
 
     def _take(
         self,
@@ -390,7 +389,7 @@ class NodePlacer(NodeCapacity):
         prefer_not_idle_in: NodePlacer | None,
         best_free: int = 0,
     ) -> HeldSlots:
-        """Take one of the ``count`` tasks that come to ``node``; a share best where ``best_free`` is free."""
+        """Take slots for one of ``count`` tasks on ``node``; a share prefers a GPU with ``best_free``."""
         milli = shape.milli if shape.share_mib is None else int(self.milli_on(shape)[node])
         slots: tuple[int, ...] = ()
         if shape.gpus:
@@ -411,13 +410,13 @@ class NodePlacer(NodeCapacity):
         prefer_not_idle_in: NodePlacer | None = None,
         best_free: int = 0,
     ) -> tuple[int, ...]:
-        """The GPUs for one of ``count`` tasks on a node that has so much ``free`` on each."""
+        """Return the GPU slots for one of ``count`` tasks on a node with ``free`` milli on each GPU."""
         eligible = self.allowed_slots(shape, node).tolist()
         fitting = [s for s, ok in enumerate(eligible) if ok and free[s] >= milli]
         roomy = [s for s in fitting if free[s] >= milli * count]
         alone = shape.uses_whole_gpus or shape.gpus == 1
         if alone or len(roomy) >= shape.gpus:
-            # The fullest that fit; with several GPUs a task those that hold all of its sisters too.
+            # The fullest that fit; a task with several GPUs prefers those that also fit its siblings.
             fitting = sorted(fitting if alone else roomy, key=lambda s: free[s])
             islands = self._islands[node]
             if islands is not None and shape.uses_whole_gpus:
@@ -429,11 +428,11 @@ class NodePlacer(NodeCapacity):
                 free_there = prefer_not_idle_in.free_milli[node].tolist()
                 fitting.sort(key=lambda s: free_there[s] >= milli)
         else:
-            fitting.sort(key=lambda s: -free[s])  # the emptiest, which leave most room to the sisters
+            fitting.sort(key=lambda s: -free[s])  # the emptiest, to leave most capacity for sibling tasks
         return tuple(fitting[: shape.gpus])
 
     def fragmented_milli(self) -> float:
-        """Milli-GPU free here that a request of the usual mix cannot use, on average; 0 where none is known."""
+        """Return the free milli that an average request of the typical mix cannot use; 0 without a mix."""
         if self._fragmentation is None:
             return 0.0
         lost = int(self._unusable_on(np.arange(len(self.nodes))).sum())
@@ -441,5 +440,5 @@ class NodePlacer(NodeCapacity):
 
 
 def _packing_score(whole: _Number, milli: _Number) -> _Number:
-    """How much room is left broken up on nodes with so many whole GPUs free, and so much in all."""
+    """Return the packing score of a node by its free whole GPUs, then free milli."""
     return whole * 1_000_000 + milli

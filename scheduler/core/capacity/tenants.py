@@ -1,7 +1,6 @@
-"""Whose shares stand on which GPU, where a shared GPU is for one project alone.
+"""Exclusive GPU sharing: which project holds the shares of each GPU.
 
-A tenant is a project by a small number; 0 is nobody. A GPU on which nothing stands any more is anybody's,
-whoever stood there before.
+A tenant is a project as a small integer; 0 is none. A GPU without any use belongs to no tenant.
 """
 
 from __future__ import annotations
@@ -15,35 +14,35 @@ from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId, RunningRow
 from scheduler.core.model.task_shape import Bools, Ints
 
 MIXED_TENANTS = -1
-"""Instead of a tenant: shares of several projects stand there, so no other may join before all have gone."""
+"""Shares of several projects are on the GPU: no further share may be placed until all are gone."""
 
 
 class GpuTenants:
-    """The tenants of one pool's GPUs: by node and slot, as the floor's free thousandths are."""
+    """The tenants of a pool's GPUs, by node and slot as ``NodeCapacity.free_milli``."""
 
     def __init__(self, like: Ints) -> None:
-        """``like``: any array of the floor's form, (nodes, slots)."""
+        """``like`` is an array of shape (nodes, slots)."""
         self.is_exclusive = False
-        """True where a shared GPU is for one project alone."""
+        """True if all shares of a GPU must belong to one project."""
         self.by_slot: Ints = np.zeros_like(like)
         self._numbers: dict[ProjectId, int] = {}
 
     def copy(self) -> GpuTenants:
-        """The same, to change on its own; numbers go on to be shared."""
+        """Return an independent copy; the numbering stays shared."""
         other = copy(self)
         other.by_slot = self.by_slot.copy()
         return other
 
     def id_of(self, project: ProjectId | None) -> int:
-        """The number of a project; 0 for none."""
+        """Return the tenant number of a project; 0 for None."""
         return 0 if project is None else self._numbers.setdefault(project, len(self._numbers) + 1)
 
     def load_running(
         self, running: Iterable[RunningRow] | None, slot_of: Mapping[str, tuple[int, int]]
     ) -> list[int]:
-        """Take in whose shares run; None: GPUs are for anybody. Gives the nodes where that changed something.
+        """Load the tenants of running shares and return the nodes that changed.
 
-        ``slot_of`` tells node and slot by the GPU's UUID.
+        ``running`` None disables exclusive sharing. ``slot_of`` maps a GPU's UUID to its node and slot.
         """
         self.is_exclusive = running is not None
         before, self.by_slot = self.by_slot, np.zeros_like(self.by_slot)
@@ -57,12 +56,12 @@ class GpuTenants:
         return changed
 
     def allowed_slots(self, project: ProjectId, rows: Ints | int, free: Ints) -> Bools:
-        """On which GPUs of these nodes nobody but ``project`` has a share; ``free``: what is free on them."""
+        """Return the GPUs of these nodes without shares of other projects; ``free`` is their free milli."""
         mine: Bools = self.by_slot[rows] == self.id_of(project)
         return np.asarray(mine | (free == WHOLE_MILLI))
 
     def merge_node(self, node: int, one: tuple[GpuTenants, Ints], other: tuple[GpuTenants, Ints]) -> None:
-        """Whose shares stand on a node by two floors at once; of each its tenants and what it has free there."""
+        """Combine the tenants of a node from two states, each given as tenants and free milli of the node."""
         if not self.is_exclusive:
             return
         ours, theirs = (
@@ -75,32 +74,36 @@ class GpuTenants:
 class SharedGpuCapacity:
     """How many tasks with a share of one GPU fit on all nodes together, for every tenant at once.
 
-    Nodes bound it by what is free beside GPUs, so each is counted by itself: for somebody who has nothing there, and
-    how much more for each tenant with a GPU there that has room left. Tenants are many and such GPUs few.
+    Each node is limited by its CPU and memory. So it has one count for tenants without shares there, and an
+    addition for each tenant with free capacity on its own GPUs. Tenants are many, but such GPUs are few.
     """
 
     def __init__(self, nodes: int, log_position: int) -> None:
         self.log_position = log_position
-        """How many of the floor's changes this knows of."""
+        """Position in the placer's change log up to which this is valid."""
         self._other_tenants: Ints = np.zeros(nodes, dtype=np.int64)
         self._other_tenants_total = 0
         self._extra_by_tenant: dict[int, int] = {}  # by tenant
-        self._extra_by_node: dict[int, list[tuple[int, int]]] = {}  # by node: who has how much more there
+        self._extra_by_node: dict[int, list[tuple[int, int]]] = {}  # by node: tenants and additional tasks
 
     def fit_count(self, tenant: int) -> int:
-        """Tasks of this tenant that fit."""
+        """Return the number of tasks of this tenant that fit."""
         return self._other_tenants_total + self._extra_by_tenant.get(tenant, 0)
 
     def update(self, rows: Ints, fits: Ints, alone: Bools, tenants: Ints, bound: Ints) -> None:
-        """Count some nodes anew.
+        """Recount some nodes.
 
-        ``fits``: tasks that each GPU of them holds by what is free on it, ``alone``: where nothing stands,
-        ``tenants`` as in ``Tenants``; ``bound``: tasks that each node holds by everything else.
+        Args:
+            rows: the nodes.
+            fits: tasks that each GPU holds by its free milli; (nodes, slots).
+            alone: GPUs without any use; (nodes, slots).
+            tenants: as in ``GpuTenants``; (nodes, slots).
+            bound: tasks that each node holds by everything but GPUs; (nodes,).
         """
         free = np.where(alone, fits, 0).sum(axis=1)
-        strangers = np.minimum(free, bound)
-        self._other_tenants_total += int(strangers.sum()) - int(self._other_tenants[rows].sum())
-        self._other_tenants[rows] = strangers
+        orphans = np.minimum(free, bound)
+        self._other_tenants_total += int(orphans.sum()) - int(self._other_tenants[rows].sum())
+        self._other_tenants[rows] = orphans
         for node in rows.tolist() if self._extra_by_node else ():
             for tenant, more in self._extra_by_node.pop(node, ()):
                 self._extra_by_tenant[tenant] -= more
@@ -111,7 +114,7 @@ class SharedGpuCapacity:
         ):
             own[key] = own.get(key, 0) + count
         for (i, tenant), count in own.items():
-            more = min(int(free[i]) + count, int(bound[i])) - int(strangers[i])
+            more = min(int(free[i]) + count, int(bound[i])) - int(orphans[i])
             if more:
                 self._extra_by_node.setdefault(int(rows[i]), []).append((tenant, more))
                 self._extra_by_tenant[tenant] = self._extra_by_tenant.get(tenant, 0) + more

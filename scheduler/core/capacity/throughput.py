@@ -1,8 +1,8 @@
-"""On which layouts jobs run faster: learned from attempts that ended, told for those that wait.
+"""Relative throughput of layouts, learned from ended attempts for pending jobs of the same work.
 
-Like ``predict.py`` for durations: what is told of a work follows from the latest attempts alone, in steps, so that
-every process tells the same and a row of a snapshot rarely changes. Which jobs do the same *work*, how many
-attempts say something and how they are put together stands in ``portal/domain/throughput.py``.
+As in ``forecast/durations.py``, results depend only on the latest attempts and change in steps, so that all
+processes agree and snapshot rows rarely change. ``portal/domain/throughput.py`` defines which jobs do the
+same *work* and how attempts are combined.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from portal.domain.throughput import Layout, LayoutSpeed, compare_layouts, media
 
 
 class ThroughputHistory:
-    """What attempts that ended tell. Numbers of jobs ascend; those below the last ``forget`` are forgotten."""
+    """Throughput of ended attempts. Job numbers ascend; ``forget_before`` drops the oldest."""
 
     def __init__(self) -> None:
         self._arrivals: deque[tuple[int, str]] = deque()
         self._by_work: dict[str, deque[tuple[int, Layout, float]]] = {}
         self._speeds: dict[str, tuple[LayoutSpeed, ...]] = {}
-        self._changed: set[str] = set()  # works of which others are known than were compared
+        self._changed: set[str] = set()  # works to compare again
 
     @property
     def has_differences(self) -> bool:
-        """True when the layouts of some work are known to differ."""
+        """True if the layouts of some work are known to differ."""
         self._compare()
         return bool(self._speeds)
 
     def learn(self, job: int, work: str, layout: Layout, rate_per_s: float) -> None:
-        """Remembers an attempt of the job of this number that ran at ``per_s`` units a second."""
+        """Add an attempt of job number ``job`` that ran at ``rate_per_s`` units per second."""
         self._arrivals.append((job, work))
         self._by_work.setdefault(work, deque()).append((job, layout, rate_per_s))
         self._changed.add(work)
 
     def forget_before(self, first: int) -> None:
-        """Forgets the attempts of jobs with numbers below ``first``."""
+        """Drop attempts of jobs with numbers below ``first``."""
         while self._arrivals and self._arrivals[0][0] < first:
             _, work = self._arrivals.popleft()
             mine = self._by_work[work]
@@ -44,7 +44,7 @@ class ThroughputHistory:
             self._changed.add(work)
 
     def speeds(self, work: str) -> tuple[LayoutSpeed, ...]:
-        """How fast each known layout is for a work, the fastest first; none where no two are known to differ."""
+        """Return the relative speeds of known layouts, fastest first; empty if none are known to differ."""
         self._compare()
         return self._speeds.get(work, ())
 

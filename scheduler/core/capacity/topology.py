@@ -1,7 +1,7 @@
-"""How near to each other GPUs are: fabric levels between nodes (block, rack), NVLink islands within one.
+"""Distance between GPUs: topology levels between nodes (block, rack), NVLink islands within a node.
 
-A gang should cross as few levels as it can, and take the tightest place that holds it, so that large ones stay
-whole for those who need them. Domains are counted in whole numbers per node, so one choice is a few sums.
+A gang should cross few levels and take the smallest domain that holds it, so that large domains stay free for
+large gangs. Domains are integers per node, so that a choice takes a few array sums.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from scheduler.core.model.snapshot import NodeRow, TopologyRow
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 DomainPath = tuple[str, ...]
-"""A domain by its labels, from the outermost level down to its own."""
+"""The labels of a domain, from the outermost level to its own."""
 
 NO_DOMAIN = -1
 
 
 class TopologyIndex:
-    """The domains of one topology on the nodes of a pool, level by level, outermost first.
+    """The domains of one topology on the nodes of a pool, by level, outermost first.
 
-    Nodes share a domain when their labels agree from the outermost level down to this one. A node without the
-    label of a level stands ``NOWHERE`` at it and below.
+    Nodes share a domain if their labels agree from the outermost level to this one. A node without the label
+    of a level is in ``NO_DOMAIN`` at that level and below.
     """
 
     def __init__(self, row: TopologyRow, nodes: Sequence[NodeRow]) -> None:
         self.levels = row.levels
         paths = [_path(row.levels, node) for node in nodes]
         self.paths: list[list[DomainPath]] = []
-        """The domains of each level, sorted by their labels."""
+        """The domains of each level, sorted by label."""
         self.domain_index: Ints = np.full((len(row.levels), len(nodes)), NO_DOMAIN, dtype=np.int64)
-        """Which of them each node stands in; (levels, nodes)."""
+        """The index of each node's domain in ``paths``; (levels, nodes)."""
         for depth in range(len(row.levels)):
             mine = [path[: depth + 1] if len(path) > depth else None for path in paths]
             self.paths.append(sorted({path for path in mine if path is not None}))
@@ -48,29 +48,30 @@ class TopologyIndex:
 
     @property
     def known_nodes(self) -> Bools:
-        """The nodes that this topology knows."""
+        """The nodes that have a domain at some level."""
         return np.asarray((self.domain_index != NO_DOMAIN).any(axis=0))
 
     def smallest_domain(self, capacity: Ints, tasks: int) -> Bools | None:
-        """The nodes of the smallest domain that holds ``tasks``; None when none does.
+        """Return the nodes of the smallest domain that holds ``tasks``; None if none does.
 
-        The innermost level that has one counts; there the domain with the least room, then the first.
+        The innermost level with such a domain is used; there the domain with the least capacity, then the
+        first.
 
         Args:
             capacity: how many tasks each node could take; (nodes,).
-            tasks: how many there are.
+            tasks: number of tasks.
         """
         for depth in reversed(range(len(self.levels))):
             known = self.domain_index[depth] != NO_DOMAIN
-            room = np.zeros(len(self.paths[depth]), dtype=np.int64)
-            np.add.at(room, self.domain_index[depth][known], np.clip(capacity[known], 0, tasks))
-            holds = np.flatnonzero(room >= tasks)
+            space = np.zeros(len(self.paths[depth]), dtype=np.int64)
+            np.add.at(space, self.domain_index[depth][known], np.clip(capacity[known], 0, tasks))
+            holds = np.flatnonzero(space >= tasks)
             if len(holds):
-                return np.asarray(self.domain_index[depth] == holds[room[holds].argmin()])
+                return np.asarray(self.domain_index[depth] == holds[space[holds].argmin()])
         return None
 
     def levels_crossed(self, nodes: Bools) -> int:
-        """How many levels, counted from the innermost, these nodes do not share."""
+        """Return the number of levels, from the innermost, that these nodes do not share."""
         shared = 0
         for number in self.domain_index[:, nodes]:
             if not len(number) or number[0] == NO_DOMAIN or (number != number[0]).any():
@@ -80,7 +81,7 @@ class TopologyIndex:
 
 
 def default_topology(topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]) -> TopologyIndex | None:
-    """The topology that gangs keep to without asking: the first by name that labels a node."""
+    """Return the topology used for gangs without a constraint: the first by name that labels a node."""
     for topology in sorted(topologies, key=lambda row: row.name):
         fabric = TopologyIndex(topology, nodes)
         if fabric.known_nodes.any():
@@ -89,7 +90,7 @@ def default_topology(topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]
 
 
 def _path(levels: Sequence[str], node: NodeRow) -> DomainPath:
-    """The labels of a node from the outermost level down to the last that it has."""
+    """Return the labels of a node from the outermost level to the last one it has."""
     labels = dict(node.labels)
     path: DomainPath = ()
     for level in levels:
@@ -100,12 +101,12 @@ def _path(levels: Sequence[str], node: NodeRow) -> DomainPath:
 
 
 def pick_slots_by_island(free: Sequence[int], island_of: Sequence[int], count: int) -> list[int]:
-    """``count`` of the ``free`` GPU slots of a node on as few islands as can be, large islands left whole.
+    """Return ``count`` of the ``free`` GPU slots of a node on few islands, keeping large islands whole.
 
     Args:
         free: slots that may be taken.
         island_of: the island of every slot of the node.
-        count: how many are asked for; at most as many as are free.
+        count: at most the number of free slots.
     """
     islands: dict[int, list[int]] = {}
     for slot in sorted(free):

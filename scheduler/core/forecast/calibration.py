@@ -1,15 +1,15 @@
-"""How far past waits lay from what was played for them, and the interval that follows for the next.
+"""Calibration of wait forecasts: intervals from the residuals of past waits against simulated medians.
 
-A wait ``w`` is held against the median ``m`` that was played for it by ``log((w + c) / (m + c))``: above ``c`` by
-their ratio, below by their difference, since a wait that was played as nothing may still take a while. The interval
-is the middle 80 % of these residuals around a new median (split conformal prediction; Papadopoulos et al. 2002).
+The residual of a wait ``w`` with simulated median ``m`` is ``log((w + c) / (m + c))``: about a ratio above
+``c`` and a difference below, since a wait simulated as zero may still take a while. The interval is the
+middle 80 % of these residuals around a new median (split conformal prediction; Papadopoulos et al. 2002).
 
-A short memory does not work: jobs that are submitted together wait alike, so the latest thousand are often one
-crowd, and of the waits that go on nobody has learned yet. So the memory is long, and fades: a residual counts half
-as much for every week since its forecast was made. A crowd counts more than one job and less than as many: the
-forecasts of an hour count together by the root of their number. And a size of job speaks for itself only once its
-forecasts come from several hours; until then all jobs from its size up do, in doublings of GPUs, then those from
-half its size up, and so on, and before that nobody.
+A short memory does not work: jobs submitted together wait alike, so the latest thousand are often one batch,
+and unfinished waits are missing. So the memory is long and decays: the weight of a residual halves every week
+since its forecast. A batch counts more than one job but less than all of them: forecasts of the same hour are
+weighted by one over the square root of their number. A job size uses its own residuals once they come from
+several hours; until then those of all sizes from its own up (in doublings of GPUs), then from half its size
+up, and so on.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SCORED_FROM_S = 60.0
 """Shorter waits are neither scored nor learned from."""
 
 SOFT_S = 1_000.0
-"""``c`` above."""
+"""``c`` in the module docstring."""
 HALF_LIFE_HOURS = 7 * 24
 MAX_RESIDUALS = 20_000
 MIN_HOURS = 9
 HOUR_S = 3_600.0
 
 DEFAULT_QUANTILES = (math.log(0.2), 0.0, math.log(5.0))
-"""The residuals taken while nothing was learned yet."""
+"""Residual quantiles used while nothing was learned yet."""
 
 
 class WaitInterval(NamedTuple):
@@ -49,34 +49,34 @@ class WaitInterval(NamedTuple):
 
 
 def interval_score(low: float, high: float, actual: float) -> float:
-    """Winkler's score, in the unit of its arguments: the width, and 2 / alpha times how far it was missed."""
+    """Return Winkler's interval score in the unit of its arguments: width plus 2 / alpha times the miss."""
     missed = max(0.0, low - actual) + max(0.0, actual - high)
     return high - low + 2.0 / ALPHA * missed
 
 
 class WaitCalibration:
-    """How waits came out against the medians played for them, for each size of job and from each size up."""
+    """Residuals of waits against simulated medians, for each job size and from each size up."""
 
     def __init__(self) -> None:
         self._of_size: dict[int, _Residuals] = {}
         self._from_size_up: dict[int, _Residuals] = {}  # by doublings of GPUs
 
     def learn(self, milli: int, made_s: float, median_s: float, waited_s: float) -> None:
-        """Remembers that a job of ``milli`` for which a forecast was made at ``made_s`` waited so long from then."""
+        """Add a wait of ``waited_s`` from ``made_s``, when the forecast of a job of ``milli`` was made."""
         residual = math.log((max(0.0, waited_s) + SOFT_S) / (median_s + SOFT_S))
         self._of_size.setdefault(milli, _Residuals()).add(made_s, residual)
         for doublings in _down_from(milli):
             self._from_size_up.setdefault(doublings, _Residuals()).add(made_s, residual)
 
     def interval(self, milli: int, median_s: float) -> WaitInterval:
-        """The interval around a median that was played for a job of ``milli``."""
+        """Return the interval around a simulated median for a job of ``milli``."""
         low, middle, high = next(
             (found for each in self._alike(milli) if (found := each.quantiles())), DEFAULT_QUANTILES
         )
         return WaitInterval(_wait_s(low, median_s), _wait_s(middle, median_s), _wait_s(high, median_s))
 
     def _alike(self, milli: int) -> Iterator[_Residuals]:
-        """Who speaks for jobs of this size, the most telling first."""
+        """Yield the residuals to use for jobs of this size, most specific first."""
         if milli in self._of_size:
             yield self._of_size[milli]
         for doublings in _down_from(milli):
@@ -85,7 +85,7 @@ class WaitCalibration:
 
 
 def _down_from(milli: int) -> range:
-    """The doublings that lead up to a size: 3, 2, 1, 0 for 5 to 8 GPUs, 0 for one GPU or a part of it."""
+    """Return the doublings up to a size, descending: 3, 2, 1, 0 for 5 to 8 GPUs, 0 for one GPU or a share."""
     gpus = -(-milli // WHOLE_MILLI)
     return range(max(0, gpus - 1).bit_length(), -1, -1)
 
@@ -95,17 +95,17 @@ def _wait_s(residual: float, median_s: float) -> float:
 
 
 class _Residuals:
-    """The residuals remembered, ascending, and in which hour the forecast of each was made."""
+    """Residuals in ascending order, with the hour of each one's forecast."""
 
     def __init__(self) -> None:
         self._arrivals: deque[tuple[float, int]] = deque()
         self._ordered: list[float] = []
-        self._hours: list[int] = []  # of the ordered
+        self._hours: list[int] = []  # in the order of ``_ordered``
         self._in_hour: Counter[int] = Counter()
         self._found: tuple[float, ...] | None = None
 
     def add(self, made_s: float, residual: float) -> None:
-        """Remembers one more, and forgets the first where it would be too many."""
+        """Add a residual, and drop the oldest if there are too many."""
         if len(self._arrivals) == MAX_RESIDUALS:
             self._forget(*self._arrivals.popleft())
         hour = int(made_s // HOUR_S)
@@ -124,7 +124,7 @@ class _Residuals:
             del self._in_hour[hour]
 
     def quantiles(self) -> tuple[float, ...] | None:
-        """The 10th, 50th and 90th percentile by weight; None while they come from too few hours."""
+        """Return the weighted 10th, 50th and 90th percentile; None while they come from too few hours."""
         if len(self._in_hour) < MIN_HOURS:
             return None
         if self._found is None:

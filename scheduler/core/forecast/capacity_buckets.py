@@ -1,12 +1,12 @@
-"""Where the tasks of waiting jobs can stand, for plays of the queue: buckets of alike GPUs, and what is free in them.
+"""Coarse free capacity for queue simulations: buckets of equivalent GPUs and what is free in them.
 
-A *bucket* is those GPUs of one node that the same waiting tasks may use; buckets open to the same tasks are of one
-*bucket_type*. Which these are is asked of ``Floor`` once. In a pool of equal nodes with equal wishes there is one bucket_type,
-and a bucket is a node. A task stands in one bucket. What it takes of CPU and memory is not followed: a bucket is of no
-use to a task only where its node has too little of them even when nothing else stands there.
+A *bucket* is the set of GPUs of one node that the same pending tasks may use; buckets open to the same tasks
+have one *bucket type*. ``NodePlacer`` determines this once. In a pool of equal nodes and unconstrained
+requests there is one type, and a bucket is a node. A task uses one bucket. CPU and memory use is not
+simulated: a bucket is closed to a task only if even the empty node has too little of them.
 
-Where a shared GPU is for one project alone, the GPUs with shares of a *tenant* are of use to nobody else, until the
-last share has gone.
+Where GPU sharing is exclusive, GPUs with shares of a *tenant* are closed to others until the last share is
+gone.
 """
 
 from __future__ import annotations
@@ -23,47 +23,48 @@ from scheduler.core.model.snapshot import WHOLE_MILLI, NodeId, NodeRow, RunningR
 from scheduler.core.model.task_shape import TaskShape
 
 BucketSlots = tuple[int, int, tuple[int, ...]]
-"""A bucket with a number of whole GPUs; or with thousandths, and the numbers of the GPUs of which they are."""
+"""A bucket with a number of whole GPUs; or with milli, and the numbers of the shared GPUs."""
 
 BucketState = tuple[int, tuple[int, ...]]
-"""What a bucket has free: whole GPUs, and the thousandths of those with shares that anybody may join, ascending."""
+"""Free capacity of a bucket: whole GPUs, and the free milli of shared GPUs open to all tenants, ascending."""
 
 TaskSize = tuple[int, int, int]
-"""GPUs of a task, thousandths of each, and its tenant."""
+"""Number of GPUs of a task, milli of each, and its tenant."""
 
 
 class BucketRequest(NamedTuple):
-    """What one task takes: so many GPUs, so much of each, in a bucket of one of these bucket_types (ascending)."""
+    """What one task takes: GPUs and milli of each, in a bucket of one of these types (ascending)."""
 
     gpus: int
     milli: int
     bucket_types: tuple[int, ...]
-    tenant: int = 0  # who alone may join its shares; 0: anybody
+    tenant: int = 0  # which alone may share its GPUs; 0 is any
 
     @property
     def size(self) -> TaskSize:
-        """It without where it may stand."""
+        """GPUs, milli and tenant."""
         return self.gpus, self.milli, self.tenant
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityBuckets:
-    """All buckets of a pool and what is free in them now."""
+    """All buckets of a pool and their free capacity now."""
 
     type_of: tuple[int, ...]
     whole_gpus: tuple[int, ...]
     shared: Mapping[int, Mapping[int, int]]
-    """By bucket, its GPUs that carry shares, by number: the thousandths free of each."""
+    """By bucket: the free milli of its shared GPUs, by GPU number."""
     gpu_number_limit: int
-    """Numbers of GPUs are smaller than this."""
+    """Upper bound (exclusive) of GPU numbers."""
     tenants: Mapping[int, int] = field(default_factory=dict)
-    """By number of a GPU with shares: whose they are, where that matters."""
+    """Tenant of a shared GPU by number, where sharing is exclusive."""
 
 
 class BucketBuilder:
-    """Divides the nodes of a pool into buckets for some shapes of tasks; ``apart`` are sets of nodes to tell apart.
+    """Divides the nodes of a pool into buckets for given task shapes.
 
-    ``sharing`` are running jobs, where a shared GPU is for one project alone.
+    ``node_sets`` are sets of nodes to distinguish; ``sharing`` are the running jobs if GPU sharing is
+    exclusive.
     """
 
     def __init__(
@@ -101,19 +102,19 @@ class BucketBuilder:
                     self._bucket_at[node, slot] = mine[sign]
         bits = [np.unpackbits(np.frombuffer(sign, dtype=np.uint8)) for sign in bucket_types]
         layer_sorts = [tuple(s for s, has in enumerate(bits) if has[layer]) for layer in range(len(layers))]
-        self._types_of = dict(zip(shapes, layer_sorts[: len(shapes)], strict=True))  # by shapes of no tenant
+        self._types_of = dict(zip(shapes, layer_sorts[: len(shapes)], strict=True))  # by shape without tenant
         self.types_by_node_set: list[frozenset[int]] = [
             frozenset(each) for each in layer_sorts[len(shapes) :]
         ]
-        """The bucket_types of each set of nodes that was to be told apart."""
+        """The bucket types of each of the ``node_sets``."""
 
     def request_for(self, shape: TaskShape) -> BucketRequest:
-        """What a task of one of the shapes takes, and where it can stand."""
+        """Return the request of a task of one of the shapes."""
         bucket_types = self._types_of[shape._replace(tenant=None)]
         return BucketRequest(shape.gpus, shape.milli, bucket_types, self._placer.tenant_id(shape))
 
     def slots_of(self, tasks: Iterable[RunningTask]) -> tuple[BucketSlots, ...]:
-        """What running tasks give back once they end; GPUs that no waiting task may use are left out."""
+        """Return what running tasks will release, without GPUs that no pending task may use."""
         whole: Counter[int] = Counter()
         shares: list[BucketSlots] = []
         for held in self._placer.slots_held_by(tasks):
@@ -128,7 +129,7 @@ class BucketBuilder:
         return (*((bucket, gpus, ()) for bucket, gpus in whole.items()), *shares)
 
     def build(self, running: Iterable[Sequence[BucketSlots]]) -> CapacityBuckets:
-        """What is free now, beside these places."""
+        """Return the buckets with what is free now, next to these slots of running jobs."""
         carry = {gpu for places in running for _, _, gpus in places for gpu in gpus}
         whole = [0] * len(self._type_of)
         shared: dict[int, dict[int, int]] = {}
@@ -146,26 +147,26 @@ class BucketBuilder:
 
 
 class BucketOccupancy:
-    """What is free in each bucket while a queue is played, and which buckets have how much."""
+    """Free capacity per bucket during a simulation, with an index of buckets by state."""
 
     def __init__(self, buckets: CapacityBuckets, sizes: Sequence[TaskSize]) -> None:
         self._type_of = buckets.type_of
         self._sizes = [BucketRequest(gpus, milli, (), tenant) for gpus, milli, tenant in sizes]
         self._sizes_of: dict[
             int, list[tuple[int, BucketRequest]]
-        ] = {}  # by tenant, with their places in the list
+        ] = {}  # by tenant: indexes in ``sizes`` and requests
         for number, size in enumerate(self._sizes):
             if size.tenant:
                 self._sizes_of.setdefault(size.tenant, []).append((number, size))
         self.fit_counts = np.zeros((len(sizes), max(buckets.type_of, default=-1) + 1), dtype=np.int64)
-        """How many tasks of each size surely find places, by bucket_type."""
+        """Lower bound of the tasks of each size that fit, by bucket type."""
         self._tasks_in: dict[BucketState, np.ndarray] = {}
         self._whole = list(buckets.whole_gpus)
-        self._shared: dict[int, dict[int, int]] = {}  # by bucket: the GPUs whose shares anybody may join
+        self._shared: dict[int, dict[int, int]] = {}  # by bucket: shared GPUs open to all tenants
         self._own: dict[
             int, dict[int, dict[int, int]]
-        ] = {}  # by bucket and tenant: those that only it may join
-        self._buckets_of: dict[int, dict[int, None]] = {}  # by tenant: the buckets where it has any
+        ] = {}  # by bucket and tenant: shared GPUs open to that tenant only
+        self._buckets_of: dict[int, dict[int, None]] = {}  # by tenant: buckets with such GPUs
         self._tenants: dict[int, int] = {}  # by GPU
         self._next_gpu = buckets.gpu_number_limit
         self._buckets_by_state: list[dict[BucketState, dict[int, None]]] = [
@@ -174,7 +175,7 @@ class BucketOccupancy:
         self._states: list[BucketState] = [(0, ())] * len(buckets.type_of)
         self._more: dict[
             int, list[tuple[int, int]]
-        ] = {}  # by bucket: sizes with more room than for strangers
+        ] = {}  # by bucket: index of size, and additional tasks of its tenant
         for bucket, gpus in buckets.shared.items():
             for gpu, milli in gpus.items():
                 self._add_shared_gpu(bucket, gpu, buckets.tenants.get(gpu, 0), milli)
@@ -182,7 +183,7 @@ class BucketOccupancy:
             self._count_bucket(bucket)
 
     def allocate(self, request: BucketRequest, bucket_types: Iterable[int]) -> BucketSlots | None:
-        """A place for one task in the bucket that it fills best; None when there is none."""
+        """Allocate one task in the bucket with the tightest fit; return None if none fits."""
         bucket_types = list(bucket_types)
         bucket = self._fullest_shared(request, bucket_types) if request.tenant else None
         if bucket is None:
@@ -199,7 +200,6 @@ class BucketOccupancy:
         return place
 
     def release(self, slots: BucketSlots) -> None:
-        """Frees a place."""
         bucket, amount, gpus = slots
         self._uncount_bucket(bucket)
         if not gpus:
@@ -218,7 +218,7 @@ class BucketOccupancy:
         self._count_bucket(bucket)
 
     def _best_fit(self, request: BucketRequest, bucket_types: Iterable[int]) -> int | None:
-        """The bucket that a task fills best where it joins no shares of its own tenant."""
+        """Return the tightest bucket for a task that joins no GPU of its own tenant."""
         best: tuple[tuple[int, int], int, BucketState] | None = None
         for bucket_type in bucket_types:
             for state in self._buckets_by_state[bucket_type]:
@@ -229,7 +229,7 @@ class BucketOccupancy:
         return None if best is None else next(reversed(self._buckets_by_state[best[1]][best[2]]))
 
     def _fullest_shared(self, request: BucketRequest, bucket_types: Sequence[int]) -> int | None:
-        """The bucket where it joins the fullest GPU of its tenant that has so much left."""
+        """Return the bucket where the task joins the fullest GPU of its tenant that has enough left."""
         best: tuple[int, int, int] | None = None
         for bucket in self._buckets_of.get(request.tenant, ()):
             if self._type_of[bucket] in bucket_types:
@@ -246,7 +246,7 @@ class BucketOccupancy:
         return bucket, request.gpus, ()
 
     def _take_shares(self, bucket: int, request: BucketRequest) -> BucketSlots:
-        """Shares of the fullest GPUs that have so much left, then of whole ones."""
+        """Take shares of the fullest GPUs that have enough left, then of whole ones."""
         shared = (
             self._own.get(bucket, {}).get(request.tenant, {})
             if request.tenant
@@ -264,7 +264,7 @@ class BucketOccupancy:
         return bucket, request.milli, tuple(gpus)
 
     def _add_shared_gpu(self, bucket: int, gpu: int, tenant: int, milli: int) -> None:
-        """Notes a GPU that carries shares, with so many thousandths free."""
+        """Add a shared GPU with ``milli`` free."""
         if tenant:
             self._tenants[gpu] = tenant
             self._own.setdefault(bucket, {}).setdefault(tenant, {})[gpu] = milli
@@ -300,7 +300,7 @@ class BucketOccupancy:
             self.fit_counts[number, bucket_type] -= more
 
     def _tasks_of_sizes(self, state: BucketState) -> np.ndarray:
-        """How many tasks of each size a bucket in ``state`` takes, of a tenant that has nothing there."""
+        """Return the tasks of each size that fit a bucket in ``state``, for tenants with nothing there."""
         known = self._tasks_in.get(state)
         if known is None:
             known = np.array([_fit_count(state, size) for size in self._sizes], dtype=np.int64)
@@ -309,9 +309,9 @@ class BucketOccupancy:
 
 
 def _fit_count(state: BucketState, request: BucketRequest) -> int:
-    """How many tasks a bucket in ``state`` takes; of shares of several GPUs no two on one GPU, which is the least.
+    """Return how many tasks fit a bucket in ``state``; a lower bound for tasks with shares of several GPUs.
 
-    Of a tenant as if it had nothing there.
+    A tenant counts as having nothing there.
     """
     whole, shared = state if not request.tenant else (state[0], ())
     if request.milli == WHOLE_MILLI:
@@ -323,7 +323,7 @@ def _fit_count(state: BucketState, request: BucketRequest) -> int:
 
 
 def _tightness(state: BucketState, request: BucketRequest) -> tuple[int, int]:
-    """What a bucket that takes the task has, least first: of the GPU that a share joins, then in all."""
+    """Return the capacity of the GPU that a share joins, and of the bucket; the least is tightest."""
     whole, shared = state if not request.tenant else (state[0], ())
     joins = (
         0
@@ -334,7 +334,7 @@ def _tightness(state: BucketState, request: BucketRequest) -> tuple[int, int]:
 
 
 def _extra_fit_count(request: BucketRequest, own: Collection[int], whole: int) -> int:
-    """How many more tasks a bucket takes where their tenant has GPUs of its own with so much free."""
+    """Return how many more tasks fit where their tenant has GPUs of its own with this much free."""
     if request.gpus == 1:
         return sum(milli // request.milli for milli in own)
     able = whole if request.milli <= WHOLE_MILLI else 0

@@ -1,7 +1,7 @@
-"""Whom it would delay if a running job ended later: those who wait, by two plays of the queue, and reserved nodes.
+"""Estimate which pending jobs and reservations a later end of a running job would delay.
 
-The job is taken to run to its end in both plays, and all else is drawn alike, so what differs is its doing. Jobs
-still to come are not known.
+The queue is simulated twice, with the job running to either end and all other draws equal, so that the
+difference is due to the job. Future submissions are not considered.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from scheduler.core.model.project_tree import ProjectTree
 from scheduler.core.model.snapshot import JobId, RunningRow, Snapshot
 
 MIN_DELAY_S = 60.0
-"""Who starts less than this later is not called delayed."""
+"""Smaller delays are ignored."""
 MAX_JOBS = 1_000
-"""Of so many waiting jobs at most it is worked out, those whose turn comes first: somebody waits for the answer."""
+"""Pending jobs considered, in queue order; bounded because a user waits for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDelay:
-    """A waiting job that would start so much later; ``by_s`` infinite: nobody can say when then."""
+    """The delay of one pending job; infinite ``delay_s`` means that its start becomes unknown."""
 
     job: JobId
     delay_s: float
@@ -34,9 +34,9 @@ class JobDelay:
 
 @dataclass(frozen=True, slots=True)
 class DelayImpact:
-    """Whom a later end would delay: waiting jobs, the longest delay first, and reservations by name.
+    """The delayed jobs, longest delay first, and the names of delayed reservations.
 
-    ``whole`` False: more wait than were looked at, so that there may be others.
+    ``is_complete`` is False if more jobs are pending than were considered.
     """
 
     jobs: tuple[JobDelay, ...]
@@ -53,10 +53,10 @@ def estimate_delay_impact(
     durations: DurationHistory,
     template_of: Mapping[JobId, str | None] = MappingProxyType({}),
 ) -> DelayImpact:
-    """Whom it would delay if a running job that ends at ``end_s`` at the latest might run until ``later_s``.
+    """Return what is delayed if a running job may run until ``extended_end_s`` instead of ``end_s``.
 
     Raises:
-        ValueError: no such job runs, or the later end is not later.
+        ValueError: the job is not running, or the extended end is not later.
     """
     row = next((row for row in snapshot.running if row.job == job), None)
     if row is None or extended_end_s <= end_s:
@@ -83,7 +83,7 @@ def estimate_delay_impact(
 def _delayed_reservations(
     snapshot: Snapshot, row: RunningRow, end_s: float, extended_end_s: float
 ) -> tuple[str, ...]:
-    """The reservations for others on whose nodes the job would stand in the time that is added."""
+    """Return the reservations for others on the job's nodes that the added time overlaps."""
     tree = ProjectTree(snapshot.projects)
     line = set(tree.path[tree.leaf_of[row.project]])
     nodes = {task.node for task in row.tasks}

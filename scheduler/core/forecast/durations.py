@@ -1,12 +1,12 @@
-"""How long jobs run: learned from those that ended, told for those that wait or run.
+"""Run times of jobs, learned from ended jobs, for pending and running ones.
 
-A job is expected to run like the finished jobs of the same person, template and size; where too few of these
-are known, like those of its project and size; then like those of its size; then nothing is known. What is
-left of a job that runs already is that of the finished jobs which ran longer than it has so far. Only the
-latest finished jobs count, so that habits may change.
+A job is expected to run like finished jobs of the same user, template and size; with too few of these, like
+those of its project and size; then like those of its size; else its duration is unknown. The remaining time
+of a running job is that of finished jobs that ran longer than it has. Only the latest finished jobs count, so
+that changes show.
 
-What a snapshot says of a job is told in steps (``Steps``): it changes when what is known of its like has
-changed by a fifth, or when the job outlived it, and not with each job that ends.
+Snapshots use steps (``QuantizedDurations``): a value changes when the prediction changes by a step (a fifth),
+or when the job has outlived it, not with every ended job.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
 MIN_SAMPLES = 5
-"""Fewer finished jobs than this say nothing."""
+"""Fewer finished jobs than this give no prediction."""
 
 MAX_SAMPLES = 2_000
-"""So many of the latest finished jobs are remembered at each level."""
+"""Number of latest finished jobs kept per level."""
 
 MIN_DURATION_S = 60.0
 STEPS_PER_DOUBLING = 4
-"""Durations are told in steps from a minute up, each a fifth longer than the one below."""
+"""Quantized durations start at a minute; each step is a fifth longer than the one below."""
 
 
 class DurationKey(NamedTuple):
-    """What of a job is taken as telling how long it runs. ``template`` None is none or unknown."""
+    """The properties of a job that predict its duration. ``template`` None is none or unknown."""
 
     project: str
     user: str
@@ -38,7 +38,7 @@ class DurationKey(NamedTuple):
 
 
 class DurationHistory:
-    """What finished jobs tell; all in seconds. Beyond the latest ``most`` jobs of all kinds together it forgets."""
+    """Durations of finished jobs in seconds; of the latest ``max_jobs`` jobs in total."""
 
     def __init__(self, max_jobs: int | None = None) -> None:
         self._max_jobs = max_jobs
@@ -48,11 +48,11 @@ class DurationHistory:
 
     @property
     def learned_count(self) -> int:
-        """How many jobs it has learned from so far, those forgotten included."""
+        """Number of jobs learned from, including forgotten ones."""
         return self._learned
 
     def learn(self, kind: DurationKey, duration_s: float) -> None:
-        """Remembers a job that ran for ``duration_s`` and ended."""
+        """Add a job that ran for ``duration_s`` and ended."""
         for key in _keys(kind):
             self._levels.setdefault(key, _Level()).add(self._learned, duration_s)
         self._learned += 1
@@ -69,15 +69,15 @@ class DurationHistory:
                 del self._levels[key]
 
     def expected_s(self, kind: DurationKey, time_limit_s: float | None = None) -> float | None:
-        """How long a job of this kind runs, at the median and at most its limit; None where nothing is known."""
+        """Return the median duration of such jobs, capped by the limit; None if unknown."""
         return self.remaining_s(kind, 0.0, time_limit_s)
 
     def remaining_s(
         self, kind: DurationKey, ran_s: float, time_limit_s: float | None = None, quantile: float = 0.5
     ) -> float | None:
-        """How long a job that ``ran_s`` already still runs: the value below which ``part`` of its like lie.
+        """Return the ``quantile`` (0 to 1) of the remaining time of a job that has run for ``ran_s``.
 
-        A limit caps it, also where nothing is known. ``part`` is from 0 to 1.
+        The time limit caps it, and is returned if the duration is unknown.
         """
         limit_s = None if time_limit_s is None else max(0.0, time_limit_s - ran_s)
         for key in _keys(kind):
@@ -89,10 +89,10 @@ class DurationHistory:
 
 
 class QuantizedDurations:
-    """How long jobs run in all, told in steps.
+    """Total durations of jobs, in steps.
 
-    What is told of a job is the prediction made at its start; once it has run longer than that, the one made at the
-    end of the first; and so on. Where nothing like it ran so long, it is expected to run as long again.
+    The value is the prediction made at the start; once the job has run longer, the one made at the end of the
+    first; and so on. If no similar job ran that long, it is expected to run as long again.
     """
 
     def __init__(self, durations: DurationHistory) -> None:
@@ -101,24 +101,24 @@ class QuantizedDurations:
         self._steps: dict[DurationKey, list[int]] = {}
 
     def total_s(self, kind: DurationKey, ran_s: float = 0.0) -> float | None:
-        """How long a job of this kind runs that ran so long already, from its start; None where nothing is known.
+        """Return the total duration of a job that has run for ``ran_s``; None if unknown.
 
-        More than ``ran_s``, and at least a minute.
+        The result is more than ``ran_s`` and at least a minute.
         """
         if self._learned != self._durations.learned_count:
             self._learned, self._steps = self._durations.learned_count, {}
-        told = self._steps.get(kind)
-        if told is None:
+        reported = self._steps.get(kind)
+        if reported is None:
             expected_s = self._durations.expected_s(kind)
-            told = self._steps[kind] = [] if expected_s is None else [_step(expected_s)]
-        if not told:
+            reported = self._steps[kind] = [] if expected_s is None else [_step(expected_s)]
+        if not reported:
             return None
-        for step in told:
+        for step in reported:
             if (in_all_s := _at(step)) > ran_s:
                 return in_all_s
-        while (in_all_s := _at(told[-1])) <= ran_s:
+        while (in_all_s := _at(reported[-1])) <= ran_s:
             left_s = self._durations.remaining_s(kind, in_all_s)
-            told.append(max(told[-1] + 1, _step(in_all_s + (in_all_s if left_s is None else left_s))))
+            reported.append(max(reported[-1] + 1, _step(in_all_s + (in_all_s if left_s is None else left_s))))
         return in_all_s
 
 
@@ -127,14 +127,14 @@ def _at(step: int) -> float:
 
 
 def _step(seconds: float) -> int:
-    """The first step that is no shorter."""
+    """Return the first step that is not shorter."""
     return max(
         0, math.ceil(STEPS_PER_DOUBLING * math.log2(max(MIN_DURATION_S, seconds) / MIN_DURATION_S) - 1e-9)
     )
 
 
 def _keys(kind: DurationKey) -> Iterator[Hashable]:
-    """The levels, the most telling first."""
+    """Yield the keys of the levels, most specific first."""
     if kind.template is not None:
         yield (kind.user, kind.template, kind.size_milli)
     yield (kind.project, kind.size_milli)
@@ -142,7 +142,7 @@ def _keys(kind: DurationKey) -> Iterator[Hashable]:
 
 
 class _Level:
-    """Durations of one level: sorted to be asked, and in the order they came to forget the oldest."""
+    """Durations of one level: sorted for lookup, and in order of arrival to drop the oldest."""
 
     __slots__ = ("_came", "_ordered")
 
@@ -155,14 +155,14 @@ class _Level:
         return not self._came
 
     def add(self, number: int, duration_s: float) -> None:
-        """Remembers a job; numbers ascend."""
+        """Add a job; numbers ascend."""
         self._came.append((number, duration_s))
         insort(self._ordered, duration_s)
         if len(self._came) > MAX_SAMPLES:
             self._drop_oldest()
 
     def drop(self, number: int) -> None:
-        """Forgets the job of this number, which is the oldest or gone already."""
+        """Drop the job of this number if it is the oldest; otherwise it is gone already."""
         if self._came and self._came[0][0] == number:
             self._drop_oldest()
 

@@ -1,11 +1,10 @@
-"""A play of the queue: who starts when, if everybody runs as long as was drawn.
+"""Simulate the queue of a pool: when each job starts if all jobs run for the drawn durations.
 
-Running jobs end after drawn times; whoever ends gives its GPUs back, and free GPUs go to the project that holds
-least of its share with its next job counted, in each project by position. Who does not fit, is not to start yet or
-would pass a number of a quota is passed over; reserved nodes close and open as the clock goes. Jobs still to come
-are not known and not drawn.
+Free GPUs go to the project with the smallest ratio of held (with its next job) to fair share, and within a
+project by position. A job is skipped if it does not fit, may not start yet, or would exceed a quota; reserved
+nodes close and open with time. Future submissions are not considered.
 
-What is found out is kept until something happens that can change it: a start takes away, an end gives.
+Results are cached until an event can change them: a start takes capacity, an end releases it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from scheduler.core.model.snapshot import ProjectId
 
 SIMULATION_RUNS = 8
 MAX_STEPS = 2_000_000
-"""Ends and job_classes looked at in one play; of a job that has not started by then nothing is known."""
+"""Bound on ends and job classes examined per run; the start of a job after that is unknown."""
 
 
 def simulate_queue(
@@ -33,10 +32,10 @@ def simulate_queue(
     runs: int = SIMULATION_RUNS,
     max_steps: int = MAX_STEPS,
 ) -> dict[int, list[float | None]]:
-    """In how many seconds each of these positions starts, by play.
+    """Return the start of each target position in seconds from now, by run.
 
-    Infinite where it does not even when all others have ended; None where the play came to its bound before. Who has
-    a later position than all of them in its project is left out.
+    It is infinite if the job does not start after all others have ended, and None if the run reached
+    ``max_steps`` before. Jobs behind all targets of their project are not simulated.
     """
     feasible = {
         position
@@ -51,7 +50,7 @@ def simulate_queue(
 
 
 class _Simulation:
-    """One play."""
+    """One run of the simulation."""
 
     def __init__(self, simulation_input: SimulationInput, run: int, targets: Collection[int]) -> None:
         self._input = simulation_input
@@ -70,40 +69,39 @@ class _Simulation:
         calendar = enumerate(simulation_input.event_times_s, len(simulation_input.running))
         self._ends += [(at_s, number, None, ()) for number, at_s in calendar]
         heapq.heapify(self._ends)
-        self._closings = 0  # so many have passed
+        self._closings = 0  # number of closings that have passed
         self._bucket_types: list[list[list[int]]] = [[] for _ in simulation_input.fit_classes]
-        """By kind: where each of its tasks can stand that is open now."""
+        """By fit class: the open bucket types of each of its requests."""
         self._open = np.zeros(
             (len(simulation_input.fit_classes), self._occupancy.fit_counts.shape[1]), dtype=np.int64
         )
-        """The same of its first task, as 0 and 1."""
+        """The same for its first request, as 0 and 1."""
         self._unplaceable: set[int] = set()
-        """Kinds whose unequal tasks find places, but not beside each other; until something comes free or opens."""
+        """Fit classes whose different tasks do not fit together, until capacity is released or opened."""
         for kind in range(len(simulation_input.fit_classes)):
             self._update_open_types(kind)
         self._remaining = _positions_to_simulate(simulation_input, targets)
-        """By job_class: the positions that have not started, the last one first."""
+        """By job class: the positions not started yet, in descending order."""
         self._queues: list[dict[int, list[tuple[int, int]]]] = [{} for _ in simulation_input.held_milli]
-        """By project and kind: the first position of each job_class that may start, with the job_class; ascending."""
+        """By project and fit class: first position and number of each job class that may start; ascending."""
         self._queue_lengths = np.zeros(
             (len(simulation_input.fit_classes), len(simulation_input.held_milli)), dtype=np.int64
         )
-        """The length of each queue."""
         self._ready = np.zeros(len(simulation_input.fit_classes), dtype=bool)
-        """By kind: somebody waits in one of its queues."""
+        """By fit class: whether any of its queues has jobs."""
         for number, job_class in enumerate(simulation_input.job_classes):
             if job_class.not_before_s <= 0.0:
                 self._enqueue(number)
         self._start_counts: Counter[ProjectId] = Counter()
         self._end_counts: Counter[ProjectId] = Counter()
-        """How many have started and ended in each project and below it."""
+        """Number of starts and ends in each project and its descendants."""
         self._within: dict[int, int] = {}
-        """By job_class that a quota left room for: how many had started then where quotas bound it."""
+        """By job class within its quotas: the starts at its highest bounded project at that time."""
         self._blocked_by: dict[int, tuple[ProjectId, int]] = {}
-        """By job_class that a quota was in the way of: whose, and how many had ended there then."""
+        """By job class blocked by a quota: the project, and its ends at that time."""
 
     def starts_s(self, max_steps: int) -> dict[int, float | None]:
-        """When each target starts."""
+        """Return the start of each target."""
         found: dict[int, float | None] = {}
         while self._steps < max_steps:
             while (job_class := self._next()) is not None:
@@ -117,10 +115,10 @@ class _Simulation:
             self._advance()
         return {position: found.get(position) for position in self._targets}
 
-    # -- the clock -----------------------------------------------------------------------------------------
+    # -- time ----------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Lets time pass until somebody ends, or may start, or a reservation does."""
+        """Advance to the next end of a job, earliest start, or end of a reservation."""
         simulation_input = self._input
         self._now_s, _, owner, places = heapq.heappop(self._ends)
         passed = bisect_left(simulation_input.closings, (self._now_s, -1))
@@ -140,7 +138,7 @@ class _Simulation:
             self._steps += 1
 
     def _update_open_types(self, fit_class: int) -> None:
-        """Finds out where a kind can stand from now on."""
+        """Update the open bucket types of a fit class."""
         self._bucket_types[fit_class] = self._input.open_bucket_types(fit_class, self._now_s)
         self._open[fit_class] = 0
         if self._bucket_types[fit_class]:
@@ -148,22 +146,22 @@ class _Simulation:
         self._unplaceable.discard(fit_class)
 
     def _enqueue(self, number: int) -> None:
-        """The first that is left of a job_class waits for its position."""
+        """Put the first remaining job of a job class into its queue."""
         if self._remaining[number]:
             project, kind = self._input.project_of[number], self._input.fit_class_of[number]
             insort(self._queues[project].setdefault(kind, []), (self._remaining[number][-1], number))
             self._queue_lengths[kind, project] += 1
             self._ready[kind] = True
 
-    # -- whose position it is ----------------------------------------------------------------------------------
+    # -- next job ------------------------------------------------------------------------------------------
 
     def _next(self) -> int | None:
-        """The job_class whose position it is, of those that may start."""
+        """Return the next job class to start, of those that can."""
         simulation_input = self._input
         kinds = self._placeable_fit_classes()
         if not kinds:
             return None
-        # at least so much of its share would each project hold; looked at closely is only who may be the one
+        # lower bound of each project's ratio; exact values are computed only for candidates
         least_milli = min(simulation_input.milli_of[kind] for kind in kinds)
         waits = self._queue_lengths[kinds] > 0
         parts = np.where(
@@ -194,12 +192,12 @@ class _Simulation:
             parts[project] = (self._held_milli[project] + milli) / simulation_input.share_milli[project]
 
     def _tie_key(self, job_class: int) -> tuple[bool, int]:
-        """Orders job_classes of projects that are alike; nothing is promised by a tie."""
+        """Return the sort key for equal ratios; targets go last, so that forecasts are not optimistic."""
         position = self._remaining[job_class][-1]
         return position in self._targets, position
 
     def _head(self, project: int, kinds: Sequence[int]) -> int | None:
-        """The job_class of a project whose position it is, of those of some kinds of which somebody waits."""
+        """Return the first job class of a project among these fit classes that is within its quotas."""
         queues, head, first = self._queues[project], None, math.inf
         for kind in kinds:
             for position, job_class in queues[kind]:
@@ -212,16 +210,16 @@ class _Simulation:
         return head
 
     def _placeable_fit_classes(self) -> list[int]:
-        """Kinds of which somebody waits and finds places."""
+        """Return the fit classes with queued jobs that fit."""
         simulation_input = self._input
-        room = np.add.reduce(self._open * self._occupancy.fit_counts[simulation_input.size_of], axis=1)
-        kinds: list[int] = ((room >= simulation_input.count_of) & self._ready).nonzero()[0].tolist()
+        space = np.add.reduce(self._open * self._occupancy.fit_counts[simulation_input.size_of], axis=1)
+        kinds: list[int] = ((space >= simulation_input.count_of) & self._ready).nonzero()[0].tolist()
         return [
             kind for kind in kinds if len(simulation_input.fit_classes[kind].requests) < 2 or self._fits(kind)
         ]
 
     def _fits(self, kind: int) -> bool:
-        """True when unequal tasks find places beside each other."""
+        """Return True if the different tasks of the class fit together."""
         if kind not in self._unplaceable:
             places = self._allocate_gang(kind)
             if places is not None:
@@ -232,7 +230,7 @@ class _Simulation:
         return False
 
     def _is_within_quota(self, number: int) -> bool:
-        """True when no limit, and no guarantee of firm work, would be passed."""
+        """Return True if no limit, and no guarantee of non-preemptible work, would be exceeded."""
         top = self._input.bounded_by[number]
         if self._ledger is None or top is None or self._within.get(number) == self._start_counts[top]:
             return True
@@ -246,10 +244,10 @@ class _Simulation:
         self._blocked_by[number] = bound.project, self._end_counts[bound.project]
         return False
 
-    # -- places ----------------------------------------------------------------------------------------------
+    # -- slots -----------------------------------------------------------------------------------------------
 
     def _allocate_gang(self, kind: int) -> list[BucketSlots] | None:
-        """Places for the whole gang, taken; None and nothing taken when there are too few."""
+        """Allocate slots for the whole gang; return None and take nothing if they do not fit."""
         places: list[BucketSlots] = []
         for (request, count), bucket_types in zip(
             self._input.fit_classes[kind].requests, self._bucket_types[kind], strict=True
@@ -264,7 +262,7 @@ class _Simulation:
         return places
 
     def _start(self, number: int) -> int:
-        """Lets the first of a job_class start; gives its position."""
+        """Start the first job of a job class and return its position."""
         simulation_input = self._input
         project, kind = simulation_input.project_of[number], simulation_input.fit_class_of[number]
         position = self._remaining[number].pop()
@@ -292,7 +290,7 @@ class _Simulation:
 
 
 def _positions_to_simulate(simulation_input: SimulationInput, targets: Collection[int]) -> list[list[int]]:
-    """The positions of each job_class that can start, the last one first, without those after all targets of their project."""
+    """Return the startable positions of each job class, descending, up to the last target of the project."""
     last: dict[int, int] = {}
     for position in targets:
         project = simulation_input.project_of[simulation_input.class_of[position]]

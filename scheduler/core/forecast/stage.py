@@ -1,4 +1,4 @@
-"""What all plays of one pool's queue begin with: who runs where, who waits in which job_class, and what is free."""
+"""The input shared by all runs of a queue simulation: running jobs, job classes and free capacity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scheduler.core.shares.ledger import PoolLedger
 
 
 class JobOwner(NamedTuple):
-    """For whom a job counts, and what it counts for."""
+    """The project and user that a job counts for, and its amounts."""
 
     project: ProjectId
     leaf_project: ProjectId
@@ -24,7 +24,7 @@ class JobOwner(NamedTuple):
 
 
 class RunningJob(NamedTuple):
-    """A running job: what is left of it in each play, in seconds."""
+    """A running job with its remaining seconds in each run."""
 
     owner: JobOwner
     slots: Sequence[BucketSlots]
@@ -32,7 +32,7 @@ class RunningJob(NamedTuple):
 
 
 class Closure(NamedTuple):
-    """Cells of these bucket_types take no job between two times, in seconds from now."""
+    """A period, in seconds from now, during which buckets of these types accept no job."""
 
     bucket_types: frozenset[int]
     after_s: float
@@ -40,20 +40,20 @@ class Closure(NamedTuple):
 
 
 class JobClass(NamedTuple):
-    """Waiting jobs that differ only in their positions (ascending; smaller goes first) and in how long they run."""
+    """Pending jobs that differ only in duration and queue position (ascending; smaller goes first)."""
 
     owner: JobOwner
-    requests: tuple[tuple[BucketRequest, int], ...]  # of a gang's tasks, with how many are alike
+    requests: tuple[tuple[BucketRequest, int], ...]  # of the tasks, with the number of equal ones
     positions: Sequence[int]
-    not_before_s: float = 0.0  # they start no earlier, in seconds from now
+    not_before_s: float = 0.0  # earliest start, in seconds from now
     closures: tuple[Closure, ...] = ()
 
 
 class SimulationInput:
-    """``runs_s`` is how long a waiting job runs, by position and play.
+    """``durations_s`` are the run times of pending jobs, by position and run.
 
-    ``ledger`` holds what running jobs hold; None where no quota can keep a job back. Lines, kinds and the projects
-    of job_classes are known by their numbers.
+    ``ledger`` contains what running jobs hold; None if no quota can block a job. Job classes, fit classes and
+    projects are numbered; a *fit class* is all job classes with equal requests and closures.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class SimulationInput:
             else None
             for job_class in job_classes
         ]
-        """By job_class: the highest project whose quota can keep its jobs back."""
+        """By job class: the highest project whose quota can block its jobs."""
         self.class_of = {
             position: number
             for number, job_class in enumerate(job_classes)
             for position in job_class.positions
         }
         self.infeasible = [self._is_infeasible(job_class) for job_class in job_classes]
-        """By job_class: no GPU at all is of its kind, or a quota is too small for its jobs even with nothing held."""
+        """By job class: no GPU matches, or a quota is too small even with nothing held."""
         projects = list(dict.fromkeys(job_class.owner.project for job_class in job_classes))
         self.project_at = {project: number for number, project in enumerate(projects)}
         self.project_of = [self.project_at[job_class.owner.project] for job_class in job_classes]
@@ -96,13 +96,13 @@ class SimulationInput:
         for number, job_class in enumerate(job_classes):
             kinds.setdefault((job_class.requests, job_class.closures), []).append(number)
         self.fit_classes = [job_classes[numbers[0]] for numbers in kinds.values()]
-        """One job_class each of those that find places, or none, together."""
+        """One job class of each fit class."""
         self.fit_class_of = [0] * len(job_classes)
         for kind, numbers in enumerate(kinds.values()):
             for number in numbers:
                 self.fit_class_of[number] = kind
         self.milli_of = [job_class.owner.amounts.gpu_milli for job_class in self.fit_classes]
-        """By kind: what a job counts for."""
+        """By fit class: the GPU milli of a job."""
         firsts = [
             job_class.requests[0] if job_class.requests else (BucketRequest(1, WHOLE_MILLI, ()), 0)
             for job_class in self.fit_classes
@@ -111,19 +111,19 @@ class SimulationInput:
         place_of = {size: number for number, size in enumerate(self.sizes)}
         self.size_of = np.array([place_of[request.size] for request, _ in firsts])
         self.count_of = np.array([count for _, count in firsts])
-        """By kind: which of ``sizes`` its first task has, and how many such it has."""
+        """By fit class: the index in ``sizes`` of its first task, and the number of such tasks."""
         self.heterogeneous = [
             kind for kind, job_class in enumerate(self.fit_classes) if len(job_class.requests) > 1
         ]
         self.arrivals: dict[float, list[int]] = {}
-        """Lines that are to start no earlier, by seconds from now."""
+        """Job classes with a later earliest start, by seconds from now."""
         for number, job_class in enumerate(job_classes):
             if job_class.not_before_s > 0.0:
                 self.arrivals.setdefault(job_class.not_before_s, []).append(number)
         self.openings: dict[float, list[int]] = {}
-        """Kinds that find more places from then on, by seconds from now."""
+        """Fit classes for which closed buckets open, by seconds from now."""
         self.closings: list[tuple[float, int]] = []
-        """After when which kinds find fewer places, ascending."""
+        """Times after which buckets close, with the fit class, ascending."""
         for kind, job_class in enumerate(self.fit_classes):
             for each in job_class.closures:
                 if each.until_s > 0.0:
@@ -134,7 +134,7 @@ class SimulationInput:
         self.event_times_s = sorted({*self.arrivals, *self.openings})
 
     def open_bucket_types(self, fit_class: int, now_s: float) -> list[list[int]]:
-        """Where each task of a kind can stand that is open then."""
+        """Return for each request of a fit class the bucket types that are open at ``now_s``."""
         job_class = self.fit_classes[fit_class]
         closed = [each.bucket_types for each in job_class.closures if each.after_s < now_s < each.until_s]
         return [

@@ -1,10 +1,12 @@
-"""When a waiting job will start: what is known of a pool's future, and the queue played forward from there.
+"""Forecast of start times: simulate the queue of a pool forward from a plan.
 
-Running jobs end and waiting ones run as jobs like them did; a play (``play.py``) tells who starts when. It obeys what
-a decision obeys: where a task can stand (``ground.py``), limits and guarantees, reserved nodes. The runs give a
-median; how past waits came out against such medians gives the interval around it (``calibration.py``).
+Running and pending jobs run as long as similar jobs did; the simulation (``queue_simulation.py``) yields
+start times. It obeys what a decision obeys: placement (``capacity_buckets.py``), limits and guarantees,
+reservations. The runs give a median, and the errors of past medians an interval around it
+(``calibration.py``).
 
-Everything is deterministic: draws are the fractions of ``job * golden ratio + play``, not random numbers.
+Everything is deterministic: draws are the fractional parts of ``job * golden ratio + run``, not random
+numbers.
 """
 
 from __future__ import annotations
@@ -41,34 +43,34 @@ from scheduler.core.shares.ledger import PoolLedger
 
 GOLDEN = 0.618_033_988_749_895
 DEFAULT_DURATION_S = 600.0
-"""A job of which nothing is known runs so long, or as long again as it has."""
+"""Remaining time of a job with unknown duration; at the median at least as long as it has run."""
 
 EVICTION_S = 1.0
-"""A job that is asked to leave is gone after this."""
+"""Time until an evicted job is gone."""
 
 ANY_USER = UserId("")
-"""Stands for everybody where nobody is counted."""
+"""The user of all jobs where no user limit applies."""
 
 GangDemand = tuple[tuple[tuple[TaskShape, int], ...], ResourceVector]
-"""What the tasks of a gang ask, with how many are alike, and what they count for together."""
+"""Shapes of a gang's tasks with their counts, and the total demand."""
 
 
 def draw_quantiles(number: int, runs: int = SIMULATION_RUNS) -> list[float]:
-    """Which part of its like a job is drawn from in each play: evenly spread over runs and over jobs."""
+    """Return the duration quantile of a job in each run, evenly spread over runs and jobs."""
     return [(number * GOLDEN + (play + 0.5) / runs) % 1.0 for play in range(runs)]
 
 
 def queue_pool_of(row: PendingRow, verdict: Verdict | None) -> PoolId | None:
-    """The pool in which a job waits for its position: where its verdict sees it, else its first choice."""
+    """Return the pool in whose queue a job is: that of its verdict, else its first pool."""
     seen = verdict.details.get("pool") if verdict is not None else None
     return PoolId(str(seen)) if seen is not None else next(iter(row.pools), None)
 
 
 class QueueForecast:
-    """What is known of one pool's future after a plan: who runs how much longer, who waits, whose share is what.
+    """The known future of one pool after a plan: remaining times, pending jobs and fair shares.
 
-    ``had_s`` tells of jobs that ran before how long; ``template_of`` from which template a job was made; ``ends_s``
-    when running jobs end of which that is taken as known, by the clock of the snapshot.
+    ``consumed_s`` is the earlier run time of jobs; ``template_of`` their template; ``known_ends_s`` the ends
+    of running jobs that are given, in the clock of the snapshot.
     """
 
     def __init__(
@@ -129,17 +131,17 @@ class QueueForecast:
 
     @property
     def queue(self) -> Sequence[JobId]:
-        """The waiting jobs that have a position here, in order."""
+        """The pending jobs with a queue position in this pool, in order."""
         return tuple(self._position)
 
     def median_starts_s(self, jobs: Iterable[JobId]) -> dict[JobId, float]:
-        """In how many seconds these waiting jobs of this pool start, each at the median of the runs.
+        """Return the median start of each job over the runs, in seconds from now.
 
-        Infinite for a job that does not even once everything that runs or has its position before it has ended; one
-        that is further off than runs go is left out.
+        It is infinite if the job does not start even after everything that runs or is ahead of it has ended.
+        Jobs that start later than the runs reach are left out.
 
         Raises:
-            KeyError: one has no position here: it is held, awaits other jobs, or asks for no GPU.
+            KeyError: a job has no position here: it is held, has dependencies, or requests no GPU.
         """
         positions = {self._position[job]: job for job in jobs}
         found = {}
@@ -153,13 +155,13 @@ class QueueForecast:
         self._ledger.add(owner.leaf_project, owner.user, owner.amounts, owner.preemptible)
 
     def _owner(self, row: PendingRow | RunningRow, amounts: ResourceVector) -> JobOwner:
-        """For whom a job counts; only what a quota bounds is told apart."""
+        """Return the owner of a job with only the details that quotas distinguish."""
         leaf = self._tree.leaf_of[row.project]
         user = row.user if self._ledger.has_user_limit(leaf) else ANY_USER
         counted = amounts if self._ledger.has_cpu_or_memory_quota else ResourceVector(amounts.gpu_milli)
         return JobOwner(row.project, leaf, user, row.preemptible, counted)
 
-    # -- who runs --------------------------------------------------------------------------------------
+    # -- running jobs ----------------------------------------------------------------------------------
 
     def _running_job(self, row: RunningRow, number: int) -> RunningJob:
         milli = sum(gpu.milli for task in row.tasks for gpu in task.gpus)
@@ -177,10 +179,10 @@ class QueueForecast:
         limit_s = None if row.time_limit_s is None else row.time_limit_s + had_s - ran_s
         return RunningJob(owner, places, self._draw_remaining_s(kind, had_s, limit_s, number))
 
-    # -- who waits -------------------------------------------------------------------------------------
+    # -- pending jobs ----------------------------------------------------------------------------------
 
     def _demand(self, row: PendingRow) -> GangDemand:
-        """What a job asks with the fewest tasks that it starts with."""
+        """Return the demand of a job with the fewest tasks that it starts with."""
         avoid = tuple(sorted(row.avoid_nodes))
         found: Counter[TaskShape] = Counter()
         amounts = ZERO
@@ -194,7 +196,7 @@ class QueueForecast:
         return tuple(found.items()), amounts
 
     def _job_classes(self, rows: Sequence[PendingRow], asked: Sequence[GangDemand]) -> list[JobClass]:
-        """The waiting jobs, those together that fit and are held back together."""
+        """Group the pending jobs that fit and are blocked alike."""
         positions: dict[JobClass, list[int]] = {}
         for position, (row, (tasks, amounts)) in enumerate(zip(rows, asked, strict=True)):
             needs = tuple((self._bucket_builder.request_for(shape), count) for shape, count in tasks)
@@ -204,13 +206,13 @@ class QueueForecast:
         return [line._replace(positions=mine) for line, mine in positions.items()]
 
     def _closures(self, row: PendingRow) -> tuple[Closure, ...]:
-        """When reserved nodes take no job like this: from when it is not surely gone before, until they are free."""
-        lineage = self._tree.path[self._tree.leaf_of[row.project]]
+        """Return when reserved nodes are closed to this job: from when it might overlap until the end."""
+        ancestors = self._tree.path[self._tree.leaf_of[row.project]]
         found = []
         for reservation, bucket_types in zip(
             self._reservations, self._bucket_builder.types_by_node_set, strict=True
         ):
-            if bucket_types and reservation_blocks(reservation, lineage, self._now_s, None):
+            if bucket_types and reservation_blocks(reservation, ancestors, self._now_s, None):
                 lasts_s = math.inf if row.time_limit_s is None else row.time_limit_s
                 after_s = reservation.start_s - lasts_s - self._now_s
                 after_s = after_s if after_s >= 0.0 else -math.inf
@@ -226,7 +228,7 @@ class QueueForecast:
     def _draw_remaining_s(
         self, kind: DurationKey, had_s: float, limit_s: float | None, number: int
     ) -> list[float]:
-        """How long a job still runs, in each play."""
+        """Return the remaining time of a job in each run."""
         drawn = []
         for part in draw_quantiles(number):
             left_s = self._durations.remaining_s(kind, had_s, limit_s, part)
@@ -235,11 +237,11 @@ class QueueForecast:
 
 
 def _is_queued(row: PendingRow) -> bool:
-    """False for a job that takes no GPU, that waits for something else than its position, or runs and only grows."""
+    """Return False for a job without GPUs, one that waits for another reason, or a running one that grows."""
     return bool(row.total_milli) and not (row.held or row.dependencies or row.ranks)
 
 
 def _upcoming_reservations(snapshot: Snapshot, nodes: Set[NodeId]) -> list[ReservationRow]:
-    """What is reserved of these nodes now or later."""
+    """Return the current and later reservations of these nodes."""
     rows = (row for row in snapshot.reservations if row.end_s > snapshot.now_s)
     return sorted((row for row in rows if not nodes.isdisjoint(row.nodes)), key=lambda row: row.id)

@@ -1,4 +1,4 @@
-"""The snapshot once a plan is carried out: for replays, forecasts and the fixed-point law."""
+"""Apply a plan to a snapshot: for replays, forecasts and the test that a second decision changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduler.core.model.snapshot import (
 
 
 def apply_plan(snapshot: Snapshot, plan: Plan) -> Snapshot:
-    """``snapshot`` right after ``plan`` is written down: starts hold their places, victims are stopping."""
+    """Return ``snapshot`` after the commit of ``plan``: starts hold their GPUs, victims are stopping."""
     pending = {row.job: row for row in snapshot.pending}
     evicted = {eviction.job: eviction for eviction in plan.evictions}
     kept = {start.job: start for start in plan.nominations}
@@ -65,7 +65,7 @@ def apply_plan(snapshot: Snapshot, plan: Plan) -> Snapshot:
 
 
 def _evicted(row: RunningRow, eviction: Eviction | None, nominated: JobPlacement | None) -> RunningRow:
-    """A running job that was told to leave, whole or some of its ranks."""
+    """Return a running job with its eviction, of the whole job or of some ranks."""
     if eviction is None:
         return row
     if not eviction.ranks:
@@ -78,7 +78,7 @@ def _evicted(row: RunningRow, eviction: Eviction | None, nominated: JobPlacement
 
 
 def _still_pending(row: PendingRow, start: JobPlacement) -> PendingRow:
-    """The ranks of an elastic job for which nothing was found yet."""
+    """Return the ranks of an elastic job that were not placed."""
     placed = {task.rank for task in start.tasks}
     left = [(i, rank) for i, rank in enumerate(row.ranks or range(row.tasks)) if rank not in placed]
     return replace(
@@ -92,7 +92,7 @@ def _still_pending(row: PendingRow, start: JobPlacement) -> PendingRow:
 
 
 def _running_tasks(start: JobPlacement, row: PendingRow) -> tuple[RunningTask, ...]:
-    """Where the tasks of a gang stand, with what each asks."""
+    """Return the placed tasks of a gang with the amounts that each requests."""
     asks = (
         dict(zip(row.ranks or range(row.tasks), row.task_requests, strict=True)) if row.task_requests else {}
     )
@@ -109,17 +109,17 @@ def _running_tasks(start: JobPlacement, row: PendingRow) -> tuple[RunningTask, .
 
 
 def _nominated_tasks(start: JobPlacement, row: RunningRow) -> tuple[RunningTask, ...]:
-    """Where the tasks of a running job are to stand once it has left."""
+    """Return the nominated placement of a migrating job."""
     now = {i if task.rank is None else task.rank: task for i, task in enumerate(row.tasks)}
     return tuple(
-        # a rank that was to join it asks what the others ask
+        # a pending rank that was to join the job requests what its other tasks do
         replace(now.get(task.rank, row.tasks[0]), node=task.node, gpus=task.gpus, rank=task.rank)
         for task in start.tasks
     )
 
 
 def release_stopping_jobs(snapshot: Snapshot) -> Snapshot:
-    """``snapshot`` once every job that was stopping has let go (and does not come back)."""
+    """Return ``snapshot`` after every stopping job has released its resources and ended."""
     gone = [row for row in snapshot.running if row.stopping]
     return replace(
         snapshot,
@@ -129,7 +129,7 @@ def release_stopping_jobs(snapshot: Snapshot) -> Snapshot:
 
 
 def _update_usage(nodes: tuple[NodeRow, ...], rows: list[RunningRow], sign: int) -> tuple[NodeRow, ...]:
-    """The nodes with what ``rows`` hold counted in (+1) or out (-1)."""
+    """Return the nodes with what ``rows`` hold added (+1) or subtracted (-1)."""
     milli: Counter[str] = Counter()
     cpu: Counter[str] = Counter()
     memory: Counter[str] = Counter()

@@ -1,6 +1,6 @@
-"""Who shares no node with whom: a task on the node's network, and a workspace of another project.
+"""Network isolation: a gang on the host network shares no node with a workspace of another project.
 
-What listens on a node can be reached from its network, and a workspace is a person's own machine there.
+What listens on a node can be reached from the host network, and a workspace runs a user's own servers there.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from scheduler.core.model.snapshot import NodeId, ProjectId
 
 
 class IsolationClass(Enum):
-    """The two that do not mix; other work is of neither side."""
+    """The two classes of jobs that must not mix; other jobs have none."""
 
-    HOST_NETWORK = "network"  # a gang, where it may use the network of its nodes
+    HOST_NETWORK = "network"  # a gang, in a pool that allows the host network
     WORKSPACE = "workspace"
 
 
 IsolatedOccupants = Mapping[NodeId, Collection[tuple[IsolationClass, ProjectId]]]
-"""By node, who of either side stands there; only of pools that lend gangs the network of their nodes."""
+"""Class and project of isolated jobs by node, for pools that allow gangs the host network."""
 
 
 def isolation_class_of(*, workspace: bool, gang: bool) -> IsolationClass | None:
-    """The side of a job, wherever it will stand: a gang may come to stand on several nodes."""
+    """Return the class of a job, independent of its placement: any gang may span several nodes."""
     if workspace:
         return IsolationClass.WORKSPACE
     return IsolationClass.HOST_NETWORK if gang else None
@@ -34,14 +34,14 @@ def must_be_separated(
     project: ProjectId,
     occupants: Collection[tuple[IsolationClass, ProjectId]],
 ) -> bool:
-    """True when somebody stands there with whom a task of this side shares no node."""
-    return any(other is not isolation_class and whose != project for other, whose in occupants)
+    """Return True if ``occupants`` include the other class of another project."""
+    return any(other is not isolation_class and owner != project for other, owner in occupants)
 
 
 def isolation_excluded_nodes(
     isolation_class: IsolationClass, project: ProjectId, occupants: IsolatedOccupants
 ) -> tuple[NodeId, ...]:
-    """The nodes on which a task of this side and project may not stand now."""
+    """Return the nodes where a job of this class and project must not run now."""
     return tuple(
         sorted(
             node for node, there in occupants.items() if must_be_separated(isolation_class, project, there)
@@ -50,7 +50,7 @@ def isolation_excluded_nodes(
 
 
 def format_isolation(nodes: int) -> str:
-    """What a job is told of nodes that are closed to it; nothing for none."""
+    """Return a message about excluded nodes; blank for none."""
     if not nodes:
         return ""
     closed = "1 node is" if nodes == 1 else f"{nodes} nodes are"

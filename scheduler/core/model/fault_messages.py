@@ -1,4 +1,4 @@
-"""Messages about invalid rows of a snapshot: for administrators, and for the jobs that wait because of them."""
+"""Messages about invalid rows of a snapshot, for administrators and for the jobs that they affect."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def names_of(snapshot: Snapshot) -> Names:
 
 
 def message_for_admins(fault: Fault, names: Names) -> str:
-    """Return a message that names the row and the value that is wrong in it."""
+    """Return a message that names the row and its invalid value."""
     if fault.kind is RowKind.ENVIRONMENT:
         return f"The environment {fault.message}."
     return f"{_named(fault, names)} has an invalid value: {_what(fault)}."
 
 
 def message_for_job(fault: Fault, names: Names) -> str:
-    """Return why a job waits that is left out because of ``fault``, and who can correct that."""
+    """Return why a job that was left out because of ``fault`` is pending, and who can correct it."""
     if fault.kind in (RowKind.RUNNING, RowKind.PENDING):
         return (
             f"The stored data of this job is invalid: {_what(fault)}. An administrator can correct it; or cancel the "

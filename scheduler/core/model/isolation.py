@@ -1,4 +1,4 @@
-"""Isolates the rows of a snapshot that cannot be true, so that everything else is decided."""
+"""Isolate the invalid rows of a snapshot, so that everything else can be decided."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from scheduler.core.model.validation import (
 )
 
 MAX_PASSES = 8
-"""Isolating a row may make others invalid that refer to it; more than four passes have not been seen."""
+"""Isolating a row can invalidate rows that refer to it; more than four passes have not been seen."""
 
 
 @dataclass(frozen=True)
 class IsolationResult:
-    """A snapshot that passes the checks, the faults that were found, and a verdict for each job left out."""
+    """A valid snapshot, the faults that were found, and a verdict for each job left out."""
 
     snapshot: Snapshot
     faults: tuple[Fault, ...]
@@ -46,11 +46,11 @@ class IsolationResult:
 
 
 def isolate_faults(snapshot: Snapshot, known: Iterable[Fault] = ()) -> IsolationResult:
-    """Return ``snapshot`` without what is wrong in it; ``known`` are faults that its reader found.
+    """Return ``snapshot`` without its faults; ``known`` are faults that its reader found.
 
-    Capacity is never made up: a node with a fault, or with a running job that has one, takes no new work, and
-    what is held there stays counted. A project or quota with a fault keeps its own waiting jobs, and those of the
-    projects below it, from starting. Raise ``SnapshotError`` when faults are left after ``MOST_PASSES``.
+    Capacity is never invented: a node with a fault, or with a running job that has one, accepts no jobs, and
+    its allocations stay counted. A project or quota with a fault blocks its pending jobs and those of its
+    descendants. Raise ``SnapshotError`` if faults are left after ``MAX_PASSES``.
     """
     work = _Isolation(snapshot)
     found: dict[tuple[RowKind, str], Fault] = {}
@@ -71,7 +71,7 @@ class _Isolation:
     closed_nodes: set[NodeId] = field(default_factory=set)
     closed_pools: dict[PoolId, Fault] = field(default_factory=dict)
     blocked: dict[tuple[ProjectId, PoolId | None], Fault] = field(default_factory=dict)
-    """Subtrees whose waiting jobs do not start, in one pool or in all."""
+    """Subtrees whose pending jobs do not start, in one pool or (None) in all."""
     topologies: dict[str, Fault] = field(default_factory=dict)
     jobs: dict[str, Fault] = field(default_factory=dict)
     left_out: dict[JobId, Fault] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _Isolation:
         self._parents = {row.id: row.parent for row in self.snapshot.projects}
 
     def apply(self, faults: Sequence[Fault]) -> None:
-        """Take the rows with these faults out, or make them harmless."""
+        """Remove the rows with these faults, or make them harmless."""
         by_kind: dict[RowKind, dict[str, Fault]] = {}
         for fault in faults:
             by_kind.setdefault(fault.kind, {})[fault.row] = fault
@@ -102,7 +102,7 @@ class _Isolation:
         self._leave_out()
 
     def verdicts(self, before: Snapshot) -> tuple[Verdict, ...]:
-        """Return a verdict for each waiting job of ``before`` that was left out."""
+        """Return a verdict for each pending job of ``before`` that was left out."""
         names = names_of(before)
         waiting = {row.job for row in before.pending if not row.ranks}
         return tuple(
@@ -119,7 +119,7 @@ class _Isolation:
     def _change(self, **rows: Any) -> None:
         self.snapshot = replace(self.snapshot, **rows)
 
-    # -- what is wrong -----------------------------------------------------------------------------
+    # -- faults by kind of row ---------------------------------------------------------------------
 
     def _pools(self, wrong: Mapping[str, Fault]) -> None:
         self.closed_pools |= {PoolId(pool): fault for pool, fault in wrong.items()}
@@ -177,7 +177,7 @@ class _Isolation:
         self._change(quotas=_first_of(kept, lambda row: f"{row.project},{row.pool}"))
 
     def _neutralized(self, quota: QuotaRow) -> QuotaRow:
-        """A quota of which nothing starts; it guarantees what its project holds, so that nobody takes that away."""
+        """Return a quota that guarantees what its project holds, so that nothing of it is reclaimed."""
         held = sum(
             gpu.milli
             for row in self.snapshot.running
@@ -195,7 +195,7 @@ class _Isolation:
 
     def _reservations(self, wrong: Mapping[str, Fault]) -> None:
         for row in self.snapshot.reservations:
-            if row.id in wrong:  # its projects and times are unknown, so its nodes take nothing new
+            if row.id in wrong:  # its projects and times are unknown, so its nodes accept no jobs
                 self.closed_nodes.update(row.nodes)
         self._change(reservations=tuple(row for row in self.snapshot.reservations if row.id not in wrong))
 
@@ -218,7 +218,7 @@ class _Isolation:
         self._change(running=_first_of(kept, lambda row: row.job))
 
     def _frozen(self, row: RunningRow) -> RunningRow:
-        """A running job of which only what can be true is left, and which nobody moves or ends for others."""
+        """Return the row with valid tasks only, protected from migration and eviction."""
         nodes = {node.id for node in self.snapshot.nodes}
         gpus = {gpu.uuid: (node.id, gpu) for node in self.snapshot.nodes for gpu in node.gpus}
         tasks = []
@@ -246,10 +246,10 @@ class _Isolation:
         for job, fault in wrong.items():
             self.jobs.setdefault(job, fault)
 
-    # -- what follows ------------------------------------------------------------------------------
+    # -- consequences ------------------------------------------------------------------------------
 
     def _close_nodes(self) -> None:
-        """Close the nodes with a fault, and let nobody hold more than all of a GPU there."""
+        """Close the nodes with a fault, and clamp what running jobs hold of a GPU to its capacity."""
         self._change(
             nodes=tuple(
                 _closed(node) if node.id in self.closed_nodes else node for node in self.snapshot.nodes
@@ -264,7 +264,7 @@ class _Isolation:
             self._change(running=_clamp_to_capacity(self.snapshot.running, full))
 
     def _leave_out(self) -> None:
-        """Drop the waiting jobs that a fault concerns."""
+        """Remove the pending jobs that a fault affects."""
         kept = []
         changed = False
         for row in self.snapshot.pending:
@@ -296,7 +296,7 @@ class _Isolation:
         return next((fault for fault in faults if fault is not None), None)
 
     def _ancestors(self, project: ProjectId) -> list[ProjectId]:
-        """A project and those above it, as they were read; a circle is followed once."""
+        """Return a project and its ancestors as they were read; a cycle is followed once."""
         line: list[ProjectId] = []
         here: ProjectId | None = project
         while here is not None and here not in line:
@@ -306,7 +306,7 @@ class _Isolation:
 
 
 def _closed(node: NodeRow) -> NodeRow:
-    """A node that takes nothing: whatever its numbers say, nothing is free there."""
+    """Return the node without any free capacity."""
     return replace(
         node,
         schedulable=False,
@@ -330,7 +330,7 @@ def _closed(node: NodeRow) -> NodeRow:
 
 
 def _clamp_to_capacity(running: Iterable[RunningRow], full: Collection[GpuUuid]) -> tuple[RunningRow, ...]:
-    """The running jobs with no more of each GPU in ``full`` than there is; those that come first keep theirs."""
+    """Return the jobs without shares beyond the capacity of GPUs in ``full``; earlier jobs keep theirs."""
     left = dict.fromkeys(full, WHOLE_MILLI)
     found = []
     for row in running:

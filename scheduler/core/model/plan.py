@@ -1,4 +1,4 @@
-"""What a decision says: who starts where, who leaves, why each other job waits, and each project's sum."""
+"""The result of a decision: starts, evictions, verdicts and fair-share breakdowns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from scheduler.core.model.snapshot import GpuShare, JobId, NodeId, PoolId, Proje
 
 @dataclass(frozen=True, slots=True)
 class TaskPlacement:
-    """The place of one rank."""
-
     rank: int
     node: NodeId
     gpus: tuple[GpuShare, ...]
@@ -20,7 +18,7 @@ class TaskPlacement:
 
 @dataclass(frozen=True, slots=True)
 class JobPlacement:
-    """A gang with a place for every rank. ``version`` is the pending row's: commit refuses another."""
+    """A placement of some or all tasks of a gang. ``version`` is the pending row's; commit checks it."""
 
     job: JobId
     pool: PoolId
@@ -29,19 +27,19 @@ class JobPlacement:
 
 
 class EvictionReason(StrEnum):
-    """Why a running job has to leave."""
+    """Why a running job is evicted."""
 
     RECLAIMED = "reclaimed"  # for another project
     PREEMPTED = "preempted"  # for a job of higher priority in its own project
-    MIGRATED = "migrated"  # moved, so that another job fits; it has a new place in the same plan
-    GANG_INCOMPLETE = "gang_incomplete"  # fewer of its tasks live than it can work with
+    MIGRATED = "migrated"  # so that another job fits; the same plan nominates a new placement
+    GANG_INCOMPLETE = "gang_incomplete"  # fewer live tasks than it can run with
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A running job that leaves, and the pending job it makes room for (itself, if it was stale).
+    """The eviction of a running job, and the pending job it is evicted for (itself, if it was stale).
 
-    ``ranks`` empty is all of it; an elastic job may lose some ranks and work on.
+    Empty ``ranks`` evict the whole job; an elastic job may lose some ranks and continue.
     """
 
     job: JobId
@@ -51,7 +49,7 @@ class Eviction:
 
 
 class AlternativeKind(StrEnum):
-    """What one could change in a request."""
+    """What to change in a request."""
 
     FEWER_GPUS = "fewer_gpus"
     FEWER_TASKS = "fewer_tasks"
@@ -63,7 +61,7 @@ class AlternativeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A change that lets a job start now, found by asking again; ``fields`` are the request's new values."""
+    """A verified change of a request with which the job would start now; ``fields`` are the new values."""
 
     kind: AlternativeKind
     message: str
@@ -74,7 +72,7 @@ class Alternative:
 class StartInterval:
     """When a job is expected to start: nominal 80 % between p10 and p90, seconds since the epoch.
 
-    ``simulated_s`` is in how many seconds, before what past forecasts taught was counted in.
+    ``simulated_s`` is the simulated wait in seconds before calibration by past forecasts.
     """
 
     p10_s: float
@@ -85,7 +83,7 @@ class StartInterval:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why one job waits: one dominant reason, its numbers, who is ahead, and the cheapest way out."""
+    """Why one job is pending: one dominant reason, details, jobs ahead, and the cheapest helpful change."""
 
     job: JobId
     code: VerdictCode
@@ -98,7 +96,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ShareStep:
-    """One line of a receipt: what this step added and the numbers it was computed from."""
+    """One step of a fair-share breakdown: what it added and the numbers it was computed from."""
 
     kind: str  # "guaranteed" | "round" | "remainder"
     amount_milli: float
@@ -107,21 +105,21 @@ class ShareStep:
 
 @dataclass(frozen=True, slots=True)
 class FairShareBreakdown:
-    """How a project's fair share in a pool came about; the steps add up to ``fair_share_milli``."""
+    """How the fair share of a project in a pool was computed; the steps add up to ``fair_share_milli``."""
 
     project: ProjectId
     pool: PoolId
     guaranteed_milli: int
     limit_milli: int | None
     allocated_milli: int
-    requested_milli: int  # what it holds and asks for, cut at its limit and what each person may hold
+    requested_milli: int  # held and requested, capped by its limit and by user limits
     fair_share_milli: float
     steps: tuple[ShareStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole decision. Every pending job stands in ``starts`` or in ``verdicts``, once, if it is ``told``."""
+    """A decision. If ``explained``, every pending job is in ``starts`` or in ``verdicts``, exactly once."""
 
     starts: tuple[JobPlacement, ...] = ()
     evictions: tuple[Eviction, ...] = ()
@@ -130,23 +128,21 @@ class Plan:
     steps_used: int = 0
     truncated: bool = False
     explained: bool = True
-    """False: nobody asked why jobs wait; then there are no verdicts."""
+    """False if verdicts were not requested; then there are none."""
     nominations: tuple[JobPlacement, ...] = ()
-    """Places kept for gangs that start there once others have left; a victim's place elsewhere is one too."""
+    """Placements that start once evicted jobs are gone; the new placement of a migrated job is one too."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestPreview:
-    """What would happen to one request if it were submitted now."""
-
     starts_now: bool
     placement: JobPlacement | None
     verdict: Verdict | None
     alternatives: tuple[Alternative, ...] = ()
     evictions: tuple[Eviction, ...] = ()
-    """Who would be asked to leave for it."""
+    """The evictions that would make it start."""
 
     @property
     def is_unsatisfiable(self) -> bool:
-        """True when this cluster could not run it even if it were empty."""
+        """True if the job could not run even in an empty cluster."""
         return self.verdict is not None and self.verdict.code is VerdictCode.UNSATISFIABLE

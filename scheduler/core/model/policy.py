@@ -1,4 +1,4 @@
-"""The policy a decision follows: every knob of ``portal.domain.policy_settings``, checked against its range."""
+"""The policy of a decision: every setting of ``portal.domain.policy_settings``, checked against its range."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from portal.domain.policy_settings import CHOICE_SETTINGS, NUMBER_SETTINGS, affects_decisions
 
 ACTIONS = ("allocate", "consolidate", "reclaim", "preempt", "stale_gangs")
-"""What a decision does, least disruptive first."""
+"""The actions of a decision, least disruptive first."""
 
 
 class PolicyError(ValueError):
-    """A knob outside its range; ``field`` names it."""
+    """A setting out of range; ``field`` names it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -23,7 +23,7 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Knobs of one decision; the defaults are Fairway's own (units and ranges: ``portal.domain.policy_settings``)."""
+    """Settings of one decision; units, ranges and defaults are those of ``portal.domain.policy_settings``."""
 
     usage_half_life_s: float = NUMBER_SETTINGS["usage_half_life_s"].default
     usage_weight: float = NUMBER_SETTINGS["usage_weight"].default
@@ -43,31 +43,34 @@ class Policy:
     stale_gang_grace_s: float = NUMBER_SETTINGS["stale_gang_grace_s"].default
     placement: str = CHOICE_SETTINGS["placement"].default
     victim_order: str = CHOICE_SETTINGS["victim_order"].default
-    use_predictions: str = CHOICE_SETTINGS["use_predictions"].default  # whether snapshots tell any
+    use_predictions: str = CHOICE_SETTINGS["use_predictions"].default  # whether snapshots contain any
     gpu_sharing_scope: str = CHOICE_SETTINGS["gpu_sharing_scope"].default
     gpu_sharing_requires_mps: str = CHOICE_SETTINGS[
         "gpu_sharing_requires_mps"
-    ].default  # which nodes snapshots say are unfit
-    fill_back: bool = True  # spare each victim that turns out not to be needed
+    ].default  # decides which nodes snapshots mark as ineligible
+    fill_back: bool = True  # reprieve each victim that turns out not to be needed
     actions: tuple[str, ...] = ACTIONS
-    settles: bool = True  # as long as making room seats somebody, what is left is handed out again
-    by_price: bool = True  # room is made where least work is lost, node by node
-    most_tries: int = 64  # outcomes against the rules after which a search gives up
-    by_turns: bool = False  # once victims left, they and the taker are seated in fair order
-    moves_victims: bool = True  # who must leave is given a place elsewhere, where there is one
-    leaving_counts: bool = True  # what has not let go yet counts against limits
-    bounded_preemption: bool = True  # preemption carries no project further beyond its share
-    people_in_turn: bool = True  # within a project and priority, who used least goes first
-    involved_only: bool = True  # who is over its share is so in a resource that is asked for
-    every_level: bool = True  # work inside a guarantee is safe at every level of its project's path
-    whole_remainder: bool = False  # the last of a division goes out in whole units, wanted or not
+    settles: bool = True  # allocate again after evictions, as long as they place jobs
+    by_price: bool = True  # evict where the least work is lost, node by node
+    most_tries: int = 64  # candidate sets refused by the rules after which a search ends
+    by_turns: bool = False  # place victims and preemptor again in fair order after the eviction
+    moves_victims: bool = True  # migrate a victim to another placement where there is one
+    leaving_counts: bool = True  # releasing resources count against limits
+    bounded_preemption: bool = True  # preemption takes no project further beyond its fair share
+    users_in_fair_order: bool = True  # within a project and priority, least past usage goes first
+    involved_only: bool = True  # a project is over its share only in resources that are requested
+    every_level: bool = True  # guarantees protect work at every level of its project's path
+    whole_remainder: bool = False  # the last of a division is given in whole units, even beyond the demand
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if (knob := NUMBER_SETTINGS.get(field.name)) and not knob.minimum <= value <= knob.maximum:
+            if (
+                setting := NUMBER_SETTINGS.get(field.name)
+            ) and not setting.minimum <= value <= setting.maximum:
                 raise PolicyError(
-                    field.name, f"{value} is outside {knob.minimum:g} to {knob.maximum:g} {knob.unit}"
+                    field.name,
+                    f"{value} is outside {setting.minimum:g} to {setting.maximum:g} {setting.unit}",
                 )
             if (choice := CHOICE_SETTINGS.get(field.name)) and value not in choice.options:
                 raise PolicyError(field.name, f"{value!r} is none of {', '.join(choice.options)}")
@@ -76,9 +79,9 @@ class Policy:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Policy:
-        """The defaults with these settings turned; those that no decision reads are left out.
+        """Return the defaults with ``settings`` applied; settings that do not affect decisions are ignored.
 
-        Raises PolicyError naming one that is unknown or out of range.
+        Raise PolicyError for a setting that is unknown or out of range.
         """
         known = {field.name for field in fields(cls)}
         turned: dict[str, Any] = {}
@@ -91,13 +94,16 @@ class Policy:
         return cls(**turned)
 
     def for_pool(self, settings: Iterable[tuple[str, float | str]]) -> Policy:
-        """This policy with the settings that have another value in one pool."""
+        """Return this policy with the overrides of one pool."""
         turned: dict[str, Any] = dict(settings)
         return replace(self, **turned) if turned else self
 
     @classmethod
     def kai(cls) -> Policy:
-        """KAI-Scheduler's habits: no past use, no turns among people, no fill-back, youngest leaves first, packed."""
+        """Return the policy that reproduces KAI-Scheduler.
+
+        No past usage, no fair order among users, no reprieve of victims; the youngest job is evicted first.
+        """
         return cls(
             usage_weight=0.0,
             start_charge_s=0.0,
@@ -113,7 +119,7 @@ class Policy:
             max_victims=int(NUMBER_SETTINGS["max_victims"].maximum),
             max_migrations=int(NUMBER_SETTINGS["max_migrations"].maximum),
             max_migration_loss_gpu_s=NUMBER_SETTINGS["max_migration_loss_gpu_s"].maximum,
-            people_in_turn=False,
+            users_in_fair_order=False,
             involved_only=False,
             every_level=False,
             whole_remainder=True,

@@ -1,7 +1,7 @@
-"""The project tree as a division sees it: every job sits on a leaf.
+"""The project tree as the fair-share division needs it: every job belongs to a leaf.
 
-A project that has children may hold jobs of its own. They sit on an inner leaf beside its children, which
-is promised what the children's guarantees leave of the project's own.
+A project with children may have jobs of its own. They belong to an internal leaf beside its children, which
+is guaranteed what the children's guarantees leave of the project's own.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from scheduler.core.model.snapshot import PoolId, ProjectId, ProjectRow, QuotaRow
 
 OWN_LEAF_SUFFIX = "/own"
-"""Ends the id of an inner leaf; no public id holds a slash."""
+"""Suffix of the id of an internal leaf; public ids contain no slash."""
 
 
 class ProjectTree:
-    """Parents, children and paths of every project, inner leaves included."""
+    """Parents, children and paths of every project, including internal leaves."""
 
     def __init__(self, projects: Iterable[ProjectRow]) -> None:
         rows = sorted(projects, key=lambda row: row.id)
@@ -43,18 +43,18 @@ class ProjectTree:
         return tuple(path)
 
     def is_own_leaf(self, project: ProjectId) -> bool:
-        """True for the inner leaf of a project with children."""
+        """Return True for the internal leaf of a project with children."""
         return project.endswith(OWN_LEAF_SUFFIX)
 
     def project_of(self, project: ProjectId) -> ProjectId:
-        """The project that people know behind a leaf."""
+        """Return the project that a leaf belongs to."""
         return ProjectId(project.removesuffix(OWN_LEAF_SUFFIX))
 
     def quotas_in_pool(self, rows: Iterable[QuotaRow], pool: PoolId) -> dict[ProjectId, QuotaRow]:
-        """A quota in ``pool`` for every project.
+        """Return a quota in ``pool`` for every project.
 
-        Without a row there is no limit, weight 1, priority 0, and the promise is what the children are
-        promised together, so that a group nobody wrote a number for takes nothing away from them.
+        A project without a row has no limit, weight 1 and priority 0; its guarantee is the sum of its
+        children's, so that it takes nothing away from them.
         """
         quotas = {row.project: row for row in rows if row.pool == pool}
         for project in sorted(self.parent, key=lambda p: -len(self.path[p])):

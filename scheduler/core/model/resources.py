@@ -1,4 +1,4 @@
-"""Three amounts that are counted side by side: GPU, CPU and memory."""
+"""Vectors of the three counted resources: GPU, CPU and memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from typing import NamedTuple
 
 ROUNDING = 1e-6
-"""Shares are sums of floats; this much (in the units of ``Amounts``) is no difference."""
+"""Tolerance for sums of floats, in the units of ``ResourceVector``."""
 
 
 class ResourceVector(NamedTuple):
-    """So much of each resource: thousandths of a GPU, thousandths of a core, MiB.
+    """An amount of each resource: thousandths of a GPU, thousandths of a core, MiB.
 
-    In a bound (a guarantee, a limit, a share) ``math.inf`` means that there is none.
+    In a bound (a guarantee, a limit, a share) ``math.inf`` means unbounded.
     """
 
     gpu_milli: float = 0
@@ -20,19 +20,18 @@ class ResourceVector(NamedTuple):
     memory_mib: float = 0
 
     def add(self, other: ResourceVector) -> ResourceVector:
-        """Both together."""
         return ResourceVector(self[0] + other[0], self[1] + other[1], self[2] + other[2])
 
     def subtract(self, other: ResourceVector) -> ResourceVector:
-        """What is left; ``other`` must be finite."""
+        """Subtract ``other``, which must be finite."""
         return ResourceVector(self[0] - other[0], self[1] - other[1], self[2] - other[2])
 
     def multiply(self, count: int) -> ResourceVector:
-        """So many of the same; ``count`` times no bound is no bound, and 0 times anything is nothing."""
+        """Multiply by ``count``; unbounded stays unbounded, except that 0 times anything is 0."""
         return ResourceVector(self[0] * count, self[1] * count, self[2] * count) if count else ZERO
 
     def fits_in(self, bound: ResourceVector) -> bool:
-        """True when no resource is above ``bound``."""
+        """Return True if no resource exceeds ``bound``."""
         return (
             self[0] <= bound[0] + ROUNDING
             and self[1] <= bound[1] + ROUNDING
@@ -40,7 +39,7 @@ class ResourceVector(NamedTuple):
         )
 
     def exceeds_each(self, bound: ResourceVector) -> tuple[bool, bool, bool]:
-        """For each resource, whether it is above ``bound``."""
+        """Return for each resource whether it exceeds ``bound``."""
         return (
             self[0] > bound[0] + ROUNDING,
             self[1] > bound[1] + ROUNDING,
@@ -54,10 +53,10 @@ UNBOUNDED = ResourceVector(math.inf, math.inf, math.inf)
 
 
 class Entitlement(NamedTuple):
-    """What one project is promised and owed in a pool; it does not change while a plan is made.
+    """The bounds and the share of one project in a pool; constant during a decision.
 
-    ``claimable`` is what counts as its own when others compare: the guarantee or the fair share, whichever is
-    more, within the limit; with an unlimited guarantee it is the limit. ``owed_to`` makes it.
+    ``entitled`` is the amount that comparisons between projects treat as its own: the larger of guarantee and
+    fair share, capped by the limit; with an unlimited guarantee it is the limit.
     """
 
     guaranteed: ResourceVector
@@ -75,7 +74,7 @@ def build_entitlement(
     priority: int = 0,
     created_s: float = 0.0,
 ) -> Entitlement:
-    """The numbers of one project together with what follows from them."""
+    """Build the entitlement of one project, computing ``entitled``."""
     claimable = ResourceVector(
         *(
             most if promised == math.inf else min(most, max(promised, share))

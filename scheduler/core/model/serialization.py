@@ -1,4 +1,4 @@
-"""Photographs and plans as JSON: a saved snapshot replays to the same plan, byte for byte."""
+"""Snapshots and plans as JSON: a saved snapshot replays to the same plan, byte for byte."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FORMAT = 1
 
 
 def snapshot_to_json(snapshot: Snapshot) -> str:
-    """A snapshot as one JSON object with its format number."""
+    """Return a snapshot as a JSON object with its format number."""
     return json.dumps({"format": FORMAT, "snapshot": _plain(snapshot)}, sort_keys=True, allow_nan=False)
 
 
 def snapshot_from_json(text: str) -> Snapshot:
-    """The snapshot that ``snapshot_to_json`` wrote; ``SnapshotError`` names a field that is wrong."""
+    """Read what ``snapshot_to_json`` wrote; raise ``SnapshotError`` with the field that is invalid."""
     try:
         outer = json.loads(text)
     except ValueError as error:
@@ -31,13 +31,13 @@ def snapshot_from_json(text: str) -> Snapshot:
 
 
 def case_to_json(snapshot: Snapshot | None, policy: dict[str, Any]) -> str:
-    """What a decision was asked, as one JSON object: the snapshot (None if there was none) and the knobs."""
+    """Return the input of a decision as a JSON object: snapshot (if there is one) and policy settings."""
     shown = None if snapshot is None else _plain(snapshot)
     return json.dumps({"format": FORMAT, "snapshot": shown, "policy": policy}, sort_keys=True, allow_nan=True)
 
 
 def plan_to_json(plan: Plan) -> str:
-    """A plan as JSON, for records and for comparing replays."""
+    """Return a plan as JSON, for storage and for comparing replays."""
     return json.dumps(_plain(plan), sort_keys=True, allow_nan=False)
 
 
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 
 def _read(kind: Any, value: Any, at: str) -> Any:
-    """``value`` as ``kind``, refusing unknown fields, missing ones that have no default, and wrong types."""
+    """Parse ``value`` as ``kind``; raise ``SnapshotError`` for unknown or missing fields and wrong types."""
     origin = get_origin(kind)
     if hasattr(kind, "__supertype__"):
         return _read(kind.__supertype__, value, at)
@@ -67,7 +67,7 @@ def _read(kind: Any, value: Any, at: str) -> Any:
         return _read_tuple(get_args(kind), value, at)
     if is_dataclass(kind):
         return _read_row(kind, value, at)
-    if hasattr(kind, "_fields"):  # a NamedTuple travels as a list
+    if hasattr(kind, "_fields"):  # a NamedTuple is stored as a list
         hints = get_type_hints(kind)
         return kind(*_read_tuple(tuple(hints[name] for name in kind._fields), value, at))
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):

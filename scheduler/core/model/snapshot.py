@@ -1,6 +1,6 @@
-"""The snapshot of the cluster that every decision starts from: frozen rows, checked at the border.
+"""The snapshot of the cluster that every decision starts from: frozen rows, validated before use.
 
-Ids are public ids (short strings), GPU ids are the UUIDs the nodes tell. GPU amounts are ``milli``
+Ids are public ids (short strings); GPU ids are the UUIDs that nodes report. GPU amounts are ``milli``
 (thousandths of one GPU), memory is MiB, times are float seconds since the epoch.
 """
 
@@ -23,16 +23,16 @@ WHOLE_MILLI = 1000
 
 
 class GpuShare(NamedTuple):
-    """What a task holds of one GPU: 1000 milli is the GPU alone, less is a share of it."""
+    """What a task holds of one GPU: 1000 milli is the whole GPU, less is a share."""
 
     uuid: GpuUuid
     milli: int
 
 
 class TaskRequest(NamedTuple):
-    """What one task asks of a node: ``gpus`` GPUs with ``milli`` of each, or a share of each by its memory.
+    """What one task requests of a node: ``gpus`` GPUs with ``milli`` of each.
 
-    ``share_mib`` not None asks for that much memory of each GPU; its milli then depend on the GPU's memory.
+    With ``share_mib`` it requests that much memory of each GPU; the milli then depend on the GPU's memory.
     """
 
     gpus: int
@@ -47,24 +47,24 @@ class TaskRequest(NamedTuple):
 
     @property
     def is_fractional(self) -> bool:
-        """True when it asks for parts of GPUs, beside which others may stand."""
+        """True if it requests shares of GPUs, which other tasks may share."""
         return self.gpus > 0 and (self.share_mib is not None or self.milli < WHOLE_MILLI)
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyConstraint:
-    """How close together tasks must or should stand, by levels of a topology (outermost first)."""
+    """How close together tasks must or should be placed, as levels of a topology (outermost first)."""
 
     topology: str
-    required: str | None = None  # a level within one domain of which all must stand
-    preferred: str | None = None  # a level that is tried first, before those above it
+    required: str | None = None  # level within one domain of which all tasks must be placed
+    preferred: str | None = None  # level that is tried first, before the levels above it
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
     """A part of a gang: a leaf holds tasks, an inner group holds groups. ``parent`` None is the gang itself.
 
-    ``least`` is how many of its tasks (leaf) or groups (inner) must stand for it to be whole; None is all.
+    ``min_members`` is how many of its tasks (leaf) or groups (inner) must run; None is all.
     """
 
     name: str
@@ -75,7 +75,7 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class TopologyRow:
-    """A fabric: its levels are keys of node labels, outermost first (block, rack, ...)."""
+    """A network topology: its levels are keys of node labels, outermost first (block, rack, ...)."""
 
     name: str
     levels: tuple[str, ...]
@@ -83,39 +83,39 @@ class TopologyRow:
 
 @dataclass(frozen=True, slots=True)
 class PoolRow:
-    """A group of nodes that a quota speaks about. ``placement`` None means the policy's strategy.
+    """Nodes that share one quota. ``placement`` None means the policy's strategy.
 
-    ``knobs`` are the knobs of the policy that have another value in this pool, by name.
+    ``settings`` are the policy settings, by name, that this pool overrides.
     """
 
     id: PoolId
     name: str
     placement: str | None = None  # "pack" | "fragmentation" | "spread"
     settings: tuple[tuple[str, float | str], ...] = ()
-    allow_host_network: bool = False  # gangs on several nodes may use the network of these
+    allow_host_network: bool = False  # multi-node gangs may use the host network of its nodes
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """One GPU of a node. ``used_milli`` counts every allocation not yet proven gone."""
+    """One GPU of a node. ``used_milli`` counts every allocation that is not released yet."""
 
     uuid: GpuUuid
     index: int
     model: str
     memory_mib: int
     used_milli: int = 0
-    exclusive: bool = False  # a whole allocation stands on it, so no share may join
+    exclusive: bool = False  # held by a whole-GPU allocation, so no share may be added
     healthy: bool = True
     nvlink_island: int | None = (
-        None  # GPUs of one node with equal numbers are joined by NVLink; None is not known
+        None  # GPUs of a node with equal numbers are connected by NVLink; None is unknown
     )
     mig_profile: str | None = None  # of a slice, such as 1g.10gb; None is a whole GPU
-    compute_capability: float | None = None  # such as 9.0; None is not known
+    compute_capability: float | None = None  # such as 9.0; None is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """One node. The ``used`` amounts count what tasks were promised, not what they really use."""
+    """One node. The ``used`` amounts count allocations, not measured use."""
 
     id: NodeId
     name: str
@@ -128,9 +128,9 @@ class NodeRow:
     memory_used_mib: int
     gpus: tuple[GpuRow, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
-    max_tasks: int | None = None  # how many tasks it may carry at all
-    missing_requirements: str = ""  # of what its pool names for gangs on several nodes, as sentences
-    driver_cuda: str | None = None  # the newest that its driver knows; None is not told
+    max_tasks: int | None = None  # None is no limit
+    missing_requirements: str = ""  # of its pool for multi-node gangs, as a message
+    driver_cuda: str | None = None  # newest CUDA version that its driver supports; None is unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +144,12 @@ class ProjectRow:
 
 
 UNLIMITED_MILLI = 10**12
-"""A guarantee without end, in thousandths of a GPU."""
+"""A guaranteed quota without bound, in thousandths of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceQuota:
-    """The three numbers of a quota for CPU (thousandths of a core) or memory (MiB); None is no bound."""
+    """A quota of CPU (thousandths of a core) or memory (MiB); None is no bound."""
 
     guaranteed: int | None = None
     limit: int | None = None
@@ -158,11 +158,11 @@ class ResourceQuota:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRow:
-    """What a project is promised in a pool. ``limit_milli`` None is no limit.
+    """The quota of a project in a pool. ``limit_milli`` None is no limit.
 
-    ``user_limit_milli`` is the most that one person may hold there at once through the project and those below
-    it; None is no limit. A project without a row for a pool has guaranteed 0, no limits, weight 1 and priority 0.
-    CPU and memory count only where their ``Bounds`` are given.
+    ``user_limit_milli`` is the most that one user may hold in the pool at once through the project and its
+    descendants; None is no limit. A project without a row for a pool has guaranteed 0, no limits, weight 1
+    and priority 0. CPU and memory count only where they are given.
     """
 
     project: ProjectId
@@ -173,16 +173,16 @@ class QuotaRow:
     priority: int = 0
     cpu: ResourceQuota | None = None
     memory: ResourceQuota | None = None
-    reclaim_min_runtime_s: float | None = None  # protects its running jobs so long; None is the policy's
+    reclaim_min_runtime_s: float | None = None  # protection of its running jobs; None is the policy's
     user_limit_milli: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """Decayed GPU-seconds (whole GPUs x seconds) of one person in one project and pool.
+    """Decayed GPU-seconds (whole GPUs x seconds) of one user in one project and pool.
 
-    A project's own usage is the sum over its rows; ``user`` None is usage of nobody in particular.
-    ``scheduler.core.shares.usage.decayed_gpu_seconds`` makes the number from ledger intervals.
+    A project's own usage is the sum over its rows; ``user`` None is usage without a user.
+    ``scheduler.core.shares.usage.decayed_gpu_seconds`` computes it from allocation intervals.
     """
 
     project: ProjectId
@@ -193,9 +193,9 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class RunningTask:
-    """Where one rank stands and what it was promised there.
+    """The placement of one rank and its allocation.
 
-    ``rank`` None counts on from the task before it. ``stopping``: this task alone is leaving already.
+    ``rank`` None is the rank after that of the previous task. ``stopping``: this task alone is being stopped.
     """
 
     node: NodeId
@@ -210,9 +210,9 @@ class RunningTask:
 
 @dataclass(frozen=True, slots=True)
 class RunningRow:
-    """A job that holds resources. ``stopping`` means its end is already ordered: it only has to let go.
+    """A job that holds resources. ``stopping``: its stop is ordered, but it still holds them.
 
-    ``stopping_for`` is the waiting job that it makes room for, when it was asked to leave for one.
+    ``preempted_for`` is the pending job that it was evicted for.
     """
 
     job: JobId
@@ -228,27 +228,27 @@ class RunningRow:
     preempted_for: JobId | None = None
     checkpoint_s: float | None = None  # when it last saved its work
     name: str = ""
-    min_tasks: int | None = None  # fewest tasks it can work with; None is all of them
+    min_tasks: int | None = None  # fewest tasks it can run with; None is all of them
     groups: tuple[GroupRow, ...] = ()
     topology_constraint: TopologyConstraint | None = None
-    submitted_s: float | None = None  # None is when it started
-    stale_since_s: float | None = None  # since when fewer tasks are alive than it needs
+    submitted_s: float | None = None  # None is its start
+    stale_since_s: float | None = None  # since when it has had fewer live tasks than it needs
     stale_gang_grace_s: float | None = None  # None is the policy's
-    nominated_tasks: tuple[RunningTask, ...] = ()  # where it is to stand once it has left, if it is moved
-    gpu_model: str | None = None  # what a new place for it must offer, if it is moved
+    nominated_tasks: tuple[RunningTask, ...] = ()  # its new placement, if it is being migrated
+    gpu_model: str | None = None  # requirement on a new placement, if it is migrated
     min_gpu_memory_mib: int | None = None
     avoid_nodes: tuple[NodeId, ...] = ()
     node_affinity: NodeId | None = None
     predicted_end_s: float | None = None  # when it is expected to end; None is unknown
     isolation_excluded_nodes: tuple[
         NodeId, ...
-    ] = ()  # of those it avoids, where somebody stands with whom it shares no node
+    ] = ()  # the part of ``avoid_nodes`` excluded by network isolation
     mig_profile: str | None = None
     min_compute_capability: float | None = None
 
 
 class JobDependency(NamedTuple):
-    """A job that has not ended yet, after which another is to start."""
+    """A job that has not ended yet and must end before another one starts."""
 
     job: JobId
     name: str
@@ -257,14 +257,14 @@ class JobDependency(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """A job that waits. All ``tasks`` start together or none does; the amounts are per task.
+    """A pending job. All ``tasks`` start together or none does; the amounts are per task.
 
-    An elastic job (``min_tasks``) starts with fewer and grows one by one; while it runs, a row with the same
-    id stands for the ranks that wait. ``groups`` make a gang of parts that must each be whole.
+    An elastic job (``min_tasks``) starts with fewer and grows task by task; while it runs, a row with the
+    same id describes its pending ranks. ``groups`` divide a gang into parts, each with a minimum of its own.
 
-    ``milli_per_gpu`` 1000 asks for whole GPUs, less for a share of each of ``gpus_per_task`` GPUs.
-    ``node_affinity`` names the one node that holds its home volume. Of the ``avoid_nodes``, those that are
-    ``unfit_nodes`` can never run it (another kind of runtime); the others are avoided for a while.
+    ``milli_per_gpu`` 1000 requests whole GPUs, less a share of each of ``gpus_per_task`` GPUs.
+    ``node_affinity`` is the one node that holds its home volume. ``ineligible_nodes`` are those of
+    ``avoid_nodes`` that can never run it (such as another runtime); the others are avoided for a while.
     """
 
     job: JobId
@@ -289,40 +289,38 @@ class PendingRow:
     node_affinity: NodeId | None = None
     version: int = 0
     ineligible_nodes: tuple[NodeId, ...] = ()
-    min_tasks: int | None = None  # elastic: so many of all its tasks are enough to start; None is all
-    ranks: tuple[int, ...] = ()  # which ranks wait, in the order they are placed; none is 0 to tasks - 1
+    min_tasks: int | None = None  # elastic: enough tasks to start; None is all
+    ranks: tuple[int, ...] = ()  # pending ranks in placement order; empty is 0 to tasks - 1
     task_requests: tuple[
         TaskRequest, ...
-    ] = ()  # what each waiting rank asks, where they differ; else the amounts above
+    ] = ()  # the request of each pending rank, where they differ; else the amounts above
     groups: tuple[GroupRow, ...] = ()
-    group_of_rank: tuple[str, ...] = ()  # the leaf group of each waiting rank
+    group_of_rank: tuple[str, ...] = ()  # the leaf group of each pending rank
     topology_constraint: TopologyConstraint | None = None
-    share_mib: int | None = None  # instead of ``milli_per_gpu``: so much memory of each GPU
-    preemption_delay_s: float | None = None  # it makes others leave only once it waited so long
+    share_mib: int | None = None  # instead of ``milli_per_gpu``: memory of each GPU
+    preemption_delay_s: float | None = None  # how long it must wait before it may evict; None is the policy's
     nominated_tasks: tuple[
         RunningTask, ...
-    ] = ()  # places that an earlier plan keeps for it, until others have left
-    predicted_duration_s: float | None = None  # how long it is expected to run; None is unknown
-    mig_profile: str | None = None  # it asks for slices of this profile, alone; None for whole GPUs
+    ] = ()  # nominated by an earlier plan, until the evicted jobs are gone
+    predicted_duration_s: float | None = None  # expected run time; None is unknown
+    mig_profile: str | None = None  # requests MIG slices of this profile; None is whole GPUs or shares
     min_compute_capability: float | None = None
     dependencies: tuple[
         JobDependency, ...
-    ] = ()  # it starts once these have ended; those that have are left out
-    ignore_dependency_failure: bool = False  # however they end; else they must complete
+    ] = ()  # starts after these have ended; those that ended are left out
+    ignore_dependency_failure: bool = False  # whether they may fail; else they must complete
     layout_speeds: tuple[
         LayoutSpeed, ...
-    ] = ()  # how fast work like it ran on layouts that are known; none is unknown
+    ] = ()  # measured throughput of similar work by layout; empty is unknown
     isolation_excluded_nodes: tuple[
         NodeId, ...
-    ] = ()  # of those it avoids, where somebody stands with whom it shares no node
-    required_cuda: str = (
-        ""  # what its environment's image asks of drivers, which made older ones' nodes unfit
-    )
-    launcher: str | None = None  # one whose tasks must reach each other: other pools' nodes are unfit for it
+    ] = ()  # the part of ``avoid_nodes`` excluded by network isolation
+    required_cuda: str = ""  # newest CUDA its image requires; nodes with older drivers are ineligible
+    launcher: str | None = None  # set if tasks must reach each other, in a pool with host network
 
     @property
     def task_request(self) -> TaskRequest:
-        """What each task asks, where they are alike."""
+        """The request of each task, where all are equal."""
         return TaskRequest(
             self.gpus_per_task, self.milli_per_gpu, self.cpu_milli, self.memory_mib, self.gpu_model,
             self.min_gpu_memory_mib, self.share_mib, self.mig_profile, self.min_compute_capability,
@@ -330,28 +328,26 @@ class PendingRow:
 
     @property
     def task_milli(self) -> int:
-        """What one task asks, in thousandths of a GPU."""
         return self.gpus_per_task * self.milli_per_gpu
 
     @property
     def total_milli(self) -> int:
-        """What the whole gang asks, in thousandths of a GPU."""
         return self.tasks * self.task_milli
 
     @property
     def required_tasks(self) -> int:
-        """How many of its tasks must start together: one of those that join a job that runs."""
+        """How many tasks must start together; 1 for ranks that join a running job."""
         return 1 if self.ranks else self.tasks if self.min_tasks is None else self.min_tasks
 
     @property
     def required_milli(self) -> int:
-        """What these ask, in thousandths of a GPU."""
+        """The GPU demand of the required tasks, in thousandths of a GPU."""
         return self.required_tasks * self.task_milli
 
 
 @dataclass(frozen=True, slots=True)
 class ReservationRow:
-    """Nodes kept for some projects, and those below them, from ``from_s`` to ``to_s``; for nobody: maintenance."""
+    """Nodes reserved for projects and their descendants during a period; without projects: maintenance."""
 
     id: str
     name: str
@@ -363,7 +359,7 @@ class ReservationRow:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a decision may know. Rows come in any order: the decision does not depend on it."""
+    """Everything a decision may use. The order of rows does not matter."""
 
     now_s: float
     pools: tuple[PoolRow, ...]

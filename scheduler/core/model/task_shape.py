@@ -1,4 +1,4 @@
-"""What one task asks of a node, as its shape, and what it took there."""
+"""The shape of a task (what it requests of a node), and the slots that it holds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Bools = NDArray[np.bool_]
 
 
 class TaskShape(NamedTuple):
-    """What one task asks of a node.
+    """What one task requests of a node.
 
-    ``share_mib`` not None asks for that much memory of each GPU instead of ``milli``: what it then takes of a GPU
-    differs from node to node, and ``milli`` says nothing here.
+    With ``share_mib`` it requests that much memory of each GPU instead of ``milli``; the milli then depend on
+    the node, and ``milli`` is unused.
     """
 
     gpus: int
@@ -33,11 +33,11 @@ class TaskShape(NamedTuple):
     share_mib: int | None = None
     mig_profile: str | None = None
     min_compute_capability: float | None = None
-    tenant: ProjectId | None = None  # of a share of a GPU, whose shares alone may stand beside it
+    tenant: ProjectId | None = None  # the project of a share; only its shares may use the same GPU
 
     @classmethod
     def from_job(cls, job: PendingRow) -> TaskShape:
-        """The shape of a job's tasks; equal requests give equal shapes."""
+        """Return the shape of a job's tasks; equal requests give equal shapes."""
         return cls(
             job.gpus_per_task,
             job.milli_per_gpu if job.gpus_per_task else WHOLE_MILLI,
@@ -55,31 +55,31 @@ class TaskShape(NamedTuple):
 
     @property
     def uses_whole_gpus(self) -> bool:
-        """True when each GPU is asked for alone."""
+        """True if each GPU is requested whole."""
         return self.milli == WHOLE_MILLI and self.share_mib is None
 
     @property
     def has_gpu_constraints(self) -> bool:
-        """True when not every GPU will do."""
+        """True if only some kinds of GPU match."""
         kinds = (self.gpu_model, self.min_gpu_memory_mib, self.mig_profile, self.min_compute_capability)
         return any(kind is not None for kind in kinds)
 
 
 class HeldSlots(NamedTuple):
-    """What one task took: a node by index, GPU slots on it, and the rest."""
+    """What one task holds: a node by index, GPU slots on it, milli of each, CPU and memory."""
 
     node: int
     slots: tuple[int, ...]
     milli: int
     cpu_milli: int
     memory_mib: int
-    tenant: int = 0  # whose shares, by the floor's number; 0: none, or it does not matter
+    tenant: int = 0  # tenant number of its shares; 0 is none
 
 
 class SlotBatch:
-    """The places of many owners as arrays, one owner after the other.
+    """The slots of many owners as arrays, one owner after the other.
 
-    ``places[n]`` and ``gpus[n]`` are how many the first ``n`` owners hold together.
+    ``held_counts[n]`` and ``gpu_counts[n]`` are the numbers of entries and of GPUs of the first ``n`` owners.
     """
 
     def __init__(self, owners: Sequence[Sequence[HeldSlots]]) -> None:

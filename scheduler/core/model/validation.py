@@ -1,4 +1,4 @@
-"""What a snapshot must satisfy before anybody decides on it, and what every plan must satisfy after."""
+"""Validation of snapshots before a decision, and of plans after it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ Row = TypeVar("Row")
 
 MAX_TASKS = 10_000
 MAX_GPUS_PER_TASK = 1_000
-"""A decision makes an object for each task: a request beyond these would take all of its time and memory."""
+"""A decision creates an object per task, so these bound its time and memory."""
 
 
 class SnapshotError(ValueError):
-    """A snapshot nobody can decide on; ``field`` names the place, as in ``nodes[n1].cpu_milli``."""
+    """An invalid snapshot; ``field`` is the path of the value, such as ``nodes[n1].cpu_milli``."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -54,7 +54,7 @@ class SnapshotError(ValueError):
 
 
 class RowKind(StrEnum):
-    """The kinds of rows that a snapshot is made of."""
+    """The kinds of rows in a snapshot."""
 
     POOL = "pool"
     NODE = "node"
@@ -69,20 +69,21 @@ class RowKind(StrEnum):
 
 
 class Fault(NamedTuple):
-    """What is wrong with one row. ``row`` is its id; of a quota ``project,pool``, of usage ``usage_id``."""
+    """A fault of one row. ``row`` is its id; of a quota ``project,pool``, of usage ``usage_row_id``."""
 
     kind: RowKind
     row: str
     field: str
     message: str
     jobs: tuple[JobId, ...] = ()
-    """Waiting jobs that depend on the row, where the snapshot does not say so."""
+    """Pending jobs that depend on the row, where the snapshot does not contain this dependency."""
 
 
 def check_snapshot(snapshot: Snapshot, checked: Mapping[int, object] | None = None) -> None:
-    """Raise ``SnapshotError`` naming the first field that cannot be true.
+    """Raise ``SnapshotError`` with the first invalid field.
 
-    ``checked`` holds rows that passed in an earlier snapshot of the same projects, pools and machines, by ``id``.
+    ``checked`` holds, by ``id()``, rows that were valid in an earlier snapshot of the same projects, pools
+    and hardware.
     """
     _check_finite("now_s", snapshot.now_s)
     for fault in _faults(snapshot, checked or {}):
@@ -90,7 +91,7 @@ def check_snapshot(snapshot: Snapshot, checked: Mapping[int, object] | None = No
 
 
 def find_faults(snapshot: Snapshot) -> list[Fault]:
-    """Return every row that cannot be true, each with its first fault. Raise ``SnapshotError`` for the clock."""
+    """Return the first fault of every invalid row. Raise ``SnapshotError`` for the clock."""
     _check_finite("now_s", snapshot.now_s)
     found: dict[tuple[RowKind, str], Fault] = {}
     for fault in _faults(snapshot, {}):
@@ -170,7 +171,7 @@ def _repeated(kind: RowKind, field: str, keys: Sequence[str]) -> Iterator[Fault]
 
 
 def _repeated_gpus(snapshot: Snapshot) -> Iterator[Fault]:
-    """The nodes that name a GPU which is named elsewhere, or twice."""
+    """Yield a fault for each node with a GPU that appears more than once."""
     uuids = [gpu.uuid for node in snapshot.nodes for gpu in node.gpus]
     if len(set(uuids)) == len(uuids):
         return
@@ -330,7 +331,7 @@ def check_task(
     nodes: Collection[str],
     gpus: Mapping[GpuUuid, tuple[NodeId, GpuRow]],
 ) -> None:
-    """Raise ``SnapshotError`` unless what a running task holds is on its node."""
+    """Raise ``SnapshotError`` unless everything that a running task holds is on its node."""
     _check_known(f"{at}.node", task.node, nodes)
     _check_at_least(f"{at}.cpu_milli", task.cpu_milli, 0)
     _check_at_least(f"{at}.memory_mib", task.memory_mib, 0)
@@ -397,16 +398,16 @@ def _check_at_least(field: str, value: Any, low: int) -> None:
 
 
 def total_held_milli(row: RunningRow) -> int:
-    """Thousandths of a GPU a running job holds."""
+    """Return the thousandths of a GPU that a running job holds."""
     return sum(gpu.milli for task in row.tasks for gpu in task.gpus)
 
 
 class PlanError(ValueError):
-    """A plan that breaks a law: a fault of ours, never of the snapshot."""
+    """A plan that violates an invariant: a bug in the scheduler, not in the snapshot."""
 
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
-    """Raise ``PlanError`` when ``plan`` breaks a law that holds for every plan (SCHEDULING, section 8)."""
+    """Raise ``PlanError`` if ``plan`` violates an invariant that holds for every plan."""
     pending = {row.job: row for row in snapshot.pending}
     answered = Counter([start.job for start in plan.starts] + [verdict.job for verdict in plan.verdicts])
     if answered != Counter(pending.keys()):
@@ -454,7 +455,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
 
 
 def _reserved_for_others(snapshot: Snapshot, tree: ProjectTree, row: PendingRow) -> set[NodeId]:
-    """Nodes with a reservation for others that a job which starts now may still be running in."""
+    """Return nodes with reservations for others that a job starting now could overlap."""
     line = tree.path[tree.leaf_of[row.project]]
     latest_s = math.inf if row.time_limit_s is None else snapshot.now_s + row.time_limit_s
     return {
@@ -470,7 +471,7 @@ def _reserved_for_others(snapshot: Snapshot, tree: ProjectTree, row: PendingRow)
 def _meets_topology_constraint(
     snapshot: Snapshot, near: TopologyConstraint | None, nodes: Sequence[NodeRow]
 ) -> bool:
-    """True when the nodes share a domain of the level that is required, if any is."""
+    """Return True if the nodes share a domain of the required level, if any."""
     if near is None or near.required is None:
         return True
     levels = next((row.levels for row in snapshot.topologies if row.name == near.topology), ())
@@ -482,14 +483,14 @@ def _meets_topology_constraint(
 
 
 def _requests_by_rank(row: PendingRow) -> dict[int, TaskRequest]:
-    """What each waiting rank asks for."""
+    """Return the request of each pending rank."""
     return dict(
         zip(row.ranks or range(row.tasks), row.task_requests or (row.task_request,) * row.tasks, strict=True)
     )
 
 
 def _is_whole(row: PendingRow, start: JobPlacement, waiting: Collection[int]) -> bool:
-    """True when ranks that wait start, each once: all of a gang, or some of one that may grow."""
+    """Return True if each started rank was pending: all ranks of a gang, or some of an elastic job."""
     ranks = [task.rank for task in start.tasks]
     grows = row.min_tasks is not None or bool(row.groups)
     return len(set(ranks)) == len(ranks) and set(ranks) <= set(waiting) and (grows or len(ranks) == row.tasks)
@@ -517,7 +518,7 @@ def _check_gpus(
 
 
 def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
-    """No start passes a limit; none of non-preemptible work passes a guarantee."""
+    """Raise ``PlanError`` if a start exceeds a limit, or non-preemptible work a guarantee."""
     tree = ProjectTree(snapshot.projects)
     pending = {row.job: row for row in snapshot.pending}
     for pool in snapshot.pools:
@@ -552,7 +553,7 @@ def _check_limits(snapshot: Snapshot, plan: Plan) -> None:
 def _check_user_limits(
     snapshot: Snapshot, plan: Plan, pool: PoolId, tree: ProjectTree, quotas: Mapping[ProjectId, QuotaRow]
 ) -> None:
-    """No start makes a person hold more than one may."""
+    """Raise ``PlanError`` if a start makes a user exceed a user limit."""
     held: Counter[tuple[ProjectId, UserId]] = Counter()
     for running in snapshot.running:
         if running.pool == pool:
@@ -574,7 +575,7 @@ def _check_user_limits(
 
 
 def _check_evictions(snapshot: Snapshot, plan: Plan) -> None:
-    """Who leaves runs, may be asked to, leaves once, and seats a job that is told so."""
+    """Raise ``PlanError`` unless each victim is evictable, and evicted once for a job of the plan."""
     running = {row.job: row for row in snapshot.running}
     pending = {row.job: row for row in snapshot.pending}
     seated = {verdict.job for verdict in plan.verdicts if verdict.code is VerdictCode.WAITING_FOR_EVICTION}

@@ -1,7 +1,7 @@
-"""What a decision leaves for the next one: things that follow from rows alone, kept while the rows are the same.
+"""Results kept from one decision to the next: derived from rows, valid while the row objects are the same.
 
-A snapshot that differs little from the one before shares most of its row objects with it. Whoever hands the same
-``Memory`` to each decision spares the making of what is known already; the plans are the same with and without.
+A snapshot shares most row objects with the one before it. Reusing one ``DecisionCache`` saves recomputation
+and does not affect the plans.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from scheduler.core.model.snapshot import NodeId, NodeRow, PendingRow, PoolId, R
 from scheduler.core.session.gang import BatchRequest, Gang
 
 MAX_CLASS_IDS = 100_000
-"""After so many different requests the numbers given to them begin anew."""
+"""Numbering of request classes restarts after this many."""
 
 
 class RestrictedRow(NamedTuple):
-    """A row, the nodes that reservations close to it, and the row that avoids them."""
+    """A row, the nodes that admin reservations exclude for it, and the row that avoids them."""
 
     row: object
     excluded_nodes: tuple[NodeId, ...]
@@ -28,7 +28,7 @@ class RestrictedRow(NamedTuple):
 
 
 class RequestVariant(NamedTuple):
-    """A change to a request, by fields of its row, and what it wants by pool as long as nodes are built alike."""
+    """A changed request, by fields of its row, and its batch by pool."""
 
     kind: AlternativeKind
     fields: dict[str, Any]
@@ -36,7 +36,7 @@ class RequestVariant(NamedTuple):
 
 
 class RowChanges(NamedTuple):
-    """The rows of a snapshot by their ``id``, and how they differ from those of the one before."""
+    """The rows of a snapshot by ``id()``, and the differences from the snapshot before it."""
 
     rows: dict[int, object]
     added: list[object]
@@ -44,7 +44,7 @@ class RowChanges(NamedTuple):
 
 
 class DecisionCache:
-    """Kept between decisions; one at a time may use it."""
+    """Results kept between decisions; only one decision may use it at a time."""
 
     def __init__(self) -> None:
         self.validated: Mapping[int, object] = {}
@@ -54,7 +54,7 @@ class DecisionCache:
         self.quota_class_ids: dict[tuple[object, ...], int] = {}
         self.class_ids: dict[tuple[object, ...], int] = {}
         self.feasible_pools: dict[tuple[object, ...], list[PoolId]] = {}
-        self.variants: dict[Hashable, list[RequestVariant]] = {}  # by kind, or by all that is asked
+        self.variants: dict[Hashable, list[RequestVariant]] = {}  # by class id, or by request key
         self.restricted_rows: dict[int, RestrictedRow] = {}
         self._pending: dict[int, Gang] = {}
         self._running: dict[int, Gang] = {}
@@ -65,7 +65,7 @@ class DecisionCache:
         self._last_placers: dict[PoolId, NodePlacer] = {}
 
     def hardware_key(self, nodes: tuple[NodeRow, ...]) -> tuple[object, ...]:
-        """What of the nodes decides which jobs could ever run: all but what is used, ready or healthy."""
+        """Return what decides which jobs could ever run: nodes without use, readiness and health."""
         before, self._hardware = self._hardware, {}
         found = []
         for node in nodes:
@@ -81,7 +81,7 @@ class DecisionCache:
         return tuple(found)
 
     def begin(self, frame: tuple[object, ...]) -> None:
-        """Start a decision; when its ``frame`` (projects, pools, quotas, ...) is another, rows are made anew."""
+        """Start a decision; discard results of rows if ``frame`` (projects, pools, quotas, ...) changed."""
         self._running, self._next_running = self._next_running, {}
         if frame != self._frame:
             self._frame = frame
@@ -99,19 +99,19 @@ class DecisionCache:
                 known.clear()
 
     def compare(self, snapshot: Snapshot) -> RowChanges:
-        """Which rows are not those of the last snapshot."""
+        """Return the rows that differ from the last snapshot."""
         rows: tuple[object, ...] = (*snapshot.nodes, *snapshot.running, *snapshot.pending)
         now, before = dict(zip(map(id, rows), rows, strict=True)), self._rows
         came, left = now.keys() - before.keys(), before.keys() - now.keys()
         return RowChanges(now, [now[key] for key in came], [before[key] for key in left])
 
     def accept(self, changes: RowChanges) -> None:
-        """These rows passed the checks; as they are held here, no others take their ids."""
+        """Record that these rows are valid, and reference them, so that no ``id()`` is reused."""
         self._rows = self.validated = changes.rows
         self.demand.update(changes.added, changes.removed)
 
     def pending_gangs(self, rows: Iterable[PendingRow]) -> list[Gang | None]:
-        """For each row the gang made of this very row, if the last decision left it as it was."""
+        """Return for each row the gang that was built from this object, if it is unchanged."""
         known = self._pending.get
         return [
             gang
@@ -121,7 +121,7 @@ class DecisionCache:
         ]
 
     def running_gangs(self, rows: Sequence[RunningRow], placer: NodePlacer) -> list[Gang | None]:
-        """The same for the running jobs of a pool, whose places are places of ``placer``."""
+        """Return the same for running jobs of one pool, whose slots refer to ``placer``."""
         if not rows or self._last_placers.get(rows[0].pool) is not placer:
             return [None] * len(rows)
         known = self._running.get
@@ -133,14 +133,14 @@ class DecisionCache:
         ]
 
     def store_pending(self, gangs: Collection[Gang]) -> None:
-        """For the next decision: gangs of which nothing runs. Each holds its row, so no other takes the row's id."""
+        """Keep pending gangs for the next decision, with their rows, so that no ``id()`` is reused."""
         rows = [gang.pending_row for gang in gangs]
         self._pending = dict(zip(map(id, rows), gangs, strict=True))
 
     def store_running(self, gangs: Iterable[Gang]) -> None:
-        """For the next decision: gangs that run and hold their rows."""
+        """Keep running gangs, which reference their rows, for the next decision."""
         self._next_running.update((id(gang.running_row), gang) for gang in gangs)
 
     def finish_running(self) -> None:
-        """All running jobs of this decision are made: the next one may use them with the same floors."""
+        """Mark all running gangs as built; the next decision may reuse them with the same placers."""
         self._last_placers = dict(self.placers)

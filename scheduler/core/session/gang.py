@@ -1,7 +1,8 @@
-"""A job while a decision is made: its tasks, what state each is in, and which of them come or leave next.
+"""A job within a decision: its tasks, their states, and which tasks to place or evict next.
 
-A *gang* is a job with its tasks. Tasks belong to leaf *groups*; a group is whole when at least ``least`` of its
-tasks, or of its child groups, are active. A plain gang is one leaf group. Only ``statement.py`` changes states.
+A *gang* is a job with its tasks. Tasks belong to leaf *groups*; a group is satisfied when at least
+``min_members`` of its tasks, or of its child groups, are active. A job without groups is one leaf group. Only
+``statement.py`` changes states.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from scheduler.core.model.task_shape import HeldSlots, TaskShape
 
 
 class GangTaskState(IntEnum):
-    """What a task does in the plan so far."""
+    """The state of a task in the plan so far."""
 
     PENDING = 0
     RUNNING = 1
     ALLOCATED = 2
     NOMINATED = 3
-    """It starts once others have left; the place is kept."""
+    """Starts on reserved slots once evicted jobs are gone."""
     RELEASING = 4
 
 
@@ -43,7 +44,7 @@ ACTIVE_STATES = (GangTaskState.RUNNING, GangTaskState.ALLOCATED, GangTaskState.N
 
 
 class GangTask:
-    """One rank. ``held`` is where it stands, ``kept`` where it is to stand."""
+    """One rank. ``held`` are its current slots, ``nominated`` its future ones."""
 
     __slots__ = ("amounts", "gang", "group", "held", "nominated", "rank", "shape", "state")
 
@@ -77,30 +78,29 @@ class TaskGroup:
         self.topology_constraint = topology_constraint
         self.children: list[TaskGroup] = []
         self.tasks: list[GangTask] = []
-        self.active_count = 0  # tasks of a leaf that run, start or keep a place
+        self.active_count = 0  # tasks of a leaf that run, start or are nominated
 
     @property
     def required_members(self) -> int:
-        """How many tasks or children make it whole."""
+        """How many tasks or children satisfy the group."""
         if self.min_members is not None:
             return self.min_members
         return len(self.children) if self.children else len(self.tasks)
 
     @property
     def is_satisfied(self) -> bool:
-        """True when enough of it is active."""
         if self.children:
             return sum(child.is_satisfied for child in self.children) >= self.required_members
         return self.active_count >= self.required_members
 
     def all_tasks(self) -> Iterable[GangTask]:
-        """Its tasks and those of the groups below it."""
+        """Yield its tasks and those of its descendants."""
         yield from self.tasks
         for child in self.children:
             yield from child.all_tasks()
 
     def next_to_place(self, is_candidate: Callable[[GangTask], bool] = _is_pending) -> list[GangTask]:
-        """The tasks that come next: all that make it whole, then one at a time; none when too few come."""
+        """Return the tasks to place next: those that satisfy the group, then one at a time."""
         if not self.children:
             return self._next_of_leaf(is_candidate)
         ordered = sorted(self.children, key=_group_order)
@@ -125,7 +125,7 @@ class TaskGroup:
         return []
 
     def next_to_evict(self, gone: set[GangTask]) -> list[GangTask]:
-        """The tasks that leave next, ``gone`` set aside: one that is more than it needs, else all."""
+        """Return the tasks to evict next, not counting ``gone``: one beyond the minimum, else all."""
         if not self.children:
             standing = [task for task in self.tasks if task.state in ACTIVE_STATES and task not in gone]
             return standing[-1:] if len(standing) > self.required_members else standing
@@ -148,7 +148,7 @@ def _is_active(task: GangTask, gone: set[GangTask]) -> bool:
 
 
 def _group_order(group: TaskGroup) -> tuple[bool, float, str]:
-    """Groups that are not whole first, then the one that is least beyond what it needs."""
+    """Order groups: unsatisfied first, then the smallest ratio of active to required tasks."""
     return (
         group.is_satisfied,
         group.active_count / group.required_members if group.required_members and not group.children else 0.0,
@@ -157,7 +157,7 @@ def _group_order(group: TaskGroup) -> tuple[bool, float, str]:
 
 
 class Gang:
-    """A job with its tasks, as one pool sees it."""
+    """A job with its tasks, as seen by one pool."""
 
     __slots__ = (
         "_evictable_slots",
@@ -210,26 +210,24 @@ class Gang:
         self.priority = priority
         self.preemptible = preemptible
         self.submitted_s = submitted_s
-        self.effective_submit_s = submitted_s  # its age in the queue
+        self.effective_submit_s = submitted_s  # submit time as the queue orders it
         self.started_s = started_s
         self.checkpoint_s: float | None = None
         self.pending_row: PendingRow | None = None
         self.running_row: RunningRow | None = None
         self.root = TaskGroup("", None, None)
         self.groups: dict[str, TaskGroup] = {"": self.root}
-        self.sort_key: tuple[int, float, str] | None = (
-            None  # its key in the queue, while nothing of it changes
-        )
-        self.dirty = False  # a task of it changed its state
-        self.pinned = False  # others made room for it: nobody takes its start away in the same plan
+        self.sort_key: tuple[int, float, str] | None = None  # cached while the gang is unchanged
+        self.dirty = False  # a task changed its state in this decision
+        self.pinned = False  # started on slots that an earlier plan nominated: not evicted
         self.homogeneous = True  # one group of equal tasks, none of which runs yet
         self.tasks: list[GangTask] = []
         self.quota_class_id = -1
-        self.class_id = -1  # gangs of one kind differ only in age, and in a person nobody counts
-        self.feasible_pools: Sequence[PoolId] = ()  # the pools where it could run if they were empty
-        self.time_dependent = False  # what is possible changes with time, with other jobs or with one node
-        self.shape_id = -1  # where one of these could stand, all others with this number could
-        # known until a task changes its state
+        self.class_id = -1  # gangs of one class differ only in age, and in user where no quota counts users
+        self.feasible_pools: Sequence[PoolId] = ()  # pools where it could run if they were empty
+        self.time_dependent = False  # feasibility changes with time, other jobs or one node
+        self.shape_id = -1  # gangs of one shape id fit in the same places
+        # cached until a task changes its state
         self.next_tasks: list[GangTask] | None = None
         self._next_demand: ResourceVector | None = None
         self._pending_demand: ResourceVector | None = None
@@ -243,7 +241,7 @@ class Gang:
         min_members: int | None,
         topology_constraint: TopologyConstraint | None,
     ) -> None:
-        """Make the tree of groups; parents may stand after their children."""
+        """Build the tree of groups; parents may come after their children."""
         self.root.min_members = min_members
         self.root.topology_constraint = topology_constraint
         if not rows:
@@ -255,28 +253,28 @@ class Gang:
             self.groups[row.parent or ""].children.append(self.groups[row.name])
 
     def mark_changed(self) -> None:
-        """A task came or changed its state: what follows from that is worked out anew."""
+        """Discard cached values after a task was added or changed its state."""
         self.next_tasks = self._next_demand = self._pending_demand = self._size_level = (
             self._evictable_tasks
         ) = self._evictable_slots = None
         self.dirty = True
 
     def next_to_place(self) -> list[GangTask]:
-        """The tasks that would be placed next."""
+        """Return the tasks to place next."""
         if self.next_tasks is None:
             self.next_tasks = self.root.next_to_place()
         return self.next_tasks
 
     @property
     def next_demand(self) -> ResourceVector:
-        """What the tasks that come next ask together."""
+        """The demand of the tasks to place next."""
         if self._next_demand is None:
             self._next_demand = total_demand(self.next_to_place())
         return self._next_demand
 
     @property
     def pending_demand(self) -> ResourceVector:
-        """What all its tasks that wait ask together."""
+        """The demand of all pending tasks."""
         if self._pending_demand is None:
             self._pending_demand = total_demand(
                 task for task in self.tasks if task.state is GangTaskState.PENDING
@@ -285,7 +283,7 @@ class Gang:
 
     @property
     def evictable_tasks(self) -> list[GangTask]:
-        """Its tasks that could leave: they run or start."""
+        """Its running and allocated tasks."""
         if self._evictable_tasks is None:
             self._evictable_tasks = [
                 task for task in self.tasks if task.state in (GangTaskState.RUNNING, GangTaskState.ALLOCATED)
@@ -294,18 +292,18 @@ class Gang:
 
     @property
     def evictable_slots(self) -> list[HeldSlots]:
-        """What these hold."""
+        """The slots of the evictable tasks."""
         if self._evictable_slots is None:
             self._evictable_slots = [place for task in self.evictable_tasks for place in task.held]
         return self._evictable_slots
 
     @property
     def active_count(self) -> int:
-        """How many tasks run, start or keep a place."""
+        """Number of tasks that run, start or are nominated."""
         return sum(task.state in ACTIVE_STATES for task in self.tasks)
 
     def size_level_without(self, gone: set[GangTask]) -> int:
-        """``growth`` once ``gone`` have left."""
+        """Return ``size_level`` without the tasks in ``gone``."""
         leaves = [group for group in self.groups.values() if not group.children]
         active = [sum(_is_active(task, gone) for task in leaf.tasks) for leaf in leaves]
         if any(count > leaf.required_members for count, leaf in zip(active, leaves, strict=True)):
@@ -314,7 +312,7 @@ class Gang:
 
     @property
     def size_level(self) -> int:
-        """0 below what it needs, 1 just whole, 2 beyond."""
+        """0 below the minimum, 1 at it, 2 above."""
         if self._size_level is None:
             self._size_level = self._compute_size_level()
         return self._size_level
@@ -332,14 +330,14 @@ class Gang:
 
 
 def first_placeable(group: Sequence[Gang]) -> Gang | None:
-    """The first gang of a kind with tasks to place; nearly always it is the first of all."""
+    """Return the first gang of a class with tasks to place; nearly always the very first."""
     if group[0].next_to_place():
         return group[0]
     return next((gang for gang in group if gang.next_to_place()), None)
 
 
 class BatchRequest(NamedTuple):
-    """Tasks that are alike and start together: the shape of each, what each counts for, and how many."""
+    """Equal tasks that start together: their shape, demand per task, and number."""
 
     shape: TaskShape
     per_task: ResourceVector
@@ -349,7 +347,7 @@ class BatchRequest(NamedTuple):
 
 
 def total_demand(tasks: Iterable[GangTask]) -> ResourceVector:
-    """What tasks ask together."""
+    """Return the sum of the demands of ``tasks``."""
     milli = cpu = memory = 0.0
     for task in tasks:
         milli += task.amounts[0]
@@ -365,7 +363,7 @@ def build_task_shape(
     node_affinity: NodeId | None,
     smallest_gpu_mib: int,
 ) -> tuple[TaskShape, ResourceVector]:
-    """The shape of a task of ``project`` and what it counts for.
+    """Return the shape and the demand of a task of ``project``.
 
     A share by memory becomes milli of the smallest GPU.
     """
@@ -391,7 +389,7 @@ def build_task_shape(
 
 
 def build_pending_gang(row: PendingRow, leaf_project: ProjectId, smallest_gpu_mib: int) -> Gang:
-    """A job of which nothing runs."""
+    """Build the gang of a job without running tasks."""
     gang = Gang(
         row.job, row.project, leaf_project, row.user, row.priority, row.preemptible, row.submitted_s, None
     )
@@ -401,7 +399,7 @@ def build_pending_gang(row: PendingRow, leaf_project: ProjectId, smallest_gpu_mi
 
 
 def add_pending_tasks(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> None:
-    """Add the ranks of ``row`` that wait."""
+    """Add the pending ranks of ``row``."""
     gang.pending_row = row
     avoid = tuple(sorted(row.avoid_nodes))
     asks = row.task_requests or (row.task_request,) * row.tasks
@@ -420,7 +418,7 @@ def add_pending_tasks(gang: Gang, row: PendingRow, smallest_gpu_mib: int) -> Non
 def build_running_gang(
     row: RunningRow, leaf_project: ProjectId, held: Sequence[tuple[HeldSlots, ...]]
 ) -> Gang:
-    """A job that runs; ``held`` is what each of its tasks would give back."""
+    """Build the gang of a running job; ``held`` are the slots of each of its tasks."""
     gang = Gang(
         row.job, row.project, leaf_project, row.user, row.priority, row.preemptible,
         row.started_s if row.submitted_s is None else row.submitted_s, row.started_s,

@@ -1,4 +1,4 @@
-"""Finding places for the tasks of a gang, all or none: group by group, domain by domain, shape by shape."""
+"""Place the tasks of a gang, all or none: group by group, domain by domain, shape by shape."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.capacity.topology_domains import TopologyDomains
 from scheduler.core.model.task_shape import Bools, HeldSlots, TaskShape
 from scheduler.core.session.gang import ACTIVE_STATES, Gang, GangTask, TaskGroup
 from scheduler.core.session.statement import Statement
+from scheduler.core.session.topology_domains import TopologyDomains
 
 
 class GangPlacer:
-    """Places tasks on one placer of a pool_state within a statement."""
+    """Places tasks in one pool within a statement."""
 
     def __init__(
         self, statement: Statement, domains: TopologyDomains, *, nominate: bool, idle_only: bool | None = None
     ) -> None:
-        """``later``: places are kept, else taken. ``free_now``: only places that are free now already."""
+        """``nominate``: do not allocate but nominate. ``idle_only``: use only slots that are free now."""
         self._idle_only = not nominate if idle_only is None else idle_only
         self._statement = statement
         self._pool_state = statement.pool_state
@@ -27,7 +27,7 @@ class GangPlacer:
         self._nominate = nominate
 
     def place(self, gang: Gang, tasks: Sequence[GangTask], allowed_nodes: Bools | None = None) -> bool:
-        """Give each of ``tasks`` a place, on nodes of ``only``; False and nothing changed when that cannot be."""
+        """Place every task on nodes of ``allowed_nodes``; return False and change nothing if that fails."""
         mark = self._statement.checkpoint()
         if self._place_group(gang.root, set(tasks), tasks, allowed_nodes, ()):
             return True
@@ -45,7 +45,7 @@ class GangPlacer:
         allowed_nodes: Bools | None,
         preferred_domains: tuple[Bools, ...],
     ) -> bool:
-        """Place the wanted tasks of a group, in the first domain of its topology that holds them all."""
+        """Place the wanted tasks of a group in the first domain of its topology that holds them all."""
         if group.topology_constraint is None:
             return self._place_members(group, wanted, tasks, allowed_nodes, preferred_domains)
         standing = [task for task in group.all_tasks() if task.state in ACTIVE_STATES]
@@ -89,7 +89,7 @@ class GangPlacer:
         allowed_nodes: Bools | None,
         preferred_domains: tuple[Bools, ...],
     ) -> bool:
-        """Place tasks of one shape, filling one part after the other."""
+        """Place tasks of one shape, filling one preferred domain after the other."""
         for part in preferred_domains:
             if not tasks:
                 break
@@ -102,7 +102,7 @@ class GangPlacer:
     def _place_idle_first(
         self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None
     ) -> bool:
-        """Place tasks of one shape; KAI-Scheduler prefers nodes where they would fit already now."""
+        """Place tasks of one shape; KAI-Scheduler prefers nodes where they fit now."""
         if not self._nominate or not self._pool_state.policy.by_turns:
             return self._place_alike(shape, tasks, allowed_nodes)
         ready = self._pool_state.idle.capacity(shape) > 0
@@ -114,7 +114,6 @@ class GangPlacer:
         return here == len(tasks) or self._place_alike(shape, tasks[here:], allowed_nodes)
 
     def _place_alike(self, shape: TaskShape, tasks: Sequence[GangTask], allowed_nodes: Bools | None) -> bool:
-        """Place tasks of one shape."""
         placer = self._placer()
         if allowed_nodes is not None:
             closed = np.flatnonzero(~allowed_nodes)
@@ -145,7 +144,7 @@ class GangPlacer:
 
 
 def _by_shape(tasks: Iterable[GangTask]) -> list[tuple[TaskShape, list[GangTask]]]:
-    """Tasks by shape, in the order in which shapes first come."""
+    """Group tasks by shape, in order of first occurrence."""
     runs: dict[TaskShape, list[GangTask]] = {}
     for task in tasks:
         runs.setdefault(task.shape, []).append(task)

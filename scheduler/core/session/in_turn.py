@@ -1,4 +1,4 @@
-"""The order of a queue in which nothing changes any more: what ``TurnQueue`` would hand out, made in one go."""
+"""The fair order of a queue whose state does not change: the order of ``JobQueue``, computed at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler.core.session.pool import PoolState
 
 
 def sort_fairly(pool_state: PoolState, gangs: Iterable[Gang]) -> list[Gang]:
-    """Waiting gangs of one pool in fair order, as the ledger stands; none is started meanwhile."""
+    """Return pending gangs of one pool in fair order by the current ledger."""
     tree = pool_state.tree
     by_leaf: dict[ProjectId, list[Gang]] = {}
     for gang in gangs:
@@ -30,7 +30,11 @@ def _sort_children(
     by_leaf: Mapping[ProjectId, list[Gang]],
     below: Mapping[ProjectId | None, set[ProjectId]],
 ) -> Sequence[Gang]:
-    """The queues below one project as one. No closure: one that calls itself would keep the whole pool_state alive."""
+    """Merge the queues below one project.
+
+    This is not a closure, because a recursive closure is a reference cycle that would keep the pool state
+    alive.
+    """
     parts = {
         project: _sort_leaf(pool_state, by_leaf[project])
         if project in by_leaf
@@ -41,11 +45,11 @@ def _sort_children(
 
 
 def _sort_leaf(pool_state: PoolState, gangs: list[Gang]) -> list[Gang]:
-    """Priority, then the person who used least (where people take turns), then the order of each one's gangs."""
+    """Sort by priority, then past usage of the user (if users are in fair order), then ``gang_sort_key``."""
     sort_gangs(gangs)
-    people = pool_state.users_of(gangs[0].leaf_project) if pool_state.policy.people_in_turn else None
-    if people is not None and len(users := {gang.user for gang in gangs}) > 1:
-        rank = {user: people.rank_key(user) for user in users}
+    user_rows = pool_state.users_of(gangs[0].leaf_project) if pool_state.policy.users_in_fair_order else None
+    if user_rows is not None and len(users := {gang.user for gang in gangs}) > 1:
+        rank = {user: user_rows.rank_key(user) for user in users}
         gangs.sort(key=lambda gang: rank[gang.user])
     if len({gang.priority for gang in gangs}) > 1:
         gangs.sort(key=lambda gang: -gang.priority)
@@ -53,18 +57,18 @@ def _sort_leaf(pool_state: PoolState, gangs: list[Gang]) -> list[Gang]:
 
 
 def _merge(pool_state: PoolState, parts: dict[ProjectId, Sequence[Gang]]) -> Sequence[Gang]:
-    """The queues of siblings as one: whoever's next gang has the smallest key is next, gang by gang."""
+    """Merge the queues of siblings: the queue whose next gang has the smallest key goes next."""
     queues = list(parts.values())
     if len(queues) == 1:
         return queues[0]
     turns = _key_ranks(pool_state, parts)
-    heap = [(mine[0], queue, 0) for queue, mine in enumerate(turns)]  # and how much of it has been handed out
+    heap = [(mine[0], queue, 0) for queue, mine in enumerate(turns)]  # key rank, queue, position in it
     heapify(heap)
     merged: list[Gang] = []
     while heap:
         turn, queue, at = heap[0]
         mine, end = turns[queue], at + 1
-        while end < len(mine) and mine[end] == turn:  # still the smallest
+        while end < len(mine) and mine[end] == turn:  # ranks are equal: the queue stays first
             end += 1
         merged += queues[queue][at:end]
         if end == len(mine):
@@ -75,7 +79,7 @@ def _merge(pool_state: PoolState, parts: dict[ProjectId, Sequence[Gang]]) -> Seq
 
 
 def _key_ranks(pool_state: PoolState, parts: dict[ProjectId, Sequence[Gang]]) -> list[list[int]]:
-    """For each gang of each queue the place of its key among all keys: numbers are compared faster than keys."""
+    """Return the rank of each gang's sibling key among all keys, since integers compare faster than keys."""
     asked = {project: [gang.next_demand for gang in queue] for project, queue in parts.items()}
     keys = {(p, each): pool_state.sibling_key(p, each) for p, mine in asked.items() for each in set(mine)}
     place = {pair: n for n, pair in enumerate(sorted(keys, key=keys.__getitem__))}

@@ -1,9 +1,9 @@
-"""Whose turn it is, and who leaves first: gangs of one pool in the order of the project tree.
+"""Queues in fair order: pending gangs of one pool, and eviction candidates in reverse order.
 
-Between siblings the order is that of ``order_rules``. Within a project: priority; then the person who used
-least (where people take turns); then who is below its minimum before who is just whole before who grows; then
-age. The order is made anew after each placement. Those who may leave come in the reverse order of the tree,
-and within a project by the policy's order of victims.
+Siblings are ordered by ``sibling_order``. Within a project: priority; then the user with the least past usage
+(if users are in fair order); then gangs below their minimum before those at it before those that grow; then
+age. The order is updated after each start. Candidates come in reverse order of the project tree, and within a
+project in the policy's victim order.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ GangSortKey = tuple[int, float, str]
 
 
 def gang_sort_key(gang: Gang) -> GangSortKey:
-    """Where a gang stands among those of its person and priority; smaller goes first."""
+    """Return the sort key of a gang among those of its user and priority; smaller goes first."""
     if gang.dirty or gang.sort_key is None:
         gang.sort_key = (gang.size_level, gang.effective_submit_s, gang.job)
     return gang.sort_key
 
 
 def sort_gangs(gangs: list[Gang], *, last_first: bool = False) -> None:
-    """Put gangs of one person and priority in the order of their turns."""
+    """Sort gangs of one user and priority."""
     gangs.sort(key=gang_sort_key, reverse=last_first)
 
 
 class _PriorityLevel:
-    """The gangs of one priority in one project: people as a heap by past use, each one's next gang last.
+    """The gangs of one priority in one project: a heap of users by past usage, each user's next gang last.
 
-    Use only grows while a plan is made, so an entry that grew is put back where it belongs when it surfaces.
+    Usage only grows during a decision, so a heap entry that is out of date is moved when it reaches the top.
     """
 
-    def __init__(self, people: ProjectUsers | None) -> None:
-        self._users = people
+    def __init__(self, users: ProjectUsers | None) -> None:
+        self._users = users
         self.waiting: dict[UserId, list[Gang]] = {}
-        self._order: list[tuple[float, UserId]] | None = None  # None: nothing is in order yet
+        self._order: list[tuple[float, UserId]] | None = None  # None: not sorted yet
 
     def user_key(self, gang: Gang) -> UserId:
         return gang.user if self._users else UserId("")
@@ -91,10 +91,8 @@ class _PriorityLevel:
 
 
 class _LeafQueue:
-    """The gangs of one leaf project."""
-
-    def __init__(self, people: ProjectUsers | None, skip: Callable[[Gang], bool] | None) -> None:
-        self.users = people
+    def __init__(self, users: ProjectUsers | None, skip: Callable[[Gang], bool] | None) -> None:
+        self.users = users
         self._skip = skip
         self._levels: dict[int, _PriorityLevel] = {}
         self._order: list[int] = []
@@ -139,7 +137,7 @@ class _LeafQueue:
 
 
 class _SiblingOrder:
-    """The first leaf of the project tree by the keys of its siblings, each made anew when it may have changed."""
+    """The first leaf of the project tree by sibling keys; a key is recomputed when it may have changed."""
 
     def __init__(self, pool_state: PoolState, *, last: bool = False) -> None:
         self._tree = pool_state.tree
@@ -148,14 +146,14 @@ class _SiblingOrder:
         self.first: dict[ProjectId | None, ProjectId] = {}
 
     def first_leaf(self) -> ProjectId | None:
-        """The leaf whose turn it is."""
+        """Return the leaf that is next."""
         project: ProjectId | None = None
         while project in self.first:
             project = self.first[project]
         return project
 
     def set(self, project: ProjectId, key: SiblingKey[ProjectId] | None) -> None:
-        """Note the key of a project among its siblings; None takes it out."""
+        """Set the key of a project among its siblings; None removes it."""
         parent = self._tree.parent[project]
         keys = self._keys.setdefault(parent, {})
         if key is None:
@@ -169,9 +167,10 @@ class _SiblingOrder:
 
 
 class JobQueue:
-    """All waiting gangs of one pool, handed out one by one in fair order.
+    """All pending gangs of one pool, popped one by one in fair order.
 
-    ``skip`` may turn true for a gang while it waits (an equal one found no place): it is then passed over.
+    ``skip`` may become true for a gang in the queue (such as when an equal gang did not fit); it is then
+    dropped.
     """
 
     def __init__(
@@ -180,8 +179,8 @@ class JobQueue:
         self._pool_state = pool_state
         self._skip = skip
         self._leaves: dict[ProjectId, _LeafQueue] = {}
-        self._head_demand: dict[ProjectId, ResourceVector] = {}  # what the first gang of each project asks
-        self._settled_version: dict[ProjectId, int] = {}  # the pool_state's changes when a leaf was settled
+        self._head_demand: dict[ProjectId, ResourceVector] = {}  # of the first gang of each project
+        self._settled_version: dict[ProjectId, int] = {}  # version of the pool state for the keys
         self._order = _SiblingOrder(pool_state)
         by_leaf: dict[ProjectId, list[Gang]] = {}
         for gang in gangs:
@@ -192,12 +191,12 @@ class JobQueue:
 
     def _leaf(self, leaf: ProjectId) -> _LeafQueue:
         if leaf not in self._leaves:
-            people = self._pool_state.users_of(leaf) if self._pool_state.policy.people_in_turn else None
-            self._leaves[leaf] = _LeafQueue(people, self._skip)
+            users = self._pool_state.users_of(leaf) if self._pool_state.policy.users_in_fair_order else None
+            self._leaves[leaf] = _LeafQueue(users, self._skip)
         return self._leaves[leaf]
 
     def pop(self) -> Gang | None:
-        """The next gang in fair order, taken out; None when nobody waits."""
+        """Remove and return the next gang in fair order; None when the queue is empty."""
         leaf = self._order.first_leaf()
         if leaf is None:
             return None
@@ -209,22 +208,22 @@ class JobQueue:
         return gang
 
     def started(self, gang: Gang, milli: float) -> None:
-        """Make the order anew after a start of ``gang`` was counted in the ledger."""
+        """Update the order after the start of ``gang`` was added to the ledger."""
         self._leaves[gang.leaf_project].charge(gang, milli)
         self._update_keys(gang.leaf_project)
 
     def requeue(self, gang: Gang) -> None:
-        """``gang`` has more to place."""
+        """Put ``gang`` back, because it has more tasks to place."""
         self._leaf(gang.leaf_project).put(gang)
         self._update_keys(gang.leaf_project)
 
     def update_project(self, leaf: ProjectId) -> None:
-        """What ``leaf`` holds changed without a start of its own."""
+        """Update the order after the held resources of ``leaf`` changed without a start."""
         if leaf in self._leaves:
             self._update_keys(leaf)
 
     def _update_keys(self, leaf: ProjectId) -> None:
-        """Make the keys from ``leaf`` up to the root anew."""
+        """Recompute the keys from ``leaf`` up to the root."""
         pool_state = self._pool_state
         self._settled_version[leaf] = pool_state.version
         head = self._leaves[leaf].head()
@@ -242,9 +241,9 @@ class JobQueue:
 
 
 class VictimQueue:
-    """Gangs that may be asked to leave, one step after the other: a task beyond the minimum, or all of a gang.
+    """Eviction candidates, one step at a time: a task beyond the minimum, or a whole gang.
 
-    Nothing is evicted here; what was handed out counts as gone for the order of the rest.
+    It evicts nothing; popped tasks count as gone for the order of the rest.
     """
 
     def __init__(
@@ -253,7 +252,7 @@ class VictimQueue:
         candidates: dict[ProjectId, list[Gang]],
         order: Callable[[Gang, int], tuple[float, ...]],
     ) -> None:
-        """``candidates`` by leaf project, who leaves first standing first; ``order`` of a gang and its growth."""
+        """``candidates`` are in order of eviction; ``order`` maps a gang and a size level to a sort key."""
         self._pool_state = pool_state
         self._candidates = {leaf: list(mine) for leaf, mine in candidates.items()}
         self._eviction_order = order
@@ -267,7 +266,7 @@ class VictimQueue:
             self._update_keys(leaf)
 
     def pop(self) -> list[GangTask]:
-        """The tasks that leave next, together; none when nobody is left."""
+        """Return the tasks to evict together next; empty when no candidates are left."""
         leaf = self._order.first_leaf()
         if leaf is None:
             return []
@@ -280,7 +279,7 @@ class VictimQueue:
         return tasks
 
     def _reorder(self, mine: list[Gang], at: int, tasks: list[GangTask]) -> list[GangTask]:
-        """The next tasks, once a gang that gave part of itself stands where it now belongs."""
+        """Move a gang that lost tasks to its new position and return the next tasks."""
         gang = mine[at]
         if self._popped_tasks.isdisjoint(gang.tasks):
             return tasks

@@ -1,8 +1,8 @@
-"""One pool as a decision works on it: its nodes now and later, its ledger, its fair shares, its gangs.
+"""The state of one pool within a decision: free capacity, ledger, fair shares and gangs.
 
-``idle`` is what is free this moment; ``idle_and_releasing`` is what is free once everybody who is leaving has left, less the
-places that are kept. ``available`` is what is free on both: whoever starts takes nothing that is kept for another.
-Until somebody leaves or keeps a place the three are one.
+``idle`` is the capacity free now. ``idle_and_releasing`` is the capacity free once all releasing tasks are
+gone, less nominated slots. ``available`` is free in both: a start takes nothing that is nominated for another
+job. While nothing is releasing or nominated, the three are one object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from operator import attrgetter
 
 from scheduler.core.capacity.asked import DemandHistogram
 from scheduler.core.capacity.placement import NodePlacer
-from scheduler.core.capacity.topology_domains import TopologyDomains
 from scheduler.core.model.plan import FairShareBreakdown
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.project_tree import ProjectTree
@@ -44,6 +43,7 @@ from scheduler.core.session.gang import (
     build_task_shape,
     total_demand,
 )
+from scheduler.core.session.topology_domains import TopologyDomains
 from scheduler.core.shares.fairshare import Claim, FairShare, divide_tree
 from scheduler.core.shares.ledger import PoolLedger
 from scheduler.core.shares.sibling_order import SiblingKey, sibling_key
@@ -51,7 +51,7 @@ from scheduler.core.shares.usage import ProjectUsers, project_usage
 
 
 class PoolState:
-    """Everything about one pool that changes while a plan is made."""
+    """The state of one pool that changes during a decision."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class PoolState:
         self.running = sorted((r for r in snapshot.running if r.pool == pool.id), key=attrgetter("job"))
         self._available.load_tenants(None if policy.gpu_sharing_scope == "any" else self.running)
         self._idle = self._idle_and_releasing = self._available
-        self._outdated_nodes: set[int] = set()  # nodes on which ``available`` is older than the other two
-        self.version = 0  # counts every change, so that others know what they know is old
+        self._outdated_nodes: set[int] = set()  # where ``available`` is out of date
+        self.version = 0  # incremented by every change, to invalidate caches
         self.quotas = tree.quotas_in_pool(snapshot.quotas, pool.id)
         self.ledger = PoolLedger(self.quotas, tree.path)
         self.smallest_gpu_mib = min((gpu.memory_mib for node in self._nodes for gpu in node.gpus), default=1)
@@ -106,12 +106,12 @@ class PoolState:
         self.requested_milli: dict[ProjectId, int] = {}
         self._users: dict[ProjectId, ProjectUsers] = {}
         self._sibling_keys: dict[tuple[ProjectId, ResourceVector], SiblingKey[ProjectId]] = {}
-        self._sibling_keys_version = 0  # the changes that these keys know of
+        self._sibling_keys_version = 0  # the version these keys are valid for
         self._max_together: dict[tuple[TopologyConstraint | None, TaskShape], int] = {}
-        self._max_together_version = 0  # and these
+        self._max_together_version = 0  # and the version these are valid for
 
     def _demand(self) -> Counter[TaskRequest] | None:
-        """What tasks ask here, where the strategy looks at it."""
+        """Return the demand histogram of the pool, if the placement strategy uses it."""
         if self.strategy != "fragmentation":
             return None
         if self._cache is not None:
@@ -121,7 +121,7 @@ class PoolState:
         return asked.in_pool(self.pool.id)
 
     def _cached_placer(self) -> NodePlacer | None:
-        """The placer of the last decision brought up to date, if it is of these nodes."""
+        """Return the placer of the last decision, brought up to date, if its nodes are the same."""
         known = self._cache.placers.get(self.pool.id) if self._cache is not None else None
         if known is None or (known.strategy, known.topologies) != (self.strategy, self._snapshot.topologies):
             return None
@@ -130,7 +130,7 @@ class PoolState:
         return known
 
     def _load_running(self) -> None:
-        """Take running jobs in: what they hold is counted, what those who leave hold is free later."""
+        """Load running jobs: add what they hold to the ledger, and what stopping ones will release."""
         memory = self._cache
         known = (
             [None] * len(self.running)
@@ -145,8 +145,8 @@ class PoolState:
             self.gangs[row.job] = gang
             for task in gang.tasks:
                 if task.state is GangTaskState.RUNNING:
-                    whose = (gang.leaf_project, gang.user, gang.preemptible)
-                    standing[whose] = standing.get(whose, ZERO).add(task.amounts)
+                    owner = (gang.leaf_project, gang.user, gang.preemptible)
+                    standing[owner] = standing.get(owner, ZERO).add(task.amounts)
                 else:
                     asked = row.preempted_for is not None
                     self.ledger.add_releasing(
@@ -159,16 +159,16 @@ class PoolState:
         if memory is not None:
             memory.store_running(self.gangs.values())
 
-    # -- now and later --------------------------------------------------------------------------------
+    # -- capacity now and later -----------------------------------------------------------------------
 
     @property
     def has_releasing(self) -> bool:
-        """True when ``idle_and_releasing`` differs from now: somebody leaves."""
+        """True if anything is releasing or nominated, so that ``idle_and_releasing`` is a separate object."""
         return self._idle_and_releasing is not self._available
 
     @property
     def available(self) -> NodePlacer:
-        """What is free now and later."""
+        """Capacity that is free both now and after all releases."""
         if self._outdated_nodes:
             self._available.set_to_min_of(self._idle, self._idle_and_releasing, self._outdated_nodes)
             self._outdated_nodes.clear()
@@ -176,7 +176,7 @@ class PoolState:
 
     @property
     def idle_and_releasing(self) -> NodePlacer:
-        """What is free once everybody who is leaving has left."""
+        """Capacity that is free once all releasing tasks are gone, less nominated slots."""
         if not self.has_releasing:
             self._idle = self._available.copy()
             self._idle_and_releasing = self._available.copy()
@@ -184,11 +184,11 @@ class PoolState:
 
     @property
     def idle(self) -> NodePlacer:
-        """What is free this moment, kept or not."""
+        """Capacity that is free now, nominated or not."""
         return self._idle
 
     def adjust_idle(self, place: HeldSlots, sign: int) -> None:
-        """Take (-1) or give back (+1) a place for good."""
+        """Take (-1) or release (+1) slots, now and later."""
         if self.has_releasing:
             self._idle.adjust(place, sign)
             self._idle_and_releasing.adjust(place, sign)
@@ -197,26 +197,26 @@ class PoolState:
             self._available.adjust(place, sign)
 
     def adjust_releasing(self, place: HeldSlots, sign: int) -> None:
-        """Take or give back a place of ``idle_and_releasing`` only."""
+        """Take (-1) or release (+1) slots of ``idle_and_releasing`` only."""
         self.idle_and_releasing.adjust(place, sign)
         self._outdated_nodes.add(place.node)
 
     @cached_property
     def empty(self) -> NodePlacer:
-        """The same nodes with nothing on them and all of them ready: what could ever fit."""
+        """The same nodes, ready and without any use: what could ever fit."""
         return NodePlacer(self._nodes, self.strategy, empty=True)
 
     @cached_property
     def domains(self) -> TopologyDomains:
-        """Who stands near whom here."""
+        """The topology domains of the pool."""
         return TopologyDomains(self._snapshot.topologies, self._available.nodes)
 
     def _accepts_jobs(self, node: NodeRow) -> bool:
-        """False for a node that is out of service, also by a reservation for nobody."""
+        """Return False for a node out of service or in maintenance."""
         return node.schedulable and node.reachable and node.id not in self._in_maintenance
 
     def _capacity_milli(self) -> int:
-        """What there is to divide: healthy GPUs of nodes that take work, and what is held elsewhere."""
+        """Return the milli to divide: healthy GPUs of nodes that accept jobs, and what is held on others."""
         total = 0
         for node in self._nodes:
             ready = self._accepts_jobs(node)
@@ -224,22 +224,22 @@ class PoolState:
         return total
 
     def compute_shares(self, waiting: Iterable[Sequence[Gang]]) -> None:
-        """Make the fair shares from what is held and what ``waiting`` asks for, gangs of a kind together."""
+        """Compute fair shares from held resources and the demand of ``waiting`` (gangs by class)."""
         asked = dict.fromkeys(self.tree.parent, ZERO)
         alike: Counter[tuple[ProjectId, ResourceVector]] = Counter()
-        people: list[tuple[ProjectId, dict[UserId, float]]] = [
+        users: list[tuple[ProjectId, dict[UserId, float]]] = [
             (level, {}) for level in self.ledger.user_holdings
         ]
         for group in waiting:
             gang, count = group[0], len(group)
             amounts = gang.pending_demand
             alike[gang.leaf_project, amounts] += count
-            for level, mine in people:
+            for level, mine in users:
                 if level in self.tree.path[gang.leaf_project]:
                     mine[gang.user] = mine.get(gang.user, 0.0) + count * amounts.gpu_milli
         for (leaf, amounts), count in alike.items():
             asked[leaf] = asked[leaf].add(amounts.multiply(count))
-        most = {level: self.ledger.user_holdings[level].requestable(mine) for level, mine in people}
+        most = {level: self.ledger.user_holdings[level].requestable(mine) for level, mine in users}
         shares = [self._divide_resource(resource, asked, {} if resource else most) for resource in (0, 1, 2)]
         self.shares = shares[0]
         self.fair_share_milli = {project: share.amount for project, share in self.shares.items()}
@@ -255,7 +255,7 @@ class PoolState:
     def _divide_resource(
         self, resource: int, asked: dict[ProjectId, ResourceVector], most: dict[ProjectId, float]
     ) -> dict[ProjectId, FairShare]:
-        """The shares of one resource; none where no quota bounds it. ``most`` is what people may hold together."""
+        """Divide one resource; empty if no quota bounds it. ``most`` caps requests by user limits."""
         if resource and not any((q.cpu, q.memory)[resource - 1] for q in self.quotas.values()):
             return {}
         ledger = self.ledger
@@ -295,20 +295,20 @@ class PoolState:
         )
 
     def users_of(self, leaf: ProjectId) -> ProjectUsers:
-        """The people of a leaf project, ranked by their past use in this pool."""
+        """Return the users of a leaf project, ranked by past usage in this pool."""
         if not self._users:
             seconds: dict[ProjectId, dict[UserId, list[float]]] = {}
             for row in self._snapshot.usage:
                 if row.pool == self.pool.id and row.user is not None:
-                    people = seconds.setdefault(self.tree.leaf_of[row.project], {})
-                    people.setdefault(row.user, []).append(row.gpu_seconds)
+                    users = seconds.setdefault(self.tree.leaf_of[row.project], {})
+                    users.setdefault(row.user, []).append(row.gpu_seconds)
             for each in self.tree.parent:
                 totals = {user: math.fsum(rows) for user, rows in seconds.get(each, {}).items()}
                 self._users[each] = ProjectUsers(totals, self.policy.start_charge_s)
         return self._users[leaf]
 
     def share_breakdowns(self) -> list[FairShareBreakdown]:
-        """How each project's share came about; inner leaves are part of their project."""
+        """Return the fair-share breakdown of each project; internal leaves are part of their project."""
         return [
             FairShareBreakdown(
                 project,
@@ -325,7 +325,7 @@ class PoolState:
         ]
 
     def could_ever_fit(self, job: PendingRow) -> bool:
-        """True when the gang fits on this pool's fit nodes with nothing else on them, each task by itself."""
+        """Return True if each task of the gang fits on eligible nodes of the empty pool."""
         placer = self.empty
         if job.groups:
             gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
@@ -347,36 +347,36 @@ class PoolState:
         return all(placer.fit_count(shape) >= 1 for shape in shapes)
 
     def fits_when_empty(self, job: PendingRow) -> bool:
-        """True when the gang would fit on the nodes open to it if nothing else stood there; groups count as one."""
+        """Return True if the gang fits on its allowed nodes of the empty pool; groups are ignored."""
         return (
             self.domains.max_tasks_together(job.topology_constraint, self.empty, self.task_shape(job))
             >= job.required_tasks
         )
 
     def unrestricted_shape(self, job: PendingRow) -> TaskShape:
-        """A job's shape here, on a cluster where nothing is avoided that could ever run it."""
+        """Return the job's task shape with only ineligible nodes avoided."""
         return self.task_shape(job)._replace(avoid_nodes=ineligible_nodes(job))
 
     def task_shape(self, job: PendingRow) -> TaskShape:
-        """What one task of the job asks in this pool."""
+        """Return the shape of one task of the job in this pool."""
         return self._shape_and_demand(job)[0]
 
     def _shape_and_demand(self, job: PendingRow) -> tuple[TaskShape, ResourceVector]:
-        """Of one task of a job whose tasks are alike."""
+        """Return the shape and demand of one task of a job with equal tasks."""
         avoid = tuple(sorted(job.avoid_nodes))
         return build_task_shape(
             job.task_request, job.project, avoid, job.node_affinity, self.smallest_gpu_mib
         )
 
     def demand(self, job: PendingRow) -> ResourceVector:
-        """What of the job must start together counts for in this pool's ledger."""
+        """Return the demand of the tasks that must start together."""
         if not (job.task_requests or job.groups):
             return self._shape_and_demand(job)[1].multiply(job.required_tasks)
         gang = build_pending_gang(job, self.tree.leaf_of[job.project], self.smallest_gpu_mib)
         return total_demand(gang.tasks)
 
     def fits_now(self, job: PendingRow) -> bool:
-        """True when limits, guarantee and free places let the gang start now."""
+        """Return True if limits, guarantee and free capacity let the gang start now."""
         if not (job.task_requests or job.groups):
             return self.batch_fits_now(job, self.batch_request(job))
         leaf = self.tree.leaf_of[job.project]
@@ -387,7 +387,7 @@ class PoolState:
         return self.available.fit_count(wanted[0].shape) >= len(wanted)
 
     def gang_fits_now(self, gang: Gang) -> bool:
-        """``fits_now`` of a waiting gang, with what is known of its tasks already."""
+        """Return ``fits_now`` of a pending gang, using its known tasks."""
         if gang.pending_row is None:
             return False
         if gang.homogeneous and gang.pending_row.share_mib is None:
@@ -399,20 +399,20 @@ class PoolState:
         return self.fits_now(gang.pending_row)
 
     def batch_request(self, job: PendingRow) -> BatchRequest:
-        """What a job whose tasks are alike wants here: as many as it needs."""
+        """Return the required tasks of a job with equal tasks as one batch."""
         return BatchRequest(
             *self._shape_and_demand(job), job.required_tasks, job.topology_constraint, job.preemptible
         )
 
     def batch_fits_now(self, job: PendingRow, batch: BatchRequest) -> bool:
-        """True when limits, guarantee and free places let the project and person of ``job`` start so much now."""
+        """Return True if limits and free capacity let the project and user of ``job`` start ``batch`` now."""
         if self._max_tasks_together(batch.topology_constraint, batch.shape) < batch.task_count:
             return False
         leaf, amounts = self.tree.leaf_of[job.project], batch.per_task.multiply(batch.task_count)
         return not self.ledger.is_blocked(leaf, job.user, amounts, batch.preemptible)
 
     def _max_tasks_together(self, near: TopologyConstraint | None, shape: TaskShape) -> int:
-        """How many tasks fit now as near together as they must stand; worked out once until something changes."""
+        """Return how many tasks fit now within the topology constraint; cached until the pool changes."""
         if self._max_together_version != self.version:
             self._max_together_version = self.version
             self._max_together.clear()
@@ -424,9 +424,9 @@ class PoolState:
         return known
 
     def is_user_over_limit(self, gang: Gang) -> bool:
-        """True when the gang's person would hold more than one may, and some of it only comes by this plan.
+        """Return True if the gang's user exceeds a user limit because of this plan.
 
-        What somebody held already, before the number was lowered, is nobody's reason to leave.
+        Resources held before a limit was lowered are no reason to evict.
         """
         over = self.ledger.user_limits_exceeded(gang.leaf_project, gang.user)
         return bool(over) and any(
@@ -436,11 +436,11 @@ class PoolState:
                 task.state is GangTaskState.ALLOCATED or (task.nominated and not task.held)
                 for task in each.tasks
             )
-            for each in (gang, *self.gangs.values())  # one that is only being seated stands in no list yet
+            for each in (gang, *self.gangs.values())  # a gang that is being placed is not in ``gangs`` yet
         )
 
     def sibling_key(self, project: ProjectId, requested: ResourceVector) -> SiblingKey[ProjectId]:
-        """Where ``project`` stands among its siblings now, when its next job asks for so much."""
+        """Return the sort key of ``project`` among its siblings if its next job requests ``requested``."""
         if self._sibling_keys_version != self.version:
             self._sibling_keys_version = self.version
             self._sibling_keys.clear()
@@ -453,7 +453,7 @@ class PoolState:
         return known
 
     def is_within_share(self, leaf: ProjectId, amounts: ResourceVector) -> bool:
-        """True when the project and all above it stay within their fair shares with so much more."""
+        """Return True if the project and its ancestors stay within their shares with ``amounts`` more."""
         ledger = self.ledger
         return all(
             ledger.held[level].add(amounts).fits_in(ledger.entitlements[level].fair_share)
@@ -465,7 +465,7 @@ class PoolState:
 
 
 def projects_with_user_limits(pool_states: Iterable[PoolState]) -> frozenset[ProjectId]:
-    """The leaf projects in which it matters, in some pool, who asks: a quota bounds what one person holds."""
+    """Return the leaf projects in which a user limit applies in some pool."""
     return frozenset(
         leaf
         for pool_state in pool_states
@@ -476,5 +476,5 @@ def projects_with_user_limits(pool_states: Iterable[PoolState]) -> frozenset[Pro
 
 
 def ineligible_nodes(job: PendingRow) -> tuple[NodeId, ...]:
-    """The nodes that can never run it."""
+    """Return the nodes that can never run the job, sorted."""
     return tuple(sorted(job.ineligible_nodes))

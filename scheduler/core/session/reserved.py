@@ -1,32 +1,27 @@
-"""Nodes that administrators reserve: which of them are closed to a job, and what it is told of that.
+"""Admin reservations: which nodes they exclude for a job.
 
-A job may stand on a reserved node when one of the named projects is its own or above its own, or when it is surely
-gone before the reservation begins: by its time limit, counted from now. A job without a limit never surely is. Who
-stands there already stays. Inside a decision closed nodes count among those that a job avoids.
+A job may use a reserved node if its project or an ancestor of it is named in the reservation, or if its time
+limit, counted from now, ends before the reservation begins. Jobs that already run there stay. Within a
+decision, excluded nodes are added to ``avoid_nodes`` of the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from typing import TypeVar
 
-from portal.domain.reasons import VerdictCode
-from scheduler.core.model.plan import Verdict
 from scheduler.core.model.project_tree import ProjectTree
 from scheduler.core.model.snapshot import (
     JobId,
     NodeId,
     PendingRow,
-    PoolId,
     ProjectId,
     ReservationRow,
     RunningRow,
     Snapshot,
 )
 from scheduler.core.session.cache import RestrictedRow
-from scheduler.core.session.pool import PoolState
-from scheduler.core.verdicts import formatting
 
 Row = TypeVar("Row", PendingRow, RunningRow)
 
@@ -34,9 +29,9 @@ Row = TypeVar("Row", PendingRow, RunningRow)
 def reservation_blocks(
     reservation: ReservationRow, ancestors: Iterable[ProjectId], now_s: float, ends_s: float | None
 ) -> bool:
-    """True when a job of a project (``line``: it and those above) may not start on the reserved nodes now.
+    """Return True if a job may not start on the reserved nodes now.
 
-    ``ends_s`` is when it is surely gone; None is never.
+    ``ancestors`` are its project and those above; ``ends_s`` is its latest end, None is unbounded.
     """
     if reservation.end_s <= now_s or not set(ancestors).isdisjoint(reservation.projects):
         return False
@@ -44,7 +39,7 @@ def reservation_blocks(
 
 
 class AdminReservations:
-    """The reservations of one snapshot. ``narrowed`` holds rows from decision to decision."""
+    """The reservations of one snapshot. ``restricted_rows`` caches rows from decision to decision."""
 
     def __init__(
         self, snapshot: Snapshot, tree: ProjectTree, restricted_rows: dict[int, RestrictedRow]
@@ -60,18 +55,18 @@ class AdminReservations:
 
     @property
     def has_reservations(self) -> bool:
-        """True when any nodes are reserved, now or later."""
+        """True if any nodes are reserved, now or later."""
         return bool(self._rows)
 
     def restrict(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot in which every job avoids the nodes that are closed to it."""
+        """Return the snapshot with the excluded nodes added to every job."""
         if not self._rows:
             return snapshot
         self._original_rows = {row.job: row for row in snapshot.pending}
         return replace(
             snapshot,
             pending=tuple(self._restrict_row(row, row.time_limit_s) for row in snapshot.pending),
-            # one that is moved begins anew at a time that nobody knows yet
+            # a migrated job starts again at an unknown time
             running=tuple(self._restrict_row(row, None) for row in snapshot.running),
         )
 
@@ -86,7 +81,7 @@ class AdminReservations:
         return known.restricted  # type: ignore[return-value]
 
     def excluded_nodes(self, project: ProjectId, max_duration_s: float | None) -> tuple[NodeId, ...]:
-        """The nodes on which a job of ``project`` that lasts at most so long may not start now."""
+        """Return the nodes where a job of ``project`` with this maximal duration may not start now."""
         key = (project, max_duration_s)
         if key not in self._excluded_nodes:
             nodes = {
@@ -99,50 +94,12 @@ class AdminReservations:
         ends_s = None if max_duration_s is None else self._now_s + max_duration_s
         return reservation_blocks(row, self._tree.path[self._tree.leaf_of[project]], self._now_s, ends_s)
 
-    def explain(
-        self,
-        job: PendingRow,
-        verdict: Verdict,
-        feasible_pools: Iterable[PoolId],
-        pool_states: Mapping[PoolId, PoolState],
-    ) -> Verdict:
-        """The verdict of a job that waits, where a reservation alone is what keeps it from starting."""
+    def original_row(self, job: PendingRow) -> PendingRow | None:
+        """Return the row of a pending job before it was restricted; None if it was not."""
         asked = self._original_rows.get(job.job)
-        if asked is None or asked is job or verdict.code not in _CAPACITY_CODES:
-            return verdict
-        pools = [pool_states[pool] for pool in feasible_pools]
-        free = any(pool_state.fits_now(asked) for pool_state in pools)
-        if not free and any(pool_state.fits_when_empty(job) for pool_state in pools):
-            return verdict
-        inside = {node.id for pool_state in pools for node in pool_state.available.nodes}
+        return None if asked is job else asked
+
+    def first_blocking(self, job: PendingRow, nodes: Set[NodeId]) -> ReservationRow | None:
+        """Return the reservation of these nodes that blocks the job and ends first."""
         blocking = (row for row in self._rows if self._blocks(row, job.project, job.time_limit_s))
-        first = next((row for row in blocking if not inside.isdisjoint(row.nodes)), None)
-        if first is None:  # the reserved nodes are in other pools
-            return verdict
-        return replace(
-            verdict,
-            code=VerdictCode.RESERVED_FOR_OTHER_JOB,
-            message=self._message(job, first, free),
-            details={
-                **verdict.details,
-                "reservation": first.name,
-                "reserved_from_s": first.start_s,
-                "reserved_until_s": first.end_s,
-            },
-            suggestion=verdict.suggestion,
-        )
-
-    def _message(self, job: PendingRow, row: ReservationRow, free: bool) -> str:
-        """Which reservation, until when, and what would let the job pass."""
-        nodes = "1 node is" if len(row.nodes) == 1 else f"{len(row.nodes)} nodes are"
-        need = f"Needs {formatting.format_request(job)}; " + ("so much is free now, but " if free else "")
-        until = f"until {formatting.format_time(row.end_s)}"
-        if row.start_s <= self._now_s:
-            return f"{need}{nodes} reserved {until} ({row.name})."
-        return (
-            f"{need}{nodes} reserved from {formatting.format_time(row.start_s)} {until} ({row.name}). "
-            "With a time limit that ends before, it could start now."
-        )
-
-
-_CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
+        return next((row for row in blocking if not nodes.isdisjoint(row.nodes)), None)

@@ -1,7 +1,6 @@
-"""Changes to a pool_state that can be undone: the only place where tasks change state.
+"""Changes to a pool state that can be rolled back: the only place where tasks change state.
 
-Every action of a decision is a trial on paper: places are taken, tasks leave, and when it does not come out
-whole, all of it is undone in reverse.
+Every action of a decision is tentative: tasks are placed and evicted, and rolled back if the action fails.
 """
 
 from __future__ import annotations
@@ -21,39 +20,39 @@ class _LogEntry(NamedTuple):
 
 
 class Statement:
-    """What was changed since it began, newest last."""
+    """The log of changes since it was created, newest last."""
 
     def __init__(self, pool_state: PoolState) -> None:
         self.pool_state = pool_state
         self._log: list[_LogEntry] = []
 
     def checkpoint(self) -> int:
-        """A point to come back to."""
+        """Return a position to roll back to."""
         return len(self._log)
 
     def rollback(self, checkpoint: int = 0) -> None:
-        """Take back everything since ``mark``."""
+        """Undo all changes since ``checkpoint``."""
         while len(self._log) > checkpoint:
             done = self._log.pop()
             self._move(done.task, done.state, done.held, done.nominated)
 
     def allocate(self, task: GangTask, slots: HeldSlots) -> None:
-        """``task`` starts on a place that is free now, and later too."""
+        """Start ``task`` on slots that are free now and stay free."""
         self._do(task, GangTaskState.ALLOCATED, (slots,), None)
 
     def nominate(self, task: GangTask, slots: HeldSlots) -> None:
-        """A place of ``later`` is kept for ``task``; one that leaves is to stand there afterwards."""
+        """Reserve slots of ``idle_and_releasing`` for ``task``; a running task migrates there."""
         self._do(task, GangTaskState.NOMINATED, task.held, slots)
 
     def evict(self, task: GangTask) -> None:
-        """``task`` leaves; one that was only to start, or to keep a place, waits again."""
+        """Release the slots of ``task``; one allocated or nominated by this plan is pending again."""
         if task.state is GangTaskState.ALLOCATED or not task.held:
             self._do(task, GangTaskState.PENDING, (), None)
         else:
             self._do(task, GangTaskState.RELEASING, task.held, None)
 
     def restore(self, task: GangTask) -> None:
-        """A task that was to leave stays where it stands."""
+        """Cancel the eviction or migration of a running task."""
         self._do(task, GangTaskState.RUNNING, task.held, None)
 
     def _do(
@@ -65,7 +64,7 @@ class Statement:
     def _move(
         self, task: GangTask, state: GangTaskState, held: tuple[HeldSlots, ...], nominated: HeldSlots | None
     ) -> None:
-        """Leave the old state and enter the new one, floors and ledger alike."""
+        """Change the state of a task, with the placers and the ledger."""
         pool_state = self.pool_state
         self._count(task, -1)
         task.state, task.held, task.nominated = state, held, nominated
@@ -74,13 +73,13 @@ class Statement:
         pool_state.version += 1
 
     def _count(self, task: GangTask, sign: int) -> None:
-        """Count a task in (+1) or out (-1), in the state it is in."""
+        """Add (+1) or subtract (-1) a task in its current state."""
         pool_state, state, gang = self.pool_state, task.state, task.gang
         if state is GangTaskState.PENDING:
             return
         if state is GangTaskState.RELEASING or (
             state is GangTaskState.NOMINATED and task.held
-        ):  # it stands there until it is gone
+        ):  # it holds its slots until its container is gone
             pool_state.ledger.add_releasing(
                 gang.leaf_project, gang.user, task.amounts, gang.preemptible, sign
             )

@@ -1,17 +1,17 @@
-"""Fair share: how one total is divided among siblings, level by level, with a receipt for each sum.
+"""Fair share: divide one total among siblings, level by level, recording every step.
 
 The division is KAI-Scheduler's (proportion plug-in), with T the total, g the guarantee, l the limit,
-r what a sibling holds and asks for, W its weight and u its past use over the capacity:
+r the held and requested amount, W the weight and u the past usage over the capacity:
 
-1. ``fs = min(g, min(l, r))``; guarantees stand even when they pass the total, and then the rest is 0.
-   An unlimited guarantee promises the total.
+1. ``fs = min(g, min(l, r))``; guarantees are granted even if they exceed the total, and then the rest is 0.
+   An unlimited guarantee counts as the total.
 2. The rest, one priority level after the other (high first), in rounds:
    ``n = W / sum(W of the unmet)``, ``w = max(0, n + k (n - u))``, ``share = rest * w / sum(w)``.
-   Who needs less takes its need; others take whole units (floor) and remember the fraction.
-   Another round follows while someone took less than its share.
-3. What is left of a level goes by one unit to the largest remembered fraction, then the older sibling.
+   A sibling that needs less takes its need; others take whole units (floor) and keep the fraction.
+   Another round follows while a sibling took less than its share.
+3. What is left at a level is given in single units to the largest fraction, then the older sibling.
 
-Each resource is divided by itself (``divide_each``).
+Each resource is divided separately (``divide_resources``).
 """
 
 from __future__ import annotations
@@ -27,40 +27,39 @@ from scheduler.core.model.resources import ResourceVector
 Key = TypeVar("Key", bound=str)
 
 UNITS = ResourceVector(1000, 1, 1)
-"""What a share is rounded down to: a whole GPU, a thousandth of a core, a MiB."""
+"""Shares are rounded down to multiples of these: a whole GPU, a thousandth of a core, a MiB."""
 
 ROUNDING = 1e-9
-"""A share this close under a whole GPU is that GPU: sums of floats must not cost one."""
+"""A share this close below a whole unit counts as that unit, to absorb float errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim(Generic[Key]):
-    """What one sibling brings to a division; infinity means no bound."""
+    """The input of one sibling to a division; infinity means no bound."""
 
     key: Key
     guaranteed: float
     limit: float
     weight: float
     priority: int
-    requested: float  # held and asked for
-    usage: float = 0.0  # past use over the capacity, 0 to 1
+    requested: float  # held and requested
+    usage: float = 0.0  # past usage over the capacity, 0 to 1
     created: float = 0.0
 
     @property
     def requestable(self) -> float:
-        """What it could get at most."""
+        """The most it could get."""
         return min(self.limit, self.requested)
 
 
 @dataclass(slots=True)
 class FairShare:
-    """What one sibling gets, and how."""
+    """The share of one sibling and the steps that lead to it."""
 
     amount: float = 0.0
     steps: list[ShareStep] = field(default_factory=list)
 
     def add(self, kind: str, amount: float, **details: float) -> None:
-        """Write one step down."""
         self.amount += amount
         self.steps.append(ShareStep(kind, amount, details))
 
@@ -73,10 +72,10 @@ def divide(
     *,
     whole_remainder: bool = False,
 ) -> tuple[dict[Key, FairShare], float]:
-    """The shares of siblings in ``total`` and what nobody took; ``unit`` is one whole GPU.
+    """Return the shares of siblings in ``total`` and the remainder that none took.
 
-    ``whole_remainder``: the last step gives whole units even to who asks for less than one (KAI-Scheduler's
-    habit); otherwise nobody is given more than it asks for.
+    Step 2 gives multiples of ``unit`` to siblings that need more. With ``whole_remainder`` step 3 gives whole
+    units even to siblings that request less, as KAI-Scheduler does; otherwise none gets more than requested.
     """
     shares = grant_guarantees(total, claims)
     rest = max(0.0, total - sum(share.amount for share in shares.values()))
@@ -84,7 +83,7 @@ def divide(
 
 
 def grant_guarantees(total: float, claims: Iterable[Claim[Key]]) -> dict[Key, FairShare]:
-    """Step 1: each sibling's guarantee, as far as it asks for it; an unlimited one promises the total."""
+    """Step 1: grant each sibling its guarantee, up to its request; an unlimited one counts as the total."""
     shares: dict[Key, FairShare] = {}
     for claim in claims:
         share = shares[claim.key] = FairShare()
@@ -106,7 +105,7 @@ def divide_rest(
     *,
     whole_remainder: bool = False,
 ) -> float:
-    """Steps 2 and 3: the rest, priority level by level; returns what nobody could take."""
+    """Steps 2 and 3: divide the rest by priority level; return what none could take."""
     for priority in sorted({claim.priority for claim in claims}, reverse=True):
         level = sorted((c for c in claims if c.priority == priority), key=lambda c: (c.created, c.key))
         rest, fractions = _rounds(rest, level, shares, usage_weight, unit)
@@ -155,7 +154,7 @@ def _rounds(
 
 
 def _round_weights(unmet: Sequence[Claim[Key]], usage_weight: float) -> dict[Key, float]:
-    """``w`` of each unmet sibling: its weight's part, moved away from who used much."""
+    """Return ``w`` of each unmet sibling: its part by weight, reduced by past usage."""
     total = math.fsum(claim.weight for claim in unmet)
     weights = {}
     for claim in unmet:
@@ -172,7 +171,7 @@ def _remainder(
     unit: float,
     whole_remainder: bool,
 ) -> float:
-    """Step 3 within one priority level: by one unit, largest remembered fraction first."""
+    """Step 3 within one priority level: one unit each, largest fraction first."""
     for claim in sorted(
         (c for c in level if c.key in fractions), key=lambda c: (-fractions[c.key], c.created, c.key)
     ):
@@ -195,7 +194,7 @@ def divide_tree(
     *,
     whole_remainder: bool = False,
 ) -> dict[Key, FairShare]:
-    """Shares of a whole forest: the top siblings divide ``total``, each one's children divide its share."""
+    """Divide a forest: the top siblings divide ``total``, the children of each divide its share."""
     children: dict[Key | None, list[Claim[Key]]] = {}
     for claim in claims:
         children.setdefault(parent_of(claim.key), []).append(claim)
@@ -219,7 +218,7 @@ def divide_resources(
     *,
     whole_remainder: bool = False,
 ) -> tuple[dict[Key, FairShare], ...]:
-    """Shares of a whole forest in several resources: ``claims`` and the answer stand in the order of ``totals``."""
+    """Divide a forest in several resources; ``claims`` and the result are in the order of ``totals``."""
     return tuple(
         divide_tree(total, mine, parent_of, usage_weight, unit, whole_remainder=whole_remainder)
         for total, mine, unit in zip(totals, claims, units, strict=True)

@@ -1,8 +1,8 @@
-"""The ledger of one pool: quotas of the project tree, what each project holds, and what still may start.
+"""The ledger of one pool: quotas of the project tree, what each project holds, and what may still start.
 
-*Held* is what runs, starts or keeps a place; *leaving* is what has to let go but has not. Of both, *firm* is the
-part that is not preemptible. CPU and memory have no bound where a quota gives none. What each person holds is
-counted only in projects whose quota bounds it.
+*Held* is what runs, starts or is nominated; *releasing* is what is stopping but not gone yet. The
+non-preemptible part of both is counted separately. CPU and memory are unbounded where a quota has none.
+Holdings of users are counted only in projects with a user limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scheduler.core.model.snapshot import UNLIMITED_MILLI, ProjectId, QuotaRow, 
 
 @dataclass(frozen=True, slots=True)
 class ExceededQuota:
-    """The project on a job's path whose number stops it, and the numbers (of ``resource``, as in ``Amounts``)."""
+    """The project whose quota blocks a job, with amounts of ``resource`` (index in ``ResourceVector``)."""
 
     project: ProjectId
     held: float
@@ -28,16 +28,16 @@ class ExceededQuota:
 
 
 class AssumeReleased(Enum):
-    """Who counts as gone already, of those that are leaving."""
+    """Which releasing resources count as released already."""
 
     NONE = "nobody"
     EVICTED = "asked"
-    """Those who make room for somebody; whoever leaves of their own accord is still there."""
+    """Those of evicted jobs; jobs that stop for other reasons still hold theirs."""
     ALL = "everybody"
 
 
 class UserHoldings:
-    """What each person holds through one project and those below it, in thousandths of a GPU."""
+    """What each user holds in one project and its descendants, in thousandths of a GPU."""
 
     __slots__ = ("held", "limit_milli", "releasing", "releasing_voluntarily")
 
@@ -48,7 +48,7 @@ class UserHoldings:
         self.releasing_voluntarily: dict[UserId, float] = {}
 
     def held_by(self, user: UserId, assume_released: AssumeReleased) -> float:
-        """What a person holds there, less what counts as gone."""
+        """Return what a user holds, less what counts as released."""
         there = {
             AssumeReleased.NONE: self.releasing,
             AssumeReleased.EVICTED: self.releasing_voluntarily,
@@ -57,7 +57,7 @@ class UserHoldings:
         return self.held.get(user, 0.0) + there.get(user, 0.0)
 
     def copy(self) -> UserHoldings:
-        """The same, to change on its own."""
+        """Return an independent copy."""
         other = copy(self)
         other.held, other.releasing, other.releasing_voluntarily = (
             dict(self.held),
@@ -67,7 +67,7 @@ class UserHoldings:
         return other
 
     def requestable(self, requested: Mapping[UserId, float]) -> float:
-        """What all people together hold and may still get of what they ask for."""
+        """Return the sum over users of what they hold and request, each capped by the limit."""
         everybody = sorted({*self.held, *self.releasing, *requested})
         return sum(
             min(self.limit_milli, self.held_by(u, AssumeReleased.NONE) + requested.get(u, 0.0))
@@ -95,7 +95,7 @@ class PoolLedger:
             quotas, ZERO
         )
         self.has_cpu_or_memory_quota = any(quota.cpu or quota.memory for quota in quotas.values())
-        """False: only GPUs can be in the way."""
+        """False if only GPUs can be bounded."""
         self.user_holdings = {
             project: UserHoldings(quota.user_limit_milli)
             for project, quota in quotas.items()
@@ -103,7 +103,7 @@ class PoolLedger:
         }
 
     def copy(self) -> PoolLedger:
-        """The same ledger, to count on its own; what never changes is shared."""
+        """Return an independent copy that shares what never changes."""
         other = copy(self)
         other.held, other.held_non_preemptible, other.releasing = (
             dict(self.held),
@@ -115,13 +115,13 @@ class PoolLedger:
             dict(self._releasing_voluntarily),
             dict(self._releasing_voluntarily_non_preemptible),
         )
-        other.user_holdings = {project: people.copy() for project, people in self.user_holdings.items()}
+        other.user_holdings = {project: users.copy() for project, users in self.user_holdings.items()}
         return other
 
     def set_fair_shares(
         self, fair_share: Mapping[ProjectId, ResourceVector], created_s: Mapping[ProjectId, float]
     ) -> None:
-        """Take over the fair shares: from now on ``owed`` tells what each project may call its own."""
+        """Set ``entitlements`` from the fair shares."""
         self.entitlements = {
             project: build_entitlement(
                 self.guaranteed[project],
@@ -136,10 +136,10 @@ class PoolLedger:
     def add(
         self, project: ProjectId, user: UserId, amounts: ResourceVector, preemptible: bool, sign: int = 1
     ) -> None:
-        """Count work in; a negative sign takes it out again."""
+        """Add held resources; a negative sign removes them."""
         _add(self.held, self.paths[project], amounts, sign)
-        for people in self._user_holdings_above(project):
-            _count(people.held, user, sign * amounts.gpu_milli)
+        for users in self._user_holdings_above(project):
+            _count(users.held, user, sign * amounts.gpu_milli)
         if not preemptible:
             _add(self.held_non_preemptible, self.paths[project], amounts, sign)
 
@@ -153,12 +153,12 @@ class PoolLedger:
         *,
         evicted: bool = True,
     ) -> None:
-        """Count in what has to let go but has not; ``asked``: it makes room for somebody."""
+        """Add resources that are stopping but not gone; ``evicted``: they are released for another job."""
         path = self.paths[project]
-        for people in self._user_holdings_above(project):
-            _count(people.releasing, user, sign * amounts.gpu_milli)
+        for users in self._user_holdings_above(project):
+            _count(users.releasing, user, sign * amounts.gpu_milli)
             if not evicted:
-                _count(people.releasing_voluntarily, user, sign * amounts.gpu_milli)
+                _count(users.releasing_voluntarily, user, sign * amounts.gpu_milli)
         _add(self.releasing, path, amounts, sign)
         if not evicted:
             _add(self._releasing_voluntarily, path, amounts, sign)
@@ -168,16 +168,16 @@ class PoolLedger:
                 _add(self._releasing_voluntarily_non_preemptible, path, amounts, sign)
 
     def can_block(self, preemptible: bool) -> bool:
-        """True when a quota can keep somebody from starting, if all are ``preemptible``."""
+        """Return True if a quota can block any job; ``preemptible``: all jobs are preemptible."""
         limited = any(each != math.inf for limit in self.limit.values() for each in limit)
         return limited or bool(self.user_holdings) or not preemptible
 
     def is_over_limit(self, project: ProjectId) -> bool:
-        """True when ``project`` would hold more than a limit even once everybody leaving has left."""
+        """Return True if ``project`` exceeds a limit even after all releases."""
         return not self.held[project].fits_in(self.limit[project])
 
     def user_limits_exceeded(self, project: ProjectId, user: UserId) -> list[ProjectId]:
-        """Where ``user`` would hold more than one person may even once everybody leaving has left."""
+        """Return the projects on the path in which ``user`` exceeds a limit even after all releases."""
         if not self.user_holdings:
             return []
         return [
@@ -189,7 +189,7 @@ class PoolLedger:
         ]
 
     def has_user_limit(self, project: ProjectId) -> bool:
-        """True when it matters in ``project`` who asks: its quota, or one above it, bounds what one person holds."""
+        """Return True if the project or an ancestor has a user limit."""
         return any(True for _ in self._user_holdings_above(project))
 
     def _user_holdings_above(self, project: ProjectId) -> Iterable[UserHoldings]:
@@ -205,7 +205,7 @@ class PoolLedger:
         empty: bool = False,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> ExceededQuota | None:
-        """The nearest project on the path whose limit ``amounts`` more would pass; ``empty``: with nothing held."""
+        """Return the nearest limit that ``amounts`` more would exceed; ``empty``: with nothing held."""
         there = {
             AssumeReleased.NONE: self.releasing,
             AssumeReleased.EVICTED: self._releasing_voluntarily,
@@ -221,7 +221,7 @@ class PoolLedger:
         empty: bool = False,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> ExceededQuota | None:
-        """The nearest project whose guarantee cannot hold ``amounts`` more of non-preemptible work."""
+        """Return the nearest guarantee that ``amounts`` more of non-preemptible work would exceed."""
         there = {
             AssumeReleased.NONE: self._releasing_non_preemptible,
             AssumeReleased.EVICTED: self._releasing_voluntarily_non_preemptible,
@@ -240,16 +240,16 @@ class PoolLedger:
         empty: bool = False,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> ExceededQuota | None:
-        """The nearest project in which ``user`` would hold more than one person may, with ``amounts`` more."""
+        """Return the nearest user limit that ``amounts`` more would exceed."""
         if not self.user_holdings or not amounts.gpu_milli:
             return None
         for level in self.paths[project]:
-            people = self.user_holdings.get(level)
-            if people is None:
+            users = self.user_holdings.get(level)
+            if users is None:
                 continue
-            has = 0.0 if empty else people.held_by(user, assume_released)
-            if has + amounts.gpu_milli > people.limit_milli:
-                return ExceededQuota(level, has, people.limit_milli)
+            has = 0.0 if empty else users.held_by(user, assume_released)
+            if has + amounts.gpu_milli > users.limit_milli:
+                return ExceededQuota(level, has, users.limit_milli)
         return None
 
     def _first_exceeded(
@@ -282,9 +282,9 @@ class PoolLedger:
         empty: bool = False,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> ExceededQuota | None:
-        """The limit, or for non-preemptible work the guarantee, that ``amounts`` more would pass.
+        """Return the limit, or for non-preemptible work the guarantee, that ``amounts`` more would exceed.
 
-        ``empty``: even with nothing held.
+        ``empty``: with nothing held.
         """
         limit = self.exceeded_limit(project, amounts, empty=empty, assume_released=assume_released)
         if limit is None:
@@ -305,7 +305,7 @@ class PoolLedger:
         empty: bool = False,
         assume_released: AssumeReleased = AssumeReleased.NONE,
     ) -> bool:
-        """True when something is in the way of ``amounts`` more; ``empty``: even with nothing held."""
+        """Return True if a quota blocks ``amounts`` more; ``empty``: with nothing held."""
         return (
             self.exceeded_quota(
                 project, user, amounts, preemptible, empty=empty, assume_released=assume_released
@@ -314,7 +314,7 @@ class PoolLedger:
         )
 
     def highest_bounded_project(self, project: ProjectId, preemptible: bool) -> ProjectId | None:
-        """The highest project on the path whose quota can be in the way; None: no quota ever is."""
+        """Return the highest project on the path whose quota can block a job; None if none can."""
         path = self.paths[project]
         if not preemptible:
             return path[-1]

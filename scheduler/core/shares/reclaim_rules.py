@@ -1,25 +1,25 @@
-"""Who may start, and who may take from whom: the rules of limits, guarantees and shares, per resource.
+"""The rules of limits, guarantees and fair shares for starting and reclaiming, per resource.
 
-*May it start?* With the job, every project from the leaf to the root stays within its limit, and the work
-that is not preemptible within its guarantee (``in_the_way``).
+*May a job start?* With the job, every project from the leaf to the root stays within its limit, and
+non-preemptible work within the guarantee (``first_exceeded_bound``).
 
-*May it ask others to leave at all?* With the job its own project stays within its fair share in each
-resource, and non-preemptible work within the guarantee (``may_ask``).
+*May a project reclaim at all?* With the job it stays within its fair share in each resource, and its
+non-preemptible work within the guarantee (``may_reclaim``).
 
-*May it take these?* (``Taking``) Compare the two projects just below their common ancestor, reclaimer and victim.
-Each victim in turn, as things stand after the ones before it, needs one of two reasons:
+*May it evict these victims?* (``ReclaimCheck``) Compare the reclaimer's and the victim's projects just below
+their common ancestor. Each victim, counting earlier victims as gone, needs one of two reasons:
 
-1. *keep to the shares*: the victim holds more than is its own (``Owed.claimable``);
-2. *give what is guaranteed*: the reclaimer with the job stays within its guarantee in every resource, and the
-   victim holds more than its guarantee.
+1. *over share*: the victim's project holds more than its entitlement (``Entitlement.entitled``);
+2. *guarantee*: the reclaimer with the job stays within its guarantee in every resource, and the victim's
+   project holds more than its guarantee.
 
-Afterwards, at each level of the reclaimer's path, it is compared with each sibling that gave: by saturation, which
-is held / fair share (0 / 0 is 0, something / 0 is infinite, anything / no bound is 0). A reclaimer that would be
-more than saturated, and no less so than the sibling, may not. Non-preemptible work has to fit inside the
-guarantee of each level.
+Afterwards each level of the reclaimer's path is compared with each sibling that lost resources by saturation:
+held / fair share (0 / 0 is 0, something / 0 is infinite, anything / no bound is 0). Reclaiming is refused if
+the reclaimer would be more than saturated, and no less so than the sibling. Non-preemptible work has to fit
+inside the guarantee of each level.
 
-The two rules of KAI-Scheduler's proportion plug-in are these; ours are stricter in two points, which
-``Reach`` turns on and off (docs/decisions/reclaim-rules.md).
+The two reasons are those of KAI-Scheduler's proportion plug-in; the defaults of ``ReclaimScope`` are stricter
+in two points (docs/decisions/reclaim-rules.md).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Involved = tuple[bool, bool, bool]
 
 
 class ReclaimScope(NamedTuple):
-    """How far a reclaimer's arm reaches; the defaults are ours.
+    """Which resources and levels the reclaim rules consider.
 
-    ``involved_only``: a victim counts as over its share or its guarantee only by resources that the reclaimer asks
-    for. ``every_level``: work inside a guarantee is never taken, at no level of the victim's path below the
-    common ancestor; otherwise only the topmost of them is looked at.
+    ``involved_only``: only resources that the reclaimer requests put a victim over its share or guarantee.
+    ``every_level``: work inside a guarantee is protected at every level of the victim's path below the common
+    ancestor; otherwise only at the topmost of them.
     """
 
     involved_only: bool = True
@@ -47,7 +47,7 @@ class ReclaimScope(NamedTuple):
 
     @classmethod
     def kai(cls) -> ReclaimScope:
-        """KAI-Scheduler's habit: any resource counts, and only the topmost level is looked at."""
+        """Return KAI-Scheduler's scope: any resource counts, and only the topmost level."""
         return cls(involved_only=False, every_level=False)
 
 
@@ -55,7 +55,7 @@ DEFAULT_SCOPE = ReclaimScope()
 
 
 class QuotaBound(NamedTuple, Generic[Key]):
-    """A number that stops a job: whose it is, whether it is the guarantee (or the limit), which resources."""
+    """A bound that blocks a job: its project, guarantee or limit, and the exceeded resources."""
 
     project: Key
     is_guarantee: bool
@@ -63,14 +63,14 @@ class QuotaBound(NamedTuple, Generic[Key]):
 
 
 class ReclaimVictim(NamedTuple, Generic[Key]):
-    """Work that may be asked to leave: one task beyond a job's minimum, or all the others of the job at once."""
+    """Work to evict: one task beyond a job's minimum, or all others of the job at once."""
 
     leaf: Key
     amounts: ResourceVector
 
 
 def exceeded_resources(held: ResourceVector, asked: ResourceVector, bound: ResourceVector) -> Involved:
-    """Which resources would pass ``bound`` with ``asked`` more; what is not asked for is not looked at."""
+    """Return which requested resources would exceed ``bound`` with ``asked`` more."""
     return (
         asked[0] > 0 and held[0] + asked[0] > bound[0] + ROUNDING,
         asked[1] > 0 and held[1] + asked[1] > bound[1] + ROUNDING,
@@ -86,9 +86,9 @@ def first_exceeded_bound(
     requested: ResourceVector,
     preemptible: bool,
 ) -> QuotaBound[Key] | None:
-    """The first number on ``path`` (leaf first) that ``asked`` more would pass: limits, then guarantees.
+    """Return the first bound on ``path`` (leaf first) that ``requested`` more would exceed.
 
-    ``held_firm`` is what non-preemptible work holds; only such work is measured by guarantees.
+    Limits are checked before guarantees, which bound only non-preemptible work.
     """
     for level in path:
         if any(over := exceeded_resources(held[level], requested, entitlements[level].limit)):
@@ -111,7 +111,7 @@ def may_reclaim(
     requested: ResourceVector,
     preemptible: bool,
 ) -> bool:
-    """True when a project may ask other projects to leave for a job of ``asked``."""
+    """Return True if a project may reclaim from other projects for a job of ``requested``."""
     if not held.add(requested).fits_in(entitlement.fair_share):
         return False
     return preemptible or held_non_preemptible.add(requested).fits_in(entitlement.guaranteed)
@@ -120,19 +120,19 @@ def may_reclaim(
 def is_over_share(
     entitlement: Entitlement, held: ResourceVector, counted: Involved = (True, True, True)
 ) -> bool:
-    """True when a project holds more than its own in a counted resource: others may keep it to its share."""
+    """Return True if a project holds more than its entitlement in a counted resource."""
     return _any_of(held.exceeds_each(entitlement.entitled), counted)
 
 
 def is_over_guarantee(
     entitlement: Entitlement, held: ResourceVector, counted: Involved = (True, True, True)
 ) -> bool:
-    """True when a project holds more than it is promised in a counted resource."""
+    """Return True if a project holds more than its guarantee in a counted resource."""
     return _any_of(held.exceeds_each(entitlement.guaranteed), counted)
 
 
 def is_within_guarantee(entitlement: Entitlement, held: ResourceVector, requested: ResourceVector) -> bool:
-    """True when a project with ``asked`` more stays within its guarantee in every resource."""
+    """Return True if a project with ``requested`` more stays within its guarantee in every resource."""
     return held.add(requested).fits_in(entitlement.guaranteed)
 
 
@@ -144,7 +144,7 @@ def may_reclaim_from(
     requested: ResourceVector,
     counted: Involved = (True, True, True),
 ) -> bool:
-    """True when one of the two reasons lets ``reclaimer`` take one more piece of work from ``victim``."""
+    """Return True if one of the two reasons lets ``reclaimer`` evict work of ``victim``."""
     if is_over_share(victim, victim_held, counted):
         return True
     return is_within_guarantee(reclaimer, reclaimer_held, requested) and is_over_guarantee(
@@ -159,10 +159,10 @@ def may_have_reclaimable(
     reclaimer_held: ResourceVector,
     requested: ResourceVector,
 ) -> bool:
-    """A quick look before any victim is chosen: False when ``victim`` has nothing that ``asked`` could use.
+    """Return False if ``victim`` certainly has nothing to reclaim for ``requested``.
 
-    A reclaimer within its guarantee looks for somebody over the guarantee in a resource that it asks for, or at it
-    in all of them; any other reclaimer for somebody over the share.
+    For a reclaimer within its guarantee, the victim must exceed its guarantee in a requested resource, or
+    reach it in all of them; for other reclaimers it must exceed its entitlement.
     """
     if not is_within_guarantee(reclaimer, reclaimer_held, requested):
         return is_over_share(victim, victim_held)
@@ -176,7 +176,7 @@ def may_have_reclaimable(
 
 
 def saturation(held: float, fair_share: float) -> float:
-    """How full a share is: 1.0 is exactly full."""
+    """Return held / fair share: 1.0 is exactly full."""
     if fair_share == 0:
         return math.inf if held > 0 else 0.0
     return held / fair_share
@@ -189,9 +189,9 @@ def is_less_saturated(
     sibling_share: ResourceVector,
     involved: Involved,
 ) -> bool:
-    """True when in each involved resource a reclaimer is at most full, or less so than the sibling that gave.
+    """Return True if the reclaimer is, per involved resource, at most full or less full than the sibling.
 
-    A sibling with nothing to its name, or with no bound on it, is not compared.
+    Resources in which the sibling's share is zero or unbounded are not compared.
     """
     for i in (0, 1, 2):
         if involved[i] and 0 < sibling_share[i] < math.inf:
@@ -202,9 +202,9 @@ def is_less_saturated(
 
 
 def diverging_paths(first: Sequence[Key], second: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
-    """Two paths (leaf first) up to, and without, their common ancestor.
+    """Return two paths (leaf first) up to, and without, their common ancestor.
 
-    Where one path is part of the other, nothing is left of it: such projects do not take from each other.
+    If one path contains the other, its remainder is empty: such projects do not reclaim from each other.
     """
     common = 0
     while common < min(len(first), len(second)) and first[-1 - common] == second[-1 - common]:
@@ -213,9 +213,9 @@ def diverging_paths(first: Sequence[Key], second: Sequence[Key]) -> tuple[Sequen
 
 
 class ReclaimCheck(Generic[Key]):
-    """One reclaimer and the victims it has taken so far, on paper: ``held`` itself is not changed.
+    """One reclaimer and the victims chosen so far; ``held`` itself is not changed.
 
-    Ask ``may_take`` before each victim, tell ``take``, and in the end ask ``balanced``.
+    Call ``allows`` before each victim, then ``add_victim``, and finally ``is_balanced``.
     """
 
     def __init__(
@@ -239,12 +239,12 @@ class ReclaimCheck(Generic[Key]):
         self._every_level = scope.every_level
         self._requested_resources: Involved = (requested[0] > 0, requested[1] > 0, requested[2] > 0)
         self._counted: Involved = self._requested_resources if scope.involved_only else (True, True, True)
-        self._remaining: dict[Key, ResourceVector] = {}  # what each project that gave still holds
+        self._remaining: dict[Key, ResourceVector] = {}  # what each project that lost resources still holds
         self._involved: dict[Key, Involved] = {}
         self._paths_by_leaf: dict[Key, tuple[Key, Sequence[Key]]] = {}
 
     def may_have_reclaimable(self, leaf: Key) -> bool:
-        """A quick look before victims are chosen: False when no work of ``leaf`` could ever be taken."""
+        """Return False if certainly no work of ``leaf`` can be reclaimed."""
         reclaimer, victims = self._levels(leaf)
         if not victims:
             return False
@@ -254,7 +254,7 @@ class ReclaimCheck(Generic[Key]):
         )
 
     def allows(self, leaf: Key) -> bool:
-        """True when one of the reasons lets the reclaimer take one more piece of work of ``leaf``."""
+        """Return True if one of the two reasons allows evicting one more piece of work of ``leaf``."""
         reclaimer, victims = self._levels(leaf)
         if not victims:
             return False
@@ -277,7 +277,7 @@ class ReclaimCheck(Generic[Key]):
         )
 
     def add_victim(self, leaf: Key, amounts: ResourceVector) -> None:
-        """Count one victim as gone, from its project up to the root."""
+        """Subtract one victim, from its project up to the root."""
         gives: Involved = (amounts[0] > 0, amounts[1] > 0, amounts[2] > 0)
         for level in self._paths[leaf]:
             self._remaining[level] = (self._remaining.get(level) or self._held[level]).subtract(amounts)
@@ -285,7 +285,7 @@ class ReclaimCheck(Generic[Key]):
             self._involved[level] = (before[0] or gives[0], before[1] or gives[1], before[2] or gives[2])
 
     def is_balanced(self) -> bool:
-        """True when the reclaimer, with its job and without the victims, stays in its place at every level."""
+        """Return True if the reclaimer, with its job and without the victims, meets the rules."""
         owed, asks = self._entitlements, self._requested_resources
         for depth, level in enumerate(self._path):
             now = (self._remaining.get(level) or self._held[level]).add(self._requested)
@@ -306,7 +306,7 @@ class ReclaimCheck(Generic[Key]):
         return True
 
     def _levels(self, leaf: Key) -> tuple[Key, Sequence[Key]]:
-        """The reclaimer just below the common ancestor, and the victim's path from its leaf up to there."""
+        """Return the reclaimer's project below the common ancestor, and the victim's path up to there."""
         found = self._paths_by_leaf.get(leaf)
         if found is None:
             reclaimers, victims = diverging_paths(self._path, self._paths[leaf])
@@ -318,7 +318,7 @@ class ReclaimCheck(Generic[Key]):
 
 
 def allows_all(check: ReclaimCheck[Key], victims: Iterable[ReclaimVictim[Key]]) -> bool:
-    """True when all ``victims``, one after the other, may be taken, and the outcome is balanced."""
+    """Return True if all ``victims``, one after the other, may be evicted and the result is balanced."""
     for victim in victims:
         if not check.allows(victim.leaf):
             return False

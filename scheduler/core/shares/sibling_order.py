@@ -1,12 +1,12 @@
-"""Whose turn it is between siblings, as a key to sort by: one comparison after the other, per resource.
+"""The fair order of sibling projects as a sort key over all resources.
 
-Smaller goes first: who with the job stays within its fair share (KAI-Scheduler: who is not over it already); who
-with the job stays within its guarantee; higher priority; who does not touch a resource of which nothing is its
-own; lower dominant share counting the job (and without the victims, while room is made); lower without the job;
-smaller share; older. (KAI-Scheduler's proportion plug-in compares in the same order.)
+Smaller goes first. In order: with the job within its fair share (KAI-Scheduler: not over it already); with
+the job within its guarantee; higher priority; uses no resource that it is not entitled to; lower dominant
+share with the job (and without the victims, during eviction); lower dominant share without the job; smaller
+share; older. KAI-Scheduler's proportion plug-in compares in the same order.
 
-The dominant share is the largest, over the resources, of held / what is its own (``Owed.claimable``); where
-that has no bound the capacity stands for it.
+The dominant share is the largest ratio held / ``Entitlement.entitled`` over the resources; the capacity
+replaces an unbounded entitlement.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from scheduler.core.shares.reclaim_rules import is_within_guarantee
 Key = TypeVar("Key", bound=str)
 
 UNENTITLED_FACTOR = 1_000.0
-"""What is held of a resource of which nothing is its own counts this many times over."""
+"""Factor on held amounts of a resource that a project is not entitled to."""
 
 
 class SiblingKey(NamedTuple, Generic[Key]):
-    """Smaller goes first; the fields stand in the order in which they decide."""
+    """Smaller goes first; fields are in order of comparison."""
 
     over_fair_share: bool
     over_guarantee_with_job: bool
@@ -47,11 +47,11 @@ def sibling_key(
     *,
     involved_only: bool = True,
 ) -> SiblingKey[Key]:
-    """Where ``project`` stands among its siblings when its next job asks for ``job``.
+    """Return the sort key of ``project`` if its next job requests ``job``.
 
-    ``leaving`` is what the victims held of it that would make room for the job. ``involved_only``: it is over
-    its fair share when it is so in a resource that the job asks for; otherwise (KAI-Scheduler) only when it is
-    so in all three.
+    ``releasing`` is what victims of the project would release for the job. With ``involved_only`` a project
+    is over its fair share if it is so in a resource that the job requests; otherwise (KAI-Scheduler) only if
+    it is so in all three.
     """
     with_job = held.add(job)
     return SiblingKey(
@@ -68,18 +68,18 @@ def sibling_key(
 
 
 def is_over_in_any(entitlement: Entitlement, held: ResourceVector, job: ResourceVector) -> bool:
-    """True when ``held`` is above the fair share in a resource that ``job`` asks for."""
+    """Return True if ``held`` exceeds the fair share in a resource that ``job`` requests."""
     over = held.exceeds_each(entitlement.fair_share)
     return (job[0] > 0 and over[0]) or (job[1] > 0 and over[1]) or (job[2] > 0 and over[2])
 
 
 def is_over_in_all(entitlement: Entitlement, held: ResourceVector) -> bool:
-    """True when ``held`` is above the fair share in every resource."""
+    """Return True if ``held`` exceeds the fair share in every resource."""
     return all(held.exceeds_each(entitlement.fair_share))
 
 
 def dominant_share(entitlement: Entitlement, held: ResourceVector, capacity: ResourceVector) -> float:
-    """The largest part that ``held`` is of what is the project's own, over the resources; never below 0."""
+    """Return the largest ratio of ``held`` to the entitlement over the resources; at least 0."""
     largest = 0.0
     for i in (0, 1, 2):
         own = entitlement.entitled[i]
@@ -90,7 +90,7 @@ def dominant_share(entitlement: Entitlement, held: ResourceVector, capacity: Res
 
 
 def _uses_unentitled_resource(entitlement: Entitlement, with_job: ResourceVector) -> bool:
-    """True when the job, or what is held already, uses a resource of which nothing is the project's own."""
+    """Return True if the project with the job uses a resource that it is not entitled to."""
     own = entitlement.entitled
     return (
         (own[0] == 0 and with_job[0] > ROUNDING)

@@ -1,4 +1,4 @@
-"""Past use: how it fades, what it is over the capacity, and the order of a project's people by it."""
+"""Past usage: its decay, its ratio to the capacity, and the order of a project's users by it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler.core.model.snapshot import PoolId, ProjectId, Snapshot, UserId
 
 
 class UsageInterval(NamedTuple):
-    """A stretch of the ledger: so many thousandths of a GPU held from one time to another."""
+    """An interval during which ``milli`` thousandths of a GPU were held."""
 
     start_s: float
     end_s: float
@@ -20,9 +20,9 @@ class UsageInterval(NamedTuple):
 
 
 def decayed_gpu_seconds(intervals: Iterable[UsageInterval], now_s: float, usage_half_life_s: float) -> float:
-    """GPU-seconds of ``intervals``, each second counting ``0.5 ** (age / usage_half_life_s)``.
+    """Return GPU-seconds of ``intervals``, with each second weighted by ``0.5 ** (age / usage_half_life_s)``.
 
-    The integral in closed form: ``milli / 1000 * tau * (exp(-a / tau) - exp(-b / tau))`` with
+    The integral in closed form is ``milli / 1000 * tau * (exp(-a / tau) - exp(-b / tau))`` with
     ``tau = usage_half_life_s / ln 2`` and ages a <= b of an interval's end and start.
     """
     tau_s = usage_half_life_s / math.log(2)
@@ -34,7 +34,7 @@ def decayed_gpu_seconds(intervals: Iterable[UsageInterval], now_s: float, usage_
 
 
 def usage_over_capacity(gpu_seconds: float, capacity_milli: int, usage_half_life_s: float) -> float:
-    """``u`` of the fair share: 1.0 is a project that held the whole pool for ever."""
+    """Return ``u`` of the fair share: 1.0 is a project that has always held the whole pool."""
     if capacity_milli <= 0:
         return 0.0
     return gpu_seconds / (capacity_milli / 1000 * usage_half_life_s / math.log(2))
@@ -47,7 +47,7 @@ def project_usage(
     capacity_milli: int,
     policy: Policy,
 ) -> dict[ProjectId, float]:
-    """``u`` of each project in ``pool``: its own use and that of every project below it."""
+    """Return ``u`` of each project in ``pool``, with the usage of its descendants."""
     seconds: dict[ProjectId, list[float]] = defaultdict(list)
     for row in snapshot.usage:
         if row.pool == pool:
@@ -60,10 +60,10 @@ def project_usage(
 
 
 class ProjectUsers:
-    """The people of one project in one pool, least served first (Slurm's fair tree, equal shares).
+    """The users of one project in one pool, least usage first (Slurm's fair tree with equal shares).
 
-    Fair tree ranks by the level fairness ``LF = shares / usage``; with equal shares that is least use
-    first. A start adds an entry charge at once, so that a burst of submits by one person pays immediately.
+    Fair tree ranks by the level fairness ``LF = shares / usage``; with equal shares that is least usage
+    first. A start adds a charge at once, so that many submissions by one user count immediately.
     """
 
     def __init__(self, gpu_seconds: Mapping[UserId, float], start_charge_s: float) -> None:
@@ -71,9 +71,9 @@ class ProjectUsers:
         self._start_charge_s = start_charge_s
 
     def rank_key(self, user: UserId) -> tuple[float, UserId]:
-        """Smaller goes first."""
+        """Return the sort key of a user; smaller goes first."""
         return (self._gpu_seconds.get(user, 0.0), user)
 
     def charge_start(self, user: UserId, milli: int) -> None:
-        """Count a start as if it had run for the entry charge already."""
+        """Add the start charge for a start of ``milli``."""
         self._gpu_seconds[user] = self._gpu_seconds.get(user, 0.0) + milli / 1000 * self._start_charge_s

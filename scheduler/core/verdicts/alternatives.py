@@ -1,6 +1,6 @@
-"""What would let a waiting job start now: changed requests, the cheapest first, found by asking again.
+"""Search for changes of a request with which a pending job would start now, cheapest first.
 
-Equal questions are asked once, and all are counted.
+Equal requests are checked once, and every check counts as a step.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from scheduler.core.model.task_shape import TaskShape
 from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import BatchRequest
 from scheduler.core.session.pool import PoolState, projects_with_user_limits
-from scheduler.core.verdicts import formatting
+from scheduler.core.verdicts.formatting import format_gpu_count, format_gpus, format_level
 
 MAX_CACHED_SIZE = 64
-"""The variants of a request with more tasks and GPUs than this are made when they are asked for."""
+"""Variants of requests with more tasks plus GPUs than this are not cached."""
 
 
 class AlternativeSearch:
-    """Asks in the pools as one decision left them."""
+    """Checks changed requests against the pools as the decision left them."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class AlternativeSearch:
         pool_states: Mapping[PoolId, PoolState],
         cached_variants: dict[Hashable, list[RequestVariant]],
     ) -> None:
-        """``cached_variants`` holds the variants of requests from decision to decision."""
+        """``cached_variants`` keeps request variants from decision to decision."""
         self._policy = policy
         self._pool_states = pool_states
         self._cached_variants = cached_variants
@@ -39,21 +39,21 @@ class AlternativeSearch:
         self.steps_used = 0
 
     def cheapest(self, job: PendingRow) -> Alternative | None:
-        """The first change, cheapest first, with which the job would start now; None when none is known."""
+        """Return the cheapest change with which the job would start now; None if none is known."""
         key = self.reason_key(job)
         if key not in self._known:
             self._known[key] = self._cheapest(job, (*request_key(job), job.pools))
         return self._known[key]
 
     def cheapest_for_class(self, job: PendingRow, class_id: int) -> Alternative | None:
-        """The same, asked once for all jobs of a kind."""
+        """Return the same, cached for all jobs of a class."""
         return self._cheapest(job, class_id)
 
     def _cheapest(self, job: PendingRow, name: Hashable) -> Alternative | None:
         return next(self._satisfiable(job, name, self._policy.max_suggestion_steps), None)
 
     def alternatives(self, job: PendingRow) -> tuple[Alternative, ...]:
-        """Every kind of change with which the job would start now, cheapest first."""
+        """Return the first change of each kind with which the job would start now, cheapest first."""
         found: dict[AlternativeKind, Alternative] = {}
         budget_steps = self.steps_used + self._policy.max_suggestion_steps
         for change in self._satisfiable(job, (*request_key(job), job.pools), budget_steps):
@@ -61,7 +61,7 @@ class AlternativeSearch:
         return tuple(found.values())
 
     def _satisfiable(self, job: PendingRow, name: Hashable, budget_steps: int) -> Iterator[Alternative]:
-        """Ask again with each variant, cheapest first; jobs that ask the same share a ``name``."""
+        """Yield the variants that would start now, cheapest first; equal requests share ``name``."""
         for variant in self._known_variants(job, name):
             if self.steps_used >= budget_steps:
                 return
@@ -71,7 +71,7 @@ class AlternativeSearch:
                 yield self._describe(job, variant)
 
     def _known_variants(self, job: PendingRow, name: Hashable) -> Iterable[RequestVariant]:
-        """``_variants_of``, made once for equal requests unless they are many."""
+        """Return ``_variants_of``, cached by ``name`` unless there are many."""
         if job.tasks + job.gpus_per_task > MAX_CACHED_SIZE:
             return self._variants_of(job)
         known = self._cached_variants.get(name)
@@ -80,7 +80,7 @@ class AlternativeSearch:
         return known
 
     def _variants_of(self, job: PendingRow) -> Iterator[RequestVariant]:
-        """Another model, another pool, farther apart, preemptible, fewer tasks, fewer GPUs."""
+        """Yield other models, other pools, relaxed topology, preemptible, fewer tasks, fewer GPUs."""
         if job.gpu_model is not None:
             for model in self._models(job):
                 yield RequestVariant(AlternativeKind.OTHER_MODEL, {"gpu_model": model}, {})
@@ -97,7 +97,7 @@ class AlternativeSearch:
             yield RequestVariant(AlternativeKind.FEWER_GPUS, {"gpus_per_task": count}, {})
 
     def _fits_now(self, job: PendingRow, variant: RequestVariant, pool_state: PoolState) -> bool:
-        """True when the changed request would start in a pool now."""
+        """Return True if the changed request would start in the pool now."""
         if job.task_requests or job.groups:
             return pool_state.fits_now(replace(job, **variant.fields))
         known = variant.batches.get(pool_state.pool.id)
@@ -106,7 +106,7 @@ class AlternativeSearch:
         return pool_state.batch_fits_now(job, known)
 
     def _describe(self, job: PendingRow, variant: RequestVariant) -> Alternative:
-        """A change in the words of people."""
+        """Return the change with a message."""
         (value,) = variant.fields.values()
         fields = variant.fields
         match variant.kind:
@@ -115,7 +115,8 @@ class AlternativeSearch:
             case AlternativeKind.OTHER_POOL:
                 how, fields = f"In the pool {self._pool_states[value[0]].pool.name}", {"pool": value[0]}
             case AlternativeKind.RELAX_TOPOLOGY:
-                how = f"Without keeping to one {formatting.format_level(job.topology_constraint.required or '') if job.topology_constraint else ''}"
+                level = job.topology_constraint.required if job.topology_constraint else None
+                how = f"Without keeping to one {format_level(level or '')}"
             case AlternativeKind.PREEMPTIBLE:
                 how = "As a job that may be asked to leave (preemptible)"
             case AlternativeKind.FEWER_TASKS:
@@ -123,18 +124,18 @@ class AlternativeSearch:
             case AlternativeKind.FEWER_GPUS:
                 each = " a task" if job.tasks > 1 else ""
                 how = (
-                    f"With {formatting.format_gpus(value * job.milli_per_gpu)}{each} instead of "
-                    f"{formatting.format_gpu_count(job.task_milli)}"
+                    f"With {format_gpus(value * job.milli_per_gpu)}{each} instead of "
+                    f"{format_gpu_count(job.task_milli)}"
                 )
         return Alternative(variant.kind, f"{how} it would start now.", fields)
 
     def _models(self, job: PendingRow) -> list[str]:
-        """Other GPU models in the job's pools."""
+        """Return the other GPU models of the job's pools."""
         found = {model for pool in job.pools for model in self._pool_states[pool].available.models}
         return sorted(found - {job.gpu_model})
 
     def reason_key(self, job: PendingRow) -> tuple[object, ...]:
-        """What decides a job's reason here: also who asks, where a quota bounds what one person holds."""
+        """Return what decides the job's reason here, with the user where a quota limits users."""
         counts = (
             bool(self._user_limited_projects)
             and self._pool_states[job.pools[0]].tree.leaf_of[job.project] in self._user_limited_projects
@@ -143,7 +144,7 @@ class AlternativeSearch:
 
 
 def _vary(batch: BatchRequest, job: PendingRow, variant: RequestVariant) -> BatchRequest:
-    """What a variant of a job wants where the job itself wants ``wanted``."""
+    """Return ``batch`` of a job with the change of ``variant`` applied."""
     (value,) = variant.fields.values()
     shape = batch.shape
     match variant.kind:
@@ -158,12 +159,13 @@ def _vary(batch: BatchRequest, job: PendingRow, variant: RequestVariant) -> Batc
         case AlternativeKind.FEWER_GPUS:
             each = batch.per_task._replace(gpu_milli=value * shape.milli)
             return batch._replace(shape=shape._replace(gpus=value), per_task=each)
-        case _:  # another pool: the job itself, there
+        case _:  # another pool: the job is unchanged
             return batch
 
 
 def request_key(job: PendingRow) -> tuple[object, ...]:
-    """Everything of a job that decides its reason: jobs equal in it get the same answer."""
+    """Return the properties of a job that decide its reason; equal keys give equal answers."""
     return (
-        TaskShape.from_job(job), job.tasks, job.required_tasks, job.share_mib, job.task_requests, job.project, job.preemptible, job.topology_constraint,
+        TaskShape.from_job(job), job.tasks, job.required_tasks, job.share_mib, job.task_requests, job.project,
+        job.preemptible, job.topology_constraint,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a job is told of nodes whose drivers are too old for the CUDA of its image."""
+"""Messages about nodes whose drivers are too old for the CUDA of a job's image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scheduler.core.model.snapshot import NodeRow
 
 
 def format_drivers_too_old(needed: str, nodes: Iterable[NodeRow]) -> str:
-    """Why none of these nodes can run an image that needs this CUDA, with both versions; blank if that is not it."""
+    """Return why no node can run an image that needs this CUDA; blank if drivers are not the reason."""
     nodes = [node for node in nodes if node.gpus]
     if not nodes or any(is_cuda_sufficient(node.driver_cuda, needed) for node in nodes):
         return ""
@@ -18,7 +18,7 @@ def format_drivers_too_old(needed: str, nodes: Iterable[NodeRow]) -> str:
 
 
 def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
-    """A message of the nodes that are passed over for their drivers; blank for none."""
+    """Return a message about nodes skipped because of their drivers; blank for none."""
     old = [
         node.driver_cuda
         for node in nodes
@@ -26,9 +26,9 @@ def format_skipped_drivers(needed: str, nodes: Iterable[NodeRow]) -> str:
     ]
     if not old:
         return ""
-    whose = (
+    owner = (
         "1 node is passed over, whose driver knows"
         if len(old) == 1
         else (f"{len(old)} nodes are passed over, whose drivers know at most")
     )
-    return f" Its image needs CUDA {needed}: {whose} CUDA {newest_cuda(old)}."
+    return f" Its image needs CUDA {needed}: {owner} CUDA {newest_cuda(old)}."

@@ -1,6 +1,6 @@
-"""Why a job waits: one dominant reason with its numbers, who is ahead, and the cheapest way to start now.
+"""Why a job is pending: one dominant reason with details, the jobs ahead, and the cheapest helpful change.
 
-The reason is read from the state the plan ends in, so it is true when people read it.
+Reasons are computed from the state after the plan.
 """
 
 from __future__ import annotations
@@ -21,8 +21,20 @@ from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
 from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.ledger import ExceededQuota
-from scheduler.core.verdicts import drivers, formatting
+from scheduler.core.verdicts import drivers
 from scheduler.core.verdicts.alternatives import AlternativeSearch
+from scheduler.core.verdicts.formatting import (
+    format_closed_nodes,
+    format_cpu_and_memory,
+    format_gib,
+    format_gpu_count,
+    format_job_names,
+    format_level,
+    format_missing_requirements,
+    format_request,
+    format_shared_elsewhere,
+    format_time,
+)
 
 Details = dict[str, int | float | str | None]
 
@@ -31,12 +43,12 @@ QUOTA_DETAIL_KEYS = {
     VerdictCode.USER_LIMIT: "user_limit_gpus",
     VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA: "guaranteed_gpus",
 }
-"""The verdicts in which a number of a quota is in the way, and the name of that number."""
+"""The verdicts caused by a quota, and the detail key of the quota value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A verdict before it is somebody's: jobs that ask the same share it."""
+    """A verdict without a job; jobs with equal requests share it."""
 
     code: VerdictCode
     message: str
@@ -45,21 +57,21 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Nomination:
-    """A job that keeps places until others have left them: in which pool, and which."""
+    """The pool and slots nominated for a job that waits for evictions."""
 
     pool: PoolId
     held: tuple[HeldSlots, ...]
 
 
 class ClassReason(NamedTuple):
-    """Why jobs of a kind wait, what would help, and the numbers by how many are ahead."""
+    """Why jobs of one class are pending, what would help, and the details by rounded queue position."""
 
     reason: Reason
     suggestion: Alternative | None
     details_by_position: dict[int, Details]
 
     def verdict(self, job: JobId, position: int, jobs_ahead: tuple[JobId, ...]) -> Verdict:
-        """Of one of them, who has ``place`` jobs before it in the queue; behind a bound the queue means nothing."""
+        """Return the verdict of the job at ``position``; the queue is omitted when a quota is the reason."""
         reason = self.reason
         if reason.code in QUOTA_DETAIL_KEYS:
             return Verdict(job, reason.code, reason.message, reason.details, (), self.suggestion)
@@ -70,13 +82,13 @@ class ClassReason(NamedTuple):
         return Verdict(job, reason.code, reason.message, numbers, jobs_ahead, self.suggestion)
 
     def with_reason(self, reason: Reason) -> ClassReason:
-        """The same for another reason."""
+        """Return the same suggestion with another reason."""
         return ClassReason(reason, self.suggestion, {})
 
 
 @dataclass(frozen=True, slots=True)
 class FreeCapacity:
-    """What a pool has free for one request, whoever makes it; ``too_few`` GPUs are free, wherever they stand."""
+    """Free capacity of a pool for one request; ``is_insufficient``: too few GPUs are free in total."""
 
     message: str
     details: Details
@@ -84,7 +96,7 @@ class FreeCapacity:
 
 
 class Explainer:
-    """Writes the verdicts of one decision."""
+    """Builds the verdicts of one decision."""
 
     def __init__(
         self,
@@ -93,7 +105,7 @@ class Explainer:
         pool_states: Mapping[PoolId, PoolState],
         cached_variants: dict[Hashable, list[RequestVariant]],
     ) -> None:
-        """``cached_variants`` holds changed requests from decision to decision."""
+        """``cached_variants`` keeps request variants from decision to decision."""
         self.alternative_search = AlternativeSearch(policy, pool_states, cached_variants)
         self._now_s = snapshot.now_s
         self._pool_states = pool_states
@@ -104,10 +116,10 @@ class Explainer:
         self._feasible_pools: dict[tuple[object, ...], list[PoolId]] = {}
         self._free_capacities: dict[tuple[object, ...], FreeCapacity] = {}
 
-    # -- jobs that nothing free could help ---------------------------------------------------------------
+    # -- jobs that no free capacity could help -----------------------------------------------------------
 
     def feasible_pools(self, job: PendingRow) -> list[PoolId]:
-        """The pools where the job could run if they were empty; none for one that must not start now."""
+        """Return the pools where the job could run if they were empty; none if it must not start now."""
         if job.held or job.dependencies or (job.not_before_s is not None and job.not_before_s > self._now_s):
             return []
         key = self.alternative_search.reason_key(job)
@@ -125,13 +137,13 @@ class Explainer:
         )
 
     def infeasible(self, job: PendingRow) -> Verdict:
-        """Why a job without a possible pool waits; the numbers are those after the plan."""
+        """Return the verdict of a job without feasible pools, with details as of after the plan."""
         if job.held:
             return self._verdict(job, Reason(VerdictCode.HELD, "Held: it waits until it is released.", {}))
         if job.dependencies and any(self._pool_states[pool].could_ever_fit(job) for pool in job.pools):
             return self._verdict(job, _dependency_reason(job))
         if job.not_before_s is not None and job.not_before_s > self._now_s:
-            message = f"It was asked to start not before {formatting.format_time(job.not_before_s)}."
+            message = f"It was asked to start not before {format_time(job.not_before_s)}."
             return self._verdict(
                 job, Reason(VerdictCode.BEGIN_TIME, message, {"not_before_s": job.not_before_s})
             )
@@ -148,7 +160,7 @@ class Explainer:
         return self._verdict(job, reason, suggestion=self.alternative_search.cheapest(job))
 
     def _quota_reason_of_first_pool(self, job: PendingRow) -> Reason | None:
-        """The number of the first pool that is large enough but closed to the project for so much."""
+        """Return the quota reason of the first pool that is large enough but blocked by a quota."""
         for pool in job.pools:
             pool_state = self._pool_states[pool]
             if pool_state.could_ever_fit(job) and (
@@ -158,7 +170,7 @@ class Explainer:
         return None
 
     def _volume_unavailable(self, job: PendingRow) -> Reason | None:
-        """The home volume stands on one node: that node must be there and take work."""
+        """Return a reason if the node of the home volume is missing or accepts no jobs."""
         if job.node_affinity is None:
             return None
         node = self._nodes.get(job.node_affinity)
@@ -176,7 +188,7 @@ class Explainer:
         return Reason(VerdictCode.VOLUME_UNAVAILABLE, message, numbers)
 
     def _unsatisfiable(self, job: PendingRow) -> Reason:
-        """Impossible here, even on an empty cluster: say what the nearest thing is."""
+        """Return why not even an empty cluster could run the job, with the closest capacity that exists."""
         shape = self._pool_states[job.pools[0]].unrestricted_shape(job)
         pool_states = [self._pool_states[pool] for pool in job.pools]
         placers = [pool_state.empty for pool_state in pool_states]
@@ -188,7 +200,7 @@ class Explainer:
         )
         largest = max((placer.free_gpus(shape)[1] for placer in placers), default=0)
         total = sum(placer.free_gpus(shape)[0] for placer in placers)
-        need = formatting.format_request(job)
+        need = format_request(job)
         numbers: Details = {
             "needed_gpus": job.required_milli / WHOLE_MILLI,
             "largest_node_gpus": largest,
@@ -215,7 +227,7 @@ class Explainer:
         elif job.gpus_per_task and total == 0:
             kind = job.gpu_model or "suitable"
             if job.gpu_model and job.min_gpu_memory_mib:
-                kind += f" ({formatting.format_gib(job.min_gpu_memory_mib)})"
+                kind += f" ({format_gib(job.min_gpu_memory_mib)})"
             what = f"{job.mig_profile} slice" if job.mig_profile else "GPU"
             message = f"Needs {need}; there is no {kind} {what} in {self._pool_names(job)}."
         elif job.gpus_per_task > largest:
@@ -227,16 +239,16 @@ class Explainer:
         elif near and within and not any(within) and None not in within:
             level = near.required or near.preferred or ""
             message = (
-                f"Needs {need}; no node of {self._pool_names(job)} has a {formatting.format_level(level)} in a topology "
+                f"Needs {need}; no node of {self._pool_names(job)} has a {format_level(level)} in a topology "
                 f"called {near.topology}."
             )
         elif most_tasks == 0:
             message = (
-                f"Needs {need} with {formatting.format_cpu_and_memory(job)} on one node; no node of "
+                f"Needs {need} with {format_cpu_and_memory(job)} on one node; no node of "
                 f"{self._pool_names(job)} is that large."
             )
         elif near and near.required and together < job.tasks:
-            level = formatting.format_level(near.required)
+            level = format_level(near.required)
             message = (
                 f"Needs {need}; the largest {level} of {self._pool_names(job)} can hold {together} of its "
                 f"{job.tasks} tasks."
@@ -246,7 +258,7 @@ class Explainer:
                 f"Needs {need} at once; {where or self._pool_names(job)} can hold {most_tasks} "
                 f"of its {job.tasks} tasks."
             )
-        message += formatting.format_missing_requirements(
+        message += format_missing_requirements(
             job, (node for pool_state in pool_states for node in pool_state.available.nodes)
         )
         return Reason(VerdictCode.UNSATISFIABLE, message, numbers)
@@ -262,10 +274,10 @@ class Explainer:
         nodes = {node.id for node in self._nodes_for(job)}
         return bool(nodes) and nodes <= set(job.ineligible_nodes)
 
-    # -- after everything is placed -------------------------------------------------------------------
+    # -- after the plan -------------------------------------------------------------------------------
 
     def victims_by_job(self, evictions: Iterable[Eviction]) -> dict[JobId, set[JobId]]:
-        """By waiting job, the running ones that make room for it, in this plan or since an earlier one."""
+        """Return by pending job the running jobs evicted for it, in this plan or an earlier one."""
         found: dict[JobId, set[JobId]] = {}
         for eviction in evictions:
             found.setdefault(eviction.for_job, set()).add(eviction.job)
@@ -278,7 +290,7 @@ class Explainer:
     def nominated(
         self, job: PendingRow, nomination: Nomination, victims_by_job: Mapping[JobId, set[JobId]]
     ) -> Verdict:
-        """The places of a job are sure; it waits until others have let go of them."""
+        """Return the verdict of a job with nominated slots that waits for evicted jobs to stop."""
         pool_state = self._pool_states[nomination.pool]
         leaving = victims_by_job.get(job.job)
         if leaving is None:
@@ -290,10 +302,10 @@ class Explainer:
                 if (row.stopping or row.job in going) and any(task.node in nodes for task in row.tasks)
             }
         rows = [row for each in sorted(leaving) if (row := self._running.get(each)) is not None]
-        # whoever reads this may see the jobs of its own project, and perhaps no others
+        # viewers of the verdict may see jobs of its own project, but not always those of others
         names = sorted(row.name or row.job for row in rows if row.project == job.project)
         message = (
-            f"Needs {formatting.format_request(job)}; they are kept for it until {formatting.format_job_names(names, len(rows))} "
+            f"Needs {format_request(job)}; they are kept for it until {format_job_names(names, len(rows))} "
             f"{'has' if len(rows) == 1 else 'have'} stopped."
         )
         numbers: Details = {
@@ -304,7 +316,7 @@ class Explainer:
         return self._verdict(job, Reason(VerdictCode.WAITING_FOR_EVICTION, message, numbers))
 
     def unschedulable(self, gang: Gang, job: PendingRow, pool: PoolId) -> ClassReason:
-        """Why jobs of a gang's kind that could run in ``pool`` did not start, as things stand after the plan."""
+        """Return why jobs of this class did not start in ``pool``, as of after the plan."""
         known = self._class_reasons.get(gang.class_id)
         if known is None:
             pool_state = self._pool_states[pool]
@@ -318,10 +330,10 @@ class Explainer:
         return known
 
     def reserved_for(self, job: PendingRow, reservation: GangReservation, verdict: Verdict) -> Verdict:
-        """What is free is reserved for a gang that would have to wait longer if this job took it."""
+        """Return the verdict of a job that would delay a gang if it took the free capacity."""
         message = (
-            f"Needs {formatting.format_request(job)}; so much is free now, but it is reserved for a larger job that starts at "
-            f"{formatting.format_time(reservation.start_s)}. With a time limit that ends before, it could run until then."
+            f"Needs {format_request(job)}; so much is free now, but it is reserved for a larger job that starts at "
+            f"{format_time(reservation.start_s)}. With a time limit that ends before, it could run until then."
         )
         numbers = {**verdict.details, "reserved_from_s": reservation.start_s}
         return replace(
@@ -333,36 +345,36 @@ class Explainer:
         )
 
     def victims_protected(self, job: PendingRow, until_s: float, reason: ClassReason) -> ClassReason:
-        """Others would have to make room for these, once they have run for their minimum or to their near end."""
+        """Return the reason of a class whose possible victims are protected until ``until_s``."""
         message = (
-            f"Needs {formatting.format_request(job)}. Running jobs that could make room for it are not asked to leave before "
-            f"{formatting.format_time(until_s)}: they have not run for their minimum yet, or are about to end."
+            f"Needs {format_request(job)}. Running jobs that could make room for it are not asked to leave before "
+            f"{format_time(until_s)}: they have not run for their minimum yet, or are about to end."
         )
         numbers = {**reason.reason.details, "protected_until_s": until_s}
         return reason.with_reason(Reason(VerdictCode.VICTIMS_PROTECTED, message, numbers))
 
     def budget_exhausted(self, job: PendingRow, steps: int) -> Verdict:
-        """The cycle's budget ended before this job was tried."""
+        """Return the verdict of a job that was not tried because the cycle's budget was used up."""
         message = f"This cycle's {steps} steps were used up before its turn; it is tried again."
         return self._verdict(job, Reason(VerdictCode.CYCLE_BUDGET_EXHAUSTED, message, {"steps": steps}))
 
     def _quota_reason(
         self, job: PendingRow, pool_state: PoolState, amounts: ResourceVector, *, empty: bool = False
     ) -> Reason | None:
-        """A number of a quota in the way of ``amounts`` more; ``empty``: even if the project held nothing."""
+        """Return the quota that ``amounts`` more would exceed; ``empty``: even with nothing held."""
         leaf = pool_state.tree.leaf_of[job.project]
         bound = pool_state.ledger.exceeded_limit(leaf, amounts, empty=empty)
         if bound is not None:
             message = (
-                f"Needs {formatting.format_request(job)}. {self._project_label(job, pool_state, bound)} uses "
-                f"{formatting.format_gpu_count(bound.held)} of its limit of {formatting.format_gpu_count(bound.allowed)}"
+                f"Needs {format_request(job)}. {self._project_label(job, pool_state, bound)} uses "
+                f"{format_gpu_count(bound.held)} of its limit of {format_gpu_count(bound.allowed)}"
             )
             return self._build_quota_reason(VerdictCode.PROJECT_LIMIT, message, job, pool_state, bound)
         bound = pool_state.ledger.exceeded_user_limit(leaf, job.user, amounts, empty=empty)
         if bound is not None:
             message = (
-                f"Needs {formatting.format_request(job)}. In {pool_state.tree.name[bound.project]} one person may hold "
-                f"{formatting.format_gpu_count(bound.allowed)} at once; its owner holds {formatting.format_gpu_count(bound.held)}"
+                f"Needs {format_request(job)}. In {pool_state.tree.name[bound.project]} one person may hold "
+                f"{format_gpu_count(bound.allowed)} at once; its owner holds {format_gpu_count(bound.held)}"
             )
             return self._build_quota_reason(VerdictCode.USER_LIMIT, message, job, pool_state, bound)
         if job.preemptible:
@@ -371,9 +383,9 @@ class Explainer:
         if bound is None:
             return None
         message = (
-            f"Needs {formatting.format_request(job)} that nobody may take back, so they must be guaranteed. "
-            f"{self._project_label(job, pool_state, bound)} uses {formatting.format_gpu_count(bound.held)} of its guaranteed "
-            f"{formatting.format_gpu_count(bound.allowed)} that way"
+            f"Needs {format_request(job)} that nobody may take back, so they must be guaranteed. "
+            f"{self._project_label(job, pool_state, bound)} uses {format_gpu_count(bound.held)} of its guaranteed "
+            f"{format_gpu_count(bound.allowed)} that way"
         )
         return self._build_quota_reason(
             VerdictCode.NON_PREEMPTIBLE_OVER_QUOTA, message, job, pool_state, bound
@@ -392,7 +404,7 @@ class Explainer:
         return Reason(code, message + self._in_pool(pool_state) + ".", numbers)
 
     def _capacity_reason(self, job: PendingRow, pool_state: PoolState, shape: TaskShape) -> Reason:
-        """No place for it: too few free GPUs, scattered ones, or the project's share is used up."""
+        """Return the reason for missing capacity: too few or fragmented free GPUs, or the fair share."""
         key = (
             pool_state.pool.id,
             shape,
@@ -401,14 +413,14 @@ class Explainer:
             job.topology_constraint,
             job.required_cuda,
         )
-        room = self._free_capacities.get(key)
-        if room is None:
-            room = self._free_capacities[key] = self._free_capacity(job, pool_state)
+        space = self._free_capacities.get(key)
+        if space is None:
+            space = self._free_capacities[key] = self._free_capacity(job, pool_state)
         leaf = pool_state.tree.leaf_of[job.project]
         held = pool_state.ledger.held[leaf].gpu_milli
         share = pool_state.fair_share_milli[leaf]
         numbers: Details = {
-            **room.details,
+            **space.details,
             "used_gpus": held / WHOLE_MILLI,
             "fair_share_gpus": share / WHOLE_MILLI,
             "pool": pool_state.pool.id,
@@ -416,16 +428,16 @@ class Explainer:
         others_hold = (
             sum(pool_state.ledger.held[top].gpu_milli for top in pool_state.tree.children[None]) > held
         )
-        if room.is_insufficient and others_hold and held + job.required_milli > share:
+        if space.is_insufficient and others_hold and held + job.required_milli > share:
             message = (
-                f"{room.message} {pool_state.tree.name[leaf]} holds {formatting.format_gpu_count(held)} of its fair share of "
-                f"{formatting.format_gpu_count(share)}; it starts when GPUs are given back."
+                f"{space.message} {pool_state.tree.name[leaf]} holds {format_gpu_count(held)} of its fair share of "
+                f"{format_gpu_count(share)}; it starts when GPUs are given back."
             )
             return Reason(VerdictCode.OVER_FAIR_SHARE, message, numbers)
-        return Reason(VerdictCode.INSUFFICIENT_RESOURCES, room.message, numbers)
+        return Reason(VerdictCode.INSUFFICIENT_RESOURCES, space.message, numbers)
 
     def _free_capacity(self, job: PendingRow, pool_state: PoolState) -> FreeCapacity:
-        """What is free after the plan for a request; ``too_few`` is not said of a pool that is closed."""
+        """Return the free capacity after the plan; a pool without open nodes is never "insufficient"."""
         shape, placer = pool_state.task_shape(job), pool_state.available
         free, largest = placer.free_gpus(shape)
         possible_tasks = placer.fit_count(shape)
@@ -440,48 +452,48 @@ class Explainer:
             numbers[f"nodes_with_{gpus}_free"] = nodes
         closed = placer.closed_node_counts()
         if closed is not None:
-            text = formatting.format_closed_nodes(*closed)
+            text = format_closed_nodes(*closed)
         elif (
             job.topology_constraint
             and job.topology_constraint.required
             and together < job.required_tasks <= possible_tasks
         ):
             numbers["tasks_together"] = together
-            level = formatting.format_level(job.topology_constraint.required)
+            level = format_level(job.topology_constraint.required)
             text = (
                 f"the {level} with most room now has room for {together} of its {job.required_tasks} tasks"
                 if together
                 else f"no {level} has room for any of its tasks now"
             )
         elif job.gpus_per_task == 0:
-            text = f"{self._node_or_no_node(job)} has {formatting.format_cpu_and_memory(job)} free now"
+            text = f"{self._node_or_no_node(job)} has {format_cpu_and_memory(job)} free now"
         elif not shape.uses_whole_gpus:
             text = (
-                f"no GPU has {formatting.format_gpu_count(job.milli_per_gpu)} free now"
+                f"no GPU has {format_gpu_count(job.milli_per_gpu)} free now"
                 if possible_tasks == 0
                 else f"{possible_tasks} of its {job.required_tasks} tasks would find room now"
             )
             if elsewhere := placer.shared_elsewhere(shape):
                 numbers["gpus_shared_elsewhere"] = elsewhere
-                text += f"; {formatting.format_shared_elsewhere(elsewhere)}"
+                text += f"; {format_shared_elsewhere(elsewhere)}"
         elif largest >= job.gpus_per_task and possible_tasks == 0:
             text = (
                 f"{free} {'is' if free == 1 else 'are'} free now, but {self._node_or_no_node(job)} "
-                f"has {'it' if free == 1 else 'them'} together with {formatting.format_cpu_and_memory(job)}"
+                f"has {'it' if free == 1 else 'them'} together with {format_cpu_and_memory(job)}"
             )
         else:
             text = f"{free} {'is' if free == 1 else 'are'} free now, the largest node has {largest} free"
             if job.required_tasks > 1 and possible_tasks:
                 text += f": room for {possible_tasks} of its {job.required_tasks} tasks"
         too_few = closed is None and free * WHOLE_MILLI < job.required_milli
-        message = f"Needs {formatting.format_request(job)}; {text}{self._in_pool(pool_state)}."
+        message = f"Needs {format_request(job)}; {text}{self._in_pool(pool_state)}."
         if job.required_cuda:
             message += drivers.format_skipped_drivers(job.required_cuda, placer.nodes)
         message += company.format_isolation(len(placer.index_of.keys() & set(job.isolation_excluded_nodes)))
-        message += formatting.format_missing_requirements(job, placer.nodes)
+        message += format_missing_requirements(job, placer.nodes)
         return FreeCapacity(message, numbers, too_few)
 
-    # -- words ----------------------------------------------------------------------------------------
+    # -- formatting -----------------------------------------------------------------------------------
 
     def _verdict(
         self,
@@ -512,19 +524,22 @@ class Explainer:
 
 
 def _dependency_reason(job: PendingRow) -> Reason:
-    """The jobs after which it starts; whoever reads this may see those of its own project, and perhaps no others."""
+    """Return the dependency reason; viewers may see jobs of the same project, but not always others."""
     names = sorted(each.name for each in job.dependencies if each.project == job.project)
-    whom = formatting.format_job_names(names, len(job.dependencies))
-    done = f"{'has' if len(job.dependencies) == 1 else 'have'} {'ended' if job.ignore_dependency_failure else 'completed'}"
+    targets = format_job_names(names, len(job.dependencies))
+    done = (
+        f"{'has' if len(job.dependencies) == 1 else 'have'} "
+        f"{'ended' if job.ignore_dependency_failure else 'completed'}"
+    )
     return Reason(
         VerdictCode.DEPENDENCY,
-        f"It starts after {whom} {done}.",
+        f"It starts after {targets} {done}.",
         {"unfinished_dependencies": len(job.dependencies)},
     )
 
 
 def round_position(place: int) -> int:
-    """How many are ahead, far back in the queue to two digits: so few verdicts change when one job leaves."""
+    """Round a queue position to two significant digits, so that few verdicts change when one job leaves."""
     if place < 100:
         return place
     step = 1

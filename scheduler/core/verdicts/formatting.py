@@ -1,4 +1,4 @@
-"""How amounts read in a message."""
+"""Format amounts and requests for messages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from scheduler.core.model.snapshot import WHOLE_MILLI, NodeRow, PendingRow
 
 
 def format_gpus(milli: float, model: str | None = None) -> str:
-    """``8 GPUs``, ``1 GPU``, ``0.5 GPUs``, ``8 A100 GPUs``."""
+    """Return such as ``8 GPUs``, ``1 GPU``, ``0.5 GPUs``, ``8 A100 GPUs``."""
     amount = format_gpu_count(milli)
     return f"{amount} {model + ' ' if model else ''}{'GPU' if amount == '1' else 'GPUs'}"
 
 
 def format_gpu_count(milli: float) -> str:
-    """Thousandths of a GPU as GPUs, without needless digits."""
+    """Return thousandths of a GPU as GPUs, without trailing zeros."""
     return f"{milli / WHOLE_MILLI:.3f}".rstrip("0").rstrip(".")
 
 
 def format_request(job: PendingRow) -> str:
-    """What a job needs: ``8 GPUs``, ``4 × 2 GPUs``, ``0.5 of a GPU``, ``4 CPUs and 8 GiB``."""
+    """Return such as ``8 GPUs``, ``4 × 2 GPUs``, ``0.5 of a GPU``, ``4 CPUs and 8 GiB``."""
     if job.gpus_per_task == 0:
         each = format_cpu_and_memory(job)
     elif job.mig_profile is not None:
@@ -53,18 +53,18 @@ def format_request(job: PendingRow) -> str:
 
 
 def format_level(key: str) -> str:
-    """A level of a topology by the last part of its label key: ``rack``."""
+    """Return the last part of a topology level's label key, such as ``rack``."""
     return key.rpartition("/")[2]
 
 
 def format_cpu_and_memory(job: PendingRow) -> str:
-    """``4 CPUs and 8 GiB``."""
+    """Return such as ``4 CPUs and 8 GiB``."""
     cpus = format_gpu_count(job.cpu_milli)
     return f"{cpus} {'CPU' if cpus == '1' else 'CPUs'} and {format_gib(job.memory_mib)}"
 
 
 def format_closed_nodes(out_of_service: int, unreachable: int) -> str:
-    """``no node takes new work: 2 are out of service, 1 does not answer``."""
+    """Return such as ``no node takes new work now: 2 are out of service, 1 does not answer``."""
     parts = (
         [f"{out_of_service} {'is' if out_of_service == 1 else 'are'} out of service"]
         if out_of_service
@@ -75,17 +75,17 @@ def format_closed_nodes(out_of_service: int, unreachable: int) -> str:
 
 
 def format_gib(mib: int) -> str:
-    """Memory in GiB with at most one digit."""
+    """Return MiB as GiB with at most one decimal."""
     return f"{mib / 1024:.1f}".removesuffix(".0") + " GiB"
 
 
 def format_time(at_s: float) -> str:
-    """A time of day in UTC, to the minute."""
+    """Return a date and time in UTC, to the minute."""
     return datetime.fromtimestamp(at_s, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def format_job_names(names: Sequence[str], count: int) -> str:
-    """``count`` jobs of which only some may be named: the first three by name, the others as a number."""
+    """Return up to three ``names`` and the number of the other jobs, ``count`` in total."""
     shown = ", ".join(names[:3])
     more = count - len(names[:3])
     if not shown:
@@ -94,13 +94,13 @@ def format_job_names(names: Sequence[str], count: int) -> str:
 
 
 def format_shared_elsewhere(gpus: int) -> str:
-    """Why so many GPUs with room for a share do not take it."""
+    """Return why GPUs with enough free capacity are not available for a share."""
     have = "1 GPU with room is" if gpus == 1 else f"{gpus} GPUs with room are"
     return f"{have} shared by other projects, and shares of a GPU are for one project alone"
 
 
 def format_missing_requirements(job: PendingRow, nodes: Iterable[NodeRow]) -> str:
-    """What a gang is told of nodes that lack what their pool names for such; nothing where none does."""
+    """Return which nodes do not meet the requirements of their pool for multi-node gangs; blank for none."""
     if job.tasks == 1 or job.min_tasks is not None or not job.ineligible_nodes:
         return ""
     short = [node for node in nodes if node.missing_requirements and node.id in job.ineligible_nodes]

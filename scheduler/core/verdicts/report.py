@@ -1,4 +1,4 @@
-"""Telling: of every job that did not start, why it waits."""
+"""Verdicts: why each job that did not start is pending."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ from portal.domain.reasons import VerdictCode
 from scheduler.core.actions.evict import preemption_allowed_from_s
 from scheduler.core.actions.session import SchedulingSession
 from scheduler.core.model.plan import Eviction, Verdict
-from scheduler.core.model.snapshot import JobId, PendingRow, PoolId
+from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, ReservationRow
 from scheduler.core.model.task_shape import HeldSlots
 from scheduler.core.session.gang import Gang, GangTaskState
 from scheduler.core.session.in_turn import sort_fairly
 from scheduler.core.verdicts import formatting
-from scheduler.core.verdicts.explain import ClassReason, Nomination
+from scheduler.core.verdicts.explain import ClassReason, Explainer, Nomination
 
 _CAPACITY_CODES = frozenset({VerdictCode.INSUFFICIENT_RESOURCES, VerdictCode.OVER_FAIR_SHARE})
 
 
 class VerdictReport:
-    """Says why jobs wait, once the actions of a decision are done: of everybody at once, or piece by piece."""
+    """Builds verdicts after the actions of a decision have run, for all jobs or for some."""
 
-    def __init__(self, session: SchedulingSession, evictions: Iterable[Eviction]) -> None:
+    def __init__(
+        self, session: SchedulingSession, explainer: Explainer, evictions: Iterable[Eviction]
+    ) -> None:
         self._session = session
+        self._explainer = explainer
         self._evictions = evictions
-        # by kind
+        # by class id
         self._protected_reasons: dict[int, ClassReason | None] = {}
         self._fits: dict[int, bool] = {}
 
     def all(self) -> list[Verdict]:
-        """The verdicts of all that did not start."""
+        """Return the verdicts of all jobs that did not start."""
         return self.for_jobs(self._session.gangs)
 
     def for_jobs(self, jobs: Iterable[JobId]) -> list[Verdict]:
-        """The verdicts of these waiting jobs, of those that did not start.
+        """Return the verdicts of those of ``jobs`` that did not start.
 
-        Each is that of ``everybody``; only what would help may be missing of others, as its search is bounded.
+        Each equals that of ``all``, except that suggestions may differ because their search is bounded.
         """
         session, cycle_budget_exhausted = self._session, self._session.unprocessed
         found: list[Verdict] = []
@@ -47,12 +50,12 @@ class VerdictReport:
             if (row := gang.pending_row) is None or self._starts(gang):
                 continue
             if not gang.feasible_pools:
-                found.append(session.explainer.infeasible(row))
+                found.append(self._explainer.infeasible(row))
             elif kept := self._nominated_slots(gang):
                 where = Nomination(session.pool_of.get(job) or gang.feasible_pools[0], kept)
-                found.append(session.explainer.nominated(row, where, self._victims_by_job))
+                found.append(self._explainer.nominated(row, where, self._victims_by_job))
             elif cycle_budget_exhausted and job in cycle_budget_exhausted:
-                found.append(session.explainer.budget_exhausted(row, session.steps_used))
+                found.append(self._explainer.budget_exhausted(row, session.steps_used))
             else:
                 waiting[gang.feasible_pools[0]].append(self._position_of[job])
         for pool, places in waiting.items():
@@ -65,16 +68,15 @@ class VerdictReport:
 
     @staticmethod
     def _nominated_slots(gang: Gang) -> tuple[HeldSlots, ...]:
-        """The places that are kept for a job."""
         return tuple(t.nominated for t in gang.tasks if t.nominated is not None) if gang.dirty else ()
 
     @cached_property
     def _victims_by_job(self) -> Mapping[JobId, set[JobId]]:
-        return self._session.explainer.victims_by_job(self._evictions)
+        return self._explainer.victims_by_job(self._evictions)
 
     @cached_property
     def _queues(self) -> dict[PoolId, list[Gang]]:
-        """Who waits for a turn in each pool, in fair order."""
+        """The pending gangs of each pool in fair order."""
         session, cycle_budget_exhausted = self._session, self._session.unprocessed
         waiting: dict[PoolId, list[Gang]] = {pool: [] for pool in session.pool_states}
         for job, gang in session.gangs.items():
@@ -93,7 +95,7 @@ class VerdictReport:
         return {gang.job: place for queue in self._queues.values() for place, gang in enumerate(queue)}
 
     def _queue_verdicts(self, pool: PoolId, places: Sequence[int]) -> Iterator[Verdict]:
-        """Why the jobs at these places of a pool's queue wait there."""
+        """Yield the verdicts of the jobs at these positions of a pool's queue."""
         if not places:
             return
         session, policy, queue = self._session, self._session.pool_states[pool].policy, self._queues[pool]
@@ -105,20 +107,20 @@ class VerdictReport:
             if (row := gang.pending_row) is None:
                 continue
             before = ahead if place >= len(ahead) else ahead[:place]
-            told = why = session.explainer.unschedulable(gang, row, pool)
+            reported = why = self._explainer.unschedulable(gang, row, pool)
             no_place, from_s = why.reason.code in _CAPACITY_CODES, preemption_allowed_from_s(gang, policy)
             if no_place and moments and now_s >= from_s:
-                told = self._protected_reason(pool, gang, row, why, moments) or why
-            verdict = told.verdict(gang.job, place, before)
+                reported = self._protected_reason(pool, gang, row, why, moments) or why
+            verdict = reported.verdict(gang.job, place, before)
             if reserves:
-                plain = verdict if told is why else why.verdict(gang.job, place, before)
+                plain = verdict if reported is why else why.verdict(gang.job, place, before)
                 verdict = self._combine_reservations(pool, gang, row, plain, verdict)
             if no_place and now_s < from_s and verdict.code in _CAPACITY_CODES:
                 verdict = _with_preemption_delay(from_s, verdict)
             yield verdict
 
     def _has_reservations(self, pool: PoolId) -> bool:
-        """True when a reservation of nodes, or of places for a gang, may have a part in why jobs wait here."""
+        """Return True if an admin reservation or a backfill reservation may be why jobs wait here."""
         reserving = self._session.backfill_reservations.get(pool)
         return self._session.admin_reservations.has_reservations or (
             reserving is not None and not reserving.is_empty
@@ -127,12 +129,10 @@ class VerdictReport:
     def _combine_reservations(
         self, pool: PoolId, gang: Gang, row: PendingRow, plain: Verdict, explained: Verdict
     ) -> Verdict:
-        """The verdict where reservations play; ``plain`` is what places and bounds say, ``told`` what else is."""
+        """Apply reservations to ``plain``, the verdict without them; ``explained`` adds protected victims."""
         verdict = plain
         if plain.code in _CAPACITY_CODES:
-            verdict = self._session.admin_reservations.explain(
-                row, plain, gang.feasible_pools, self._session.pool_states
-            )
+            verdict = self._with_admin_reservation(row, plain, gang.feasible_pools)
         verdict = self._with_reservation(pool, gang, row, verdict)
         if verdict is plain:
             return explained
@@ -140,8 +140,36 @@ class VerdictReport:
             return replace(explained, details={**verdict.details, **explained.details})
         return verdict
 
+    def _with_admin_reservation(
+        self, job: PendingRow, verdict: Verdict, feasible_pools: Iterable[PoolId]
+    ) -> Verdict:
+        """Return the verdict of a job that only an admin reservation blocks, else ``verdict``."""
+        reservations = self._session.admin_reservations
+        asked = reservations.original_row(job)
+        if asked is None:
+            return verdict
+        pools = [self._session.pool_states[pool] for pool in feasible_pools]
+        free = any(pool_state.fits_now(asked) for pool_state in pools)
+        if not free and any(pool_state.fits_when_empty(job) for pool_state in pools):
+            return verdict
+        inside = {node.id for pool_state in pools for node in pool_state.available.nodes}
+        first = reservations.first_blocking(job, inside)
+        if first is None:  # the reserved nodes are in other pools
+            return verdict
+        return replace(
+            verdict,
+            code=VerdictCode.RESERVED_FOR_OTHER_JOB,
+            message=_reservation_message(job, first, free=free, now_s=self._session.snapshot.now_s),
+            details={
+                **verdict.details,
+                "reservation": first.name,
+                "reserved_from_s": first.start_s,
+                "reserved_until_s": first.end_s,
+            },
+        )
+
     def _with_reservation(self, pool: PoolId, gang: Gang, row: PendingRow, verdict: Verdict) -> Verdict:
-        """The verdict of a job that waits, where reservations have a part in it."""
+        """Return the verdict of a job that backfill reservations affect, else ``verdict``."""
         reserving = self._session.backfill_reservations.get(pool)
         if reserving is None or reserving.is_empty:
             return verdict
@@ -150,7 +178,7 @@ class VerdictReport:
         other = reserving.first_blocking(gang)
         if other is None or not self._fits_now(pool, gang):
             return verdict
-        return self._session.explainer.reserved_for(row, other, verdict)
+        return self._explainer.reserved_for(row, other, verdict)
 
     def _fits_now(self, pool: PoolId, gang: Gang) -> bool:
         if gang.class_id not in self._fits:
@@ -160,9 +188,9 @@ class VerdictReport:
     def _protected_reason(
         self, pool: PoolId, gang: Gang, row: PendingRow, reason: ClassReason, moments: Sequence[float]
     ) -> ClassReason | None:
-        """Why jobs of a kind wait that might ask others to leave, were they not protected for a while."""
+        """Return the reason of jobs that could evict others but for their protection; None if none."""
         if gang.class_id not in self._protected_reasons:
-            planner, explainer = self._session.planners[pool], self._session.explainer
+            planner, explainer = self._session.planners[pool], self._explainer
             before = planner.steps_used
             left = self._session.policy.max_suggestion_steps - explainer.alternative_search.steps_used
             opening_s = planner.earliest_eviction_s(gang, moments, left) if left > 0 else None
@@ -173,7 +201,20 @@ class VerdictReport:
         return self._protected_reasons[gang.class_id]
 
 
+def _reservation_message(job: PendingRow, row: ReservationRow, *, free: bool, now_s: float) -> str:
+    """Return which reservation blocks until when, and how the job could pass."""
+    nodes = "1 node is" if len(row.nodes) == 1 else f"{len(row.nodes)} nodes are"
+    need = f"Needs {formatting.format_request(job)}; " + ("so much is free now, but " if free else "")
+    until = f"until {formatting.format_time(row.end_s)}"
+    if row.start_s <= now_s:
+        return f"{need}{nodes} reserved {until} ({row.name})."
+    return (
+        f"{need}{nodes} reserved from {formatting.format_time(row.start_s)} {until} ({row.name}). "
+        "With a time limit that ends before, it could start now."
+    )
+
+
 def _with_preemption_delay(from_s: float, verdict: Verdict) -> Verdict:
-    """The verdict of a job that finds no place, with the time before which nobody is asked to leave for it."""
+    """Add the time before which nothing is evicted for the job."""
     message = f"{verdict.message} Nobody is asked to leave for it before {formatting.format_time(from_s)}."
     return replace(verdict, message=message, details={**verdict.details, "preemption_from_s": from_s})

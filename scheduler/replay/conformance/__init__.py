@@ -1,7 +1,7 @@
-"""Cases of KAI-Scheduler's own suite as facts: which of them our decisions agree with.
+"""Conformance cases from KAI-Scheduler's test suite, run against the core.
 
-The last line is ``N passed, M failed, K skipped of T``. Only cases that are not portable may be skipped. Where we
-differ on purpose (docs/decisions/reclaim-rules.md) a case counts as failed and is listed.
+The last line is ``N passed, M failed, K skipped of T``. Only cases that are not portable may be skipped.
+Intended differences (docs/decisions/reclaim-rules.md) count as failed and are listed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ KINDS = ("scheduling", "fair_share", "predicate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE and what to run of it."""
     parser.add_argument("file", help="cases in the format of tests/data/conformance/README.md, plain or gzip")
     parser.add_argument("--policy", choices=POLICIES, default="kai", help="KAI-Scheduler's habits, or ours")
     parser.add_argument("--only", metavar="ID", help="only the cases whose id begins like this")
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the cases, tell the failures and the counts; status 1 when any case failed."""
+    """Run the cases and print failures and counts; return 1 when any case failed."""
     cases = read_cases(arguments.file)
     policy = POLICIES[arguments.policy]()
     answered = [
@@ -53,7 +52,7 @@ def _failure(outcome: CaseResult) -> str:
 
 
 def select_cases(cases: Cases, kind: str | None, prefix: str) -> Iterator[tuple[str, Case]]:
-    """The cases to run, with their kind."""
+    """Yield the selected cases with their kind."""
     for name, family in zip(KINDS, (cases.scheduling, cases.fair_share, cases.predicates), strict=True):
         for case in family:
             if kind in (None, name) and case["id"].startswith(prefix):
@@ -61,7 +60,7 @@ def select_cases(cases: Cases, kind: str | None, prefix: str) -> Iterator[tuple[
 
 
 def run_case(kind: str, case: Case, policy: Policy) -> CaseResult:
-    """Answer one case by the part of the core that it is about."""
+    """Run one case against the part of the core that it tests."""
     if kind == "fair_share":
         return fair_share.run_case(case, policy)
     if kind == "predicate":
@@ -72,7 +71,7 @@ def run_case(kind: str, case: Case, policy: Policy) -> CaseResult:
 
 
 def summarize(answered: Sequence[tuple[Case, CaseResult]]) -> Iterator[str]:
-    """Lines that say how many passed of each family, suite and tag; of ``core`` and portable cases also the part."""
+    """Yield passed counts per family, suite and tag; percentages of ``core`` and portable cases."""
     right: Counter[str] = Counter()
     of: Counter[str] = Counter()
     skipped: Counter[str] = Counter()

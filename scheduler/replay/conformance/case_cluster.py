@@ -1,7 +1,7 @@
-"""From a scheduling case to a photograph of a cluster, and from a plan to the cluster of the next cycle.
+"""Converts a scheduling case to a snapshot, and a plan to the cluster of the next cycle.
 
-A case is kept as tasks with a state each (``TaskState``). The photograph is made anew from them for every
-cycle, as the origin's harness does, so nothing is remembered between cycles but where tasks stand.
+A case is kept as task states (``TaskState``). Every cycle builds a new snapshot from them, as KAI-Scheduler's
+harness does, so only task states persist between cycles.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from scheduler.replay.conformance.format import Case
 NOW_S = 1_000_000.0
 MINUTE_S = 60.0
 RAN_S = MINUTE_S
-"""Running jobs started a minute ago."""
+"""Time since the start of running jobs."""
 
 POOL = PoolId("pool")
 USER = UserId("somebody")
@@ -49,7 +49,7 @@ DEFAULT_CORES = 20_000
 DEFAULT_MEMORY_BYTES = 20_000_000_000
 DEFAULT_TASK_MEMORY_BYTES = 1_000_000_000
 DEFAULT_STALE_GRACE_S = 60.0
-"""The grace of single actions; whole cycles of the origin's harness run without any."""
+"""Grace for ``action`` cases; KAI-Scheduler's ``integration`` harness has none."""
 
 PENDING_STATES = ("Pending", "Gated", "Pipelined")
 ALLOCATED_STATES = ("Running", "Allocated", "Binding", "Bound", "Releasing", "StuckInReleasing")
@@ -57,7 +57,7 @@ ALLOCATED_STATES = ("Running", "Allocated", "Binding", "Bound", "Releasing", "St
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """Where a task stands: a word of the origin, its node, its places on GPUs."""
+    """State of a task: KAI-Scheduler's state name, node and GPU shares."""
 
     state: str
     node: str | None = None
@@ -68,7 +68,7 @@ States = dict[str, TaskState]
 
 
 class CaseCluster:
-    """One case as a cluster that can be photographed in any state of its tasks."""
+    """A case as a cluster; builds snapshots for any task states."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -82,10 +82,10 @@ class CaseCluster:
         }  # fmt: skip
         self.jobs = list(self._jobs.values())
 
-    # -- the first state ------------------------------------------------------------------------------
+    # -- initial state --------------------------------------------------------------------------------
 
     def initial_states(self) -> States:
-        """The tasks as the case gives them, with GPUs for those that stand somewhere."""
+        """Return the initial task states of the case, with GPUs for placed tasks."""
         groups: dict[tuple[str, str], GpuUuid] = {}
         free = {name: list(gpus) for name, gpus in self._gpus.items()}
         states: States = {}
@@ -95,7 +95,7 @@ class CaseCluster:
             for task in job["tasks"]
             if task["state"] in (*ALLOCATED_STATES, "Pipelined") and task.get("node") is not None
         ]
-        # named groups first, so that each keeps one GPU; whole GPUs take what is left
+        # named groups first, so that each gets one GPU; whole GPUs take the rest
         for job, task in sorted(placed, key=lambda each: not each[1].get("gpu_groups")):
             ask = self.request(job, task)
             milli = self._milli_on(ask, task["node"])
@@ -115,10 +115,9 @@ class CaseCluster:
                 states.setdefault(task["id"], TaskState(task["state"]))
         return states
 
-    # -- the photograph -------------------------------------------------------------------------------
+    # -- snapshot -------------------------------------------------------------------------------------
 
     def snapshot(self, states: Mapping[str, TaskState]) -> Snapshot:
-        """The cluster with its tasks in ``states``."""
         running = [row for job in self.jobs if (row := self._running(job, states))]
         pending = [waits for job in self.jobs if (waits := self._pending(job, states))]
         return Snapshot(
@@ -209,7 +208,7 @@ class CaseCluster:
         )
 
     def _running(self, job: Mapping[str, Any], states: Mapping[str, TaskState]) -> RunningRow | None:
-        """What of a job holds places and counts; a task that is stuck in leaving only blocks its place."""
+        """Return the row of a job with its running tasks; one stuck in releasing only occupies GPUs."""
         groups = self._groups(job)
         tasks = []
         for rank, task in enumerate(job["tasks"]):
@@ -246,7 +245,9 @@ class CaseCluster:
             name=job["name"],
             min_tasks=self._min_tasks(job),
             groups=groups,
-            topology_constraint=_near((job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")),
+            topology_constraint=_near(
+                (job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")
+            ),
             submitted_s=self._submitted_s[job["name"]],
             stale_since_s=NOW_S - job.get("stale_seconds", 0) if stale else None,
             stale_gang_grace_s=job.get("staleness_grace_seconds", self._stale_grace_s),
@@ -285,7 +286,9 @@ class CaseCluster:
             task_requests=asks if any(ask != first for ask in asks) else (),
             groups=groups,
             group_of_rank=tuple(self._group_of(job, task) for _, task in waiting) if groups else (),
-            topology_constraint=_near((job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")),
+            topology_constraint=_near(
+                (job.get("subgroup_tree") or {}).get("topology_constraint") or job.get("topology_constraint")
+            ),
             share_mib=first.share_mib,
             preemption_delay_s=job.get("preemption_delay_seconds"),
             nominated_tasks=tuple(self._nominated_tasks(job, states)),
@@ -294,7 +297,7 @@ class CaseCluster:
     def _nominated_tasks(
         self, job: Mapping[str, Any], states: Mapping[str, TaskState]
     ) -> Iterator[RunningTask]:
-        """The places that are kept for a job's tasks since an earlier cycle."""
+        """Yield the placements nominated for a job's tasks in an earlier cycle."""
         for rank, task in enumerate(job["tasks"]):
             state = states[task["id"]]
             if state.state == "Pipelined" and state.node is not None:
@@ -309,7 +312,7 @@ class CaseCluster:
                 yield job, task
 
     def request(self, job: Mapping[str, Any], task: Mapping[str, Any]) -> TaskRequest:
-        """What a task asks for. A fraction is a share of one GPU, or of each of several."""
+        """Return the request of a task. A fraction is a share of one GPU, or of each of several."""
         if job.get("best_effort"):
             return TaskRequest(0, WHOLE_MILLI, 0, 0)
         gpus = task.get("gpus_override", job["gpus_per_task"])
@@ -328,14 +331,14 @@ class CaseCluster:
         )
 
     def _milli_on(self, ask: TaskRequest, node: str) -> int:
-        """How much of each GPU a task holds on a node."""
+        """Return the milli that a task holds of each GPU on a node."""
         if ask.share_mib is None:
             return ask.milli
         gpu_mib = int(self._nodes[node].get("gpu_memory_mib", DEFAULT_GPU_MIB))
         return -(-ask.share_mib * WHOLE_MILLI // gpu_mib)
 
     def _min_tasks(self, job: Mapping[str, Any]) -> int | None:
-        """The fewest tasks that are enough, of all that the job ever had; None where groups say it."""
+        """Return the minimum number of tasks; None when groups define it."""
         return None if job["min_available"] is None else int(job["min_available"])
 
     def _groups(self, job: Mapping[str, Any]) -> tuple[GroupRow, ...]:
@@ -351,7 +354,7 @@ class CaseCluster:
         return str(task.get("subgroup", "default"))
 
     def _stale(self, job: Mapping[str, Any], states: Mapping[str, TaskState]) -> bool:
-        """True when some of a job's tasks live, but fewer than it needs, and none of them ended well."""
+        """Return True when a job runs fewer tasks than its minimum and none has succeeded."""
         if any(states[task["id"]].state == "Succeeded" for task in job["tasks"]):
             return False
         alive = [task for task in job["tasks"] if states[task["id"]].state in ALLOCATED_STATES]
@@ -366,7 +369,7 @@ class CaseCluster:
 
 
 def next_states(states: States, after: Mapping[str, TaskState], deleted: Iterable[str]) -> States:
-    """The tasks at the beginning of the next cycle; ``deleted`` names tasks that, once evicted, keep leaving."""
+    """Return the states at the start of the next cycle; tasks in ``deleted`` stay releasing once evicted."""
     stay = set(deleted)
     moved: States = {}
     for task, state in after.items():
@@ -382,7 +385,7 @@ def next_states(states: States, after: Mapping[str, TaskState], deleted: Iterabl
 
 
 def _submitted(jobs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """When each job came: by priority, then in their order, each a minute older than the next."""
+    """Return submit times: by priority, then in list order, one minute apart, the oldest first."""
     ordered = sorted(sorted(jobs, key=lambda job: job["list_index"]), key=lambda job: -job["priority"])
     return {
         job["name"]: NOW_S - MINUTE_S * (job.get("age_minutes") or len(ordered) - index)
@@ -391,14 +394,14 @@ def _submitted(jobs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _memory_unit(case: Case) -> int:
-    """Bytes that stand for one MiB of the photograph: a megabyte, or less where amounts are finer."""
+    """Return the bytes that represent one MiB of the snapshot: 1 MB, or less where amounts are finer."""
     amounts = [node.get("memory_bytes", DEFAULT_MEMORY_BYTES) for node in case["nodes"].values()]
     amounts += [job.get("memory_bytes_per_task", DEFAULT_TASK_MEMORY_BYTES) for job in case["jobs"]]
     return next(unit for unit in (1_000_000, 1_000, 1) if unit == 1 or all(a % unit == 0 for a in amounts))
 
 
 def _bounds(guaranteed: float | None, limit: float | None, scale: float) -> ResourceQuota:
-    """Numbers of a quota; absent and -1 are no bound."""
+    """Return quota bounds; None and -1 mean unlimited."""
     return ResourceQuota(
         None if guaranteed is None or guaranteed < 0 else round(guaranteed * scale),
         None if limit is None or limit < 0 else round(limit * scale),
@@ -418,7 +421,7 @@ def _near(constraint: Mapping[str, Any] | None) -> TopologyConstraint | None:
 
 
 def _subgroups(group: Mapping[str, Any], parent: str | None) -> Iterator[GroupRow]:
-    """The groups inside a group, each before what is inside it."""
+    """Yield the nested groups, parents before children."""
     for inner in (*group.get("subgroups", ()), *group.get("podsets", ())):
         least = inner.get("min_available", inner.get("min_subgroups"))
         yield GroupRow(inner["name"], parent, least, _near(inner.get("topology_constraint")))

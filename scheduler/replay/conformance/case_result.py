@@ -1,4 +1,4 @@
-"""What came of one case: the same words for every kind."""
+"""Result of one conformance case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """One case as it was answered. ``skipped`` says why it was not tried; only such cases are neither."""
+    """Result of one case. ``skipped``: the reason why it was not run; empty otherwise."""
 
     id: str
     passed: bool

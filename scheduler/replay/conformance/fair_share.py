@@ -1,4 +1,4 @@
-"""The fair-share cases, answered by the core's own division."""
+"""Runs the fair-share cases against ``divide_resources``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from scheduler.replay.conformance.format import Case
 
 RESOURCES = ("gpu", "cpu", "memory")
 WHOLE = ResourceVector(1, 1, 1)
-"""The cases count in whole units of everything."""
+"""The cases count every resource in whole units."""
 
 NO_CLAIM = {"deserved": 0.0, "limit": 0.0, "over_quota_weight": 0.0, "request": 0.0}
 
 
 def run_case(case: Case, policy: Policy) -> CaseResult:
-    """Divide as the case says, then compare exactly, with what nobody took where it is stated."""
+    """Divide as the case says and compare exactly, including the remainder where the case has one."""
     several = case["op"] in ("all_resources", "hierarchy")
     shares, left = _all_resources(case, policy) if several else _one_resource(case, policy)
     expected = {key: case[key] for key in ("fair_share", "remaining") if key in case}
@@ -35,7 +35,7 @@ def run_case(case: Case, policy: Policy) -> CaseResult:
 
 
 def _stated_resources(answer: Any, share: Any) -> Any:
-    """The resources of a share that the case tells anything about."""
+    """Return the resources of a share that the case states."""
     return {resource: share[resource] for resource in answer} if isinstance(answer, dict) else share
 
 
@@ -57,7 +57,7 @@ def _all_resources(case: Case, policy: Policy) -> tuple[dict[str, Any], float | 
 
 
 def _one_resource(case: Case, policy: Policy) -> tuple[dict[str, Any], float | None]:
-    """The shares of siblings and what nobody took; ``over_quota_only`` begins after the guarantees."""
+    """Return the shares of siblings and the remainder; ``over_quota_only`` starts after the guarantees."""
     claims = _claims(case, case["resource"])
     total, k, whole = case["total"], case["k_value"], policy.whole_remainder
     if case["op"] == "over_quota_only":

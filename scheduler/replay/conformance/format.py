@@ -1,7 +1,7 @@
-"""The files of conformance cases: every field of the format, and a reader that accepts no other.
+"""Format of conformance files: defines every field and rejects unknown ones.
 
-What belongs to devices that we do not schedule (MIG, DRA, NUMA) or to another scheduler's own configuration is
-carried along unread; cases that have it are not portable.
+Fields of devices that this scheduler does not support (MIG, DRA, NUMA) and of KAI-Scheduler's own
+configuration are accepted but not read; cases that have them are not portable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scheduler.replay.conformance.validators import (
 from scheduler.replay.input_files import MalformedFileError, read_json
 
 Case = Mapping[str, Any]
-"""One case as it stands in the file, checked."""
+"""One validated case."""
 
 STATES = (
     "Pending", "Gated", "Pipelined", "Allocated", "Binding", "Bound", "Running", "Releasing", "StuckInReleasing",
@@ -46,7 +46,7 @@ ACTIONS = ("allocate", "consolidation", "reclaim", "preempt", "stalegangeviction
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Everything one file holds, in its order."""
+    """All cases of one file, in file order."""
 
     scheduling: tuple[Case, ...]
     fair_share: tuple[Case, ...]
@@ -57,11 +57,10 @@ class Cases:
 
 
 def read_cases(path: str | Path) -> Cases:
-    """The cases of a file, plain or gzip.
+    """Return the cases of a file, plain or gzip.
 
-    Raises:
-        MalformedFileError: the file cannot be read, a field is unknown, missing or of the wrong type, an id stands
-            twice, or a case names a node, queue or job that it does not have. The JSON path is named.
+    Raise MalformedFileError with the JSON path when the file cannot be read, a field is unknown, missing or
+    of the wrong type, an id is duplicated, or a case names a node, queue or job that it does not define.
     """
     content = read_json(path)
     try:
@@ -84,7 +83,7 @@ def read_cases(path: str | Path) -> Cases:
 
 
 def _check_ids(content: Case) -> None:
-    """Each id once."""
+    """Raise InvalidValueError for a duplicate id."""
     seen: set[str] = set()
     for family in ("scheduling_cases", "fair_share_cases", "predicate_cases"):
         for i, case in enumerate(content.get(family, ())):
@@ -94,7 +93,7 @@ def _check_ids(content: Case) -> None:
 
 
 def _check_names(case: Case, place: str) -> None:
-    """Every queue, node, job and task that is named is there."""
+    """Raise InvalidValueError for an unknown or duplicate queue, node, job or task."""
     queues = {queue["name"] for queue in case["queues"]}
     for i, queue in enumerate(case["queues"]):
         if queue["parent"] is not None and queue["parent"] not in queues:
@@ -120,7 +119,7 @@ def _check_names(case: Case, place: str) -> None:
 
 
 def _check_shares(case: Case, place: str) -> None:
-    """Totals and answers fit the kind of division, and every answer is for a queue that is there."""
+    """Raise InvalidValueError when totals and expected shares do not match the operation or the queues."""
     several = case["op"] in ("all_resources", "hierarchy")
     if isinstance(case["total"], dict) != several:
         raise InvalidValueError(
@@ -142,12 +141,12 @@ def _check_shares(case: Case, place: str) -> None:
 
 # -- scheduling cases -------------------------------------------------------------------------------------
 
-LINE = {"__line": integer}  # where the origin's table has it
+LINE = {"__line": integer}  # line in KAI-Scheduler's test table
 NEAR = record({}, LINE, topology=text, required=text, preferred=text)
 
 
 def _group(value: Any, place: str) -> None:
-    """A group of a gang; groups nest."""
+    """Validate a group; groups nest."""
     GROUP(value, place)
 
 
@@ -419,7 +418,12 @@ TABLES: dict[str, Validator] = {
         name=text,
     ),
     "allocatedNonPreemptible": record(
-        {"deserved": AMOUNTS, "allocatedNonPreemptible": AMOUNTS, "requestedQuota": AMOUNTS, "expectedResult": boolean},
+        {
+            "deserved": AMOUNTS,
+            "allocatedNonPreemptible": AMOUNTS,
+            "requestedQuota": AMOUNTS,
+            "expectedResult": boolean,
+        },
         resource=text,
         name=text,
     ),
@@ -431,11 +435,11 @@ TABLES: dict[str, Validator] = {
         name=text,
     ),
 }  # fmt: skip
-"""Which rule a table is about is told by a field that only it has."""
+"""Each table is identified by a field that only it has."""
 
 
 def table_of(data: Mapping[str, Any]) -> str | None:
-    """The name of the table by its fields, None when there is no such table."""
+    """Return the field that identifies the table; None when unknown."""
     return next((mark for mark in TABLES if mark in data), None)
 
 

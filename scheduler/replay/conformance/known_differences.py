@@ -1,4 +1,4 @@
-"""Cases in which we differ on purpose, and why. The list is for the report only: they count as failed."""
+"""Intended differences from KAI-Scheduler and their reasons; listed in the report, counted as failed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The predicate cases, each answered by the rule of the core that it is about.
+"""Runs the predicate cases, each against the rule of the core that it tests.
 
-Amounts stay in the units of the case: the rules compare numbers of one resource with each other only. An
-absent number is 0, -1 is no bound.
+Amounts keep the units of the case, because rules only compare amounts of one resource. Absent means 0, -1
+unlimited.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from scheduler.replay.conformance.case_result import CaseResult
 from scheduler.replay.conformance.format import Case, table_of
 
 DEFAULT_GPU_MIB = 100
-"""The memory of a GPU where a case gives none (the origin's default)."""
+"""GPU memory where a case gives none (KAI-Scheduler's default)."""
 
 ORDER_OF_ORIGIN = (("cpu", 1), ("memory", 2), ("gpu", 0))
-"""Where several resources are exceeded the origin names the first of these; ours stand as in ``Amounts``."""
+"""The first exceeded resource that KAI-Scheduler names, with its index in ``ResourceVector``."""
 
 Data = Mapping[str, Any]
 
 
 def run_case(case: Case, policy: Policy) -> CaseResult:
-    """Ask the rule, then compare with what is expected."""
     data = case["data"]
     if case["kind"] == "table":
         table = table_of(data) or ""
@@ -61,7 +60,7 @@ def _expected_of_table(table: str, data: Data) -> Any:
     return data["expectedResult"]
 
 
-# -- who may take from whom -------------------------------------------------------------------------------
+# -- reclaim --------------------------------------------------------------------------------------------
 
 
 def _can_reclaim(data: Data, policy: Policy) -> bool:
@@ -71,12 +70,12 @@ def _can_reclaim(data: Data, policy: Policy) -> bool:
 
 
 def _strategy(data: Data, policy: Policy) -> bool:
-    """One of the two reasons: without the taker's request, the first; with it, the second."""
+    """Check one reason: victim over its share, or (with a request) reclaimer within its guarantee."""
     taker, taker_held, _ = _queue_state(data["reclaimerQueue"])
     giver, giver_held, _ = _queue_state(data["reclaimeeQueue"])
     if "reclaimerResources" not in data:
         return is_over_share(giver, giver_held)
-    unbounded = giver._replace(entitled=UNBOUNDED)  # so that the first reason never holds
+    unbounded = giver._replace(entitled=UNBOUNDED)  # disables the first reason
     return may_reclaim_from(unbounded, giver_held, taker, taker_held, _amounts(data["reclaimerResources"]))
 
 
@@ -113,7 +112,7 @@ def _taking(data: Data, policy: Policy) -> ReclaimCheck[str]:
 
 
 def _queue_order(data: Data, policy: Policy) -> int:
-    """-1 when the left queue goes first, 1 when the right one does or nothing tells them apart."""
+    """Return -1 when the left queue goes first, 1 when the right one does or they are equal."""
     capacity = _amounts(data.get("totalResources", {}))
     gpu_mib = data.get("minNodeGPUMemory") or DEFAULT_GPU_MIB
     keys = []
@@ -163,10 +162,10 @@ def _first_named(over: Sequence[bool]) -> str:
 
 
 def _capacity(data: Data, policy: Policy) -> bool:
-    """True when the job may start.
+    """Return True when the job may start.
 
-    A table that gives the request itself is about one of the two bounds: the limits where there are any, else
-    the guarantees. One that gives tasks is about both.
+    A table with ``requestedShare`` tests one bound: limits where there are any, otherwise guarantees. A table
+    with tasks tests both.
     """
     job, queues = data["job"], data["queues"]
     owed, held, firm = _queue_states(queues)
@@ -186,7 +185,7 @@ def _capacity(data: Data, policy: Policy) -> bool:
 
 
 def _next_tasks(group: Data) -> list[Data]:
-    """The tasks that start next: those that the minimum still lacks, or one more beyond it."""
+    """Return the tasks that start next: those missing for the minimum, or one beyond it."""
     waiting = [task for task in group["tasks"] if task["Status"] == "Pending"]
     lacking = group.get("min_available", len(group["tasks"])) - (len(group["tasks"]) - len(waiting))
     return waiting[: max(1, lacking)]
@@ -210,7 +209,7 @@ TABLES: dict[str, Callable[[Data, Policy], Any]] = {
 }
 
 
-# -- the numbers of a case --------------------------------------------------------------------------------
+# -- amounts of a case ------------------------------------------------------------------------------------
 
 
 def _queue_states(
@@ -223,7 +222,7 @@ def _queue_states(
 
 
 def _queue_state(queue: Data) -> tuple[Entitlement, ResourceVector, ResourceVector]:
-    """What a queue is owed, what it holds, and what non-preemptible work holds of that."""
+    """Return a queue's entitlement, what it holds, and the non-preemptible part of that."""
 
     def each(name: str) -> ResourceVector:
         return ResourceVector(
@@ -241,7 +240,7 @@ def _queue_state(queue: Data) -> tuple[Entitlement, ResourceVector, ResourceVect
 
 
 def _paths(queues: Data) -> dict[str, tuple[str, ...]]:
-    """Every queue's path from itself to the topmost one that the case has."""
+    """Return the path of each queue to its root."""
     paths = {}
     for key in queues:
         path = [key]

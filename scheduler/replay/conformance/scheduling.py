@@ -1,13 +1,12 @@
-"""The scheduling cases: decisions on a case's cluster, and how every task ended compared with what is expected.
+"""Runs the scheduling cases: decides on the cluster of a case and compares the state of every task.
 
-``action`` cases are asked once, right after their actions ran. ``integration`` cases go through whole cycles:
-they are compared after ``until_match`` cycles and again after each of ``after_match`` more, so a plan that is
-undone by the next one fails.
+``action`` cases are compared after one decision. ``integration`` cases run whole cycles: they are compared
+after ``until_match`` cycles and again after each of ``after_match`` more, so that a plan undone by the next
+one fails.
 
-Jobs and tasks are compared by how they ended, and by their node where the case names it and they have one.
-Tasks that are expected in one GPU group of a node have to share a GPU (where together they fit on one: some
-cases name a group twice for two GPUs). Amounts asked for are facts of the input, messages are the origin's own,
-call counts are bounds of its mocks: these are not compared.
+Jobs and tasks are compared by outcome, and by node where the case names one. Tasks expected in one GPU group
+of a node must share a GPU if they fit on one (some cases name a group twice for two GPUs). Requested amounts,
+messages and mock call counts are not compared.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ STATE_OF_OUTCOME = {
     "succeeded": "Succeeded",
     "stuckinreleasing": "StuckInReleasing",
 }
-"""The state in which a task of each outcome is; ``terminating`` is either of two."""
+"""Task state of each outcome; ``terminating`` matches two states."""
 
 PLACED = ("Binding", "Pipelined", "Running", "Releasing", "StuckInReleasing")
 UNSUPPORTED = {
@@ -58,7 +57,7 @@ UNSUPPORTED = {
 
 
 def run_case(case: Case, policy: Policy) -> CaseResult:
-    """Run the case and compare; the expectations are read only once the states are there."""
+    """Run the case and compare; expectations are read only after the run."""
     policy = replace(policy, actions=tuple(ACTION_NAMES[action] for action in case["actions"]))
     try:
         cluster = CaseCluster(case)
@@ -72,7 +71,7 @@ def run_case(case: Case, policy: Policy) -> CaseResult:
             wrong = _run_rounds(case, cluster, states, policy)
     except SnapshotError as problem:
         return CaseResult(case["id"], False, "a decision", f"the photograph is refused: {problem}")
-    except Exception as problem:  # a fault of the core fails this case, and hides no other
+    except Exception as problem:  # a bug in the core fails this case only
         return CaseResult(case["id"], False, "a decision", f"{type(problem).__name__}: {problem}")
     return CaseResult(
         case["id"],
@@ -83,7 +82,7 @@ def run_case(case: Case, policy: Policy) -> CaseResult:
 
 
 def unsupported_reason(case: Case) -> str:
-    """What a case needs that we do not have; "" when it is to be tried. Portable cases always are."""
+    """Return the features that a case needs and the scheduler lacks; "" when it is to be run."""
     if case["portable"]:
         return ""
     missing = [UNSUPPORTED[tag] for tag in case["tags"] if tag in UNSUPPORTED]
@@ -91,7 +90,7 @@ def unsupported_reason(case: Case) -> str:
 
 
 def _run_rounds(case: Case, cluster: CaseCluster, states: States, policy: Policy) -> list[Mismatch]:
-    """Go through the cycles; the first cycle whose end is not as expected tells what is wrong."""
+    """Run the cycles; return the mismatches of the first cycle that has any."""
     deleted = [task["id"] for job in cluster.jobs if job.get("delete_in_test") for task in job["tasks"]]
     rounds = case["rounds"]
     for cycle in range(1, rounds["until_match"] + rounds["after_match"] + 1):
@@ -103,13 +102,13 @@ def _run_rounds(case: Case, cluster: CaseCluster, states: States, policy: Policy
 
 
 def apply(states: Mapping[str, TaskState], plan: Plan) -> States:
-    """Every task as it stands right after a plan."""
+    """Return the state of every task right after a plan."""
     after = dict(states)
     for eviction in plan.evictions:
         for task, state in states.items():
             job, _, rank = task.rpartition("-")
-            told = job == eviction.job and (not eviction.ranks or int(rank) in eviction.ranks)
-            if told and state.state == "Running":
+            reported = job == eviction.job and (not eviction.ranks or int(rank) in eviction.ranks)
+            if reported and state.state == "Running":
                 after[task] = replace(state, state="Releasing")
     for word, starts in (("Binding", plan.starts), ("Pipelined", plan.nominations)):
         for start in starts:
@@ -118,14 +117,14 @@ def apply(states: Mapping[str, TaskState], plan: Plan) -> States:
     return after
 
 
-# -- comparing --------------------------------------------------------------------------------------------
+# -- comparison -------------------------------------------------------------------------------------------
 
 Mismatch = tuple[str, str, str]
-"""What is wrong: a name, what is expected of it, what it is."""
+"""A mismatch: name, expected, actual."""
 
 
 def _state_mismatches(case: Case, states: Mapping[str, TaskState]) -> Iterator[Mismatch]:
-    """Every job or task that did not end as expected, then every GPU group that is torn apart."""
+    """Yield jobs and tasks with an unexpected outcome, then GPU groups that are split."""
     groups: dict[tuple[str, str], list[GpuShare]] = {}
     for name, expected, tasks in _expectations(case):
         off = [task for task in tasks if not _matches(states[task], expected)]
@@ -144,7 +143,7 @@ def _state_mismatches(case: Case, states: Mapping[str, TaskState]) -> Iterator[M
 
 
 def _grouped(state: TaskState, expected: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], GpuShare]]:
-    """The shares of a task that stands, each with its node and the group that it is expected in."""
+    """Yield the GPU shares of a placed task with the node and expected group of each."""
     if state.node is not None and state.state in PLACED:
         shares = [gpu for gpu in state.gpus if gpu.milli < WHOLE_MILLI]
         for group, share in zip(expected.get("gpu_groups", ()), shares, strict=False):
@@ -152,7 +151,7 @@ def _grouped(state: TaskState, expected: Mapping[str, Any]) -> Iterator[tuple[tu
 
 
 def _expectations(case: Case) -> Iterator[tuple[str, Mapping[str, Any], list[str]]]:
-    """Each expectation with the tasks that it is about."""
+    """Yield each expectation with the ids of its tasks."""
     tasks = {job["name"]: [task["id"] for task in job["tasks"]] for job in case["jobs"]}
     for job, expected in case["expected"]["jobs"].items():
         yield job, expected, tasks[job]
@@ -176,7 +175,7 @@ def _expected_text(expected: Mapping[str, Any]) -> str:
 
 
 def _node_mismatches(case: Case, snapshot: Snapshot, plan: Plan) -> Iterator[Mismatch]:
-    """Nodes whose free or leaving GPUs are not as expected right after the plan."""
+    """Yield nodes whose idle or releasing GPUs differ right after the plan."""
     leaving = _releasing_milli(snapshot, plan)
     for name, expected in case["expected"].get("nodes", {}).items():
         node = next(node for node in snapshot.nodes if node.id == name)
@@ -191,12 +190,12 @@ def _node_mismatches(case: Case, snapshot: Snapshot, plan: Plan) -> Iterator[Mis
 
 
 def _releasing_milli(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
-    """Thousandths of GPUs on each node whose holders are leaving, or were told to."""
-    told = {eviction.job: eviction.ranks for eviction in plan.evictions}
+    """Return the milli per node held by tasks that are stopping or evicted."""
+    reported = {eviction.job: eviction.ranks for eviction in plan.evictions}
     leaving: dict[str, int] = {}
     for row in snapshot.running:
         for task in row.tasks:
-            ranks = told.get(row.job)
+            ranks = reported.get(row.job)
             if task.stopping or row.stopping or ranks == () or (ranks and task.rank in ranks):
                 milli = sum(gpu.milli for gpu in task.gpus)
                 leaving[task.node] = leaving.get(task.node, 0) + milli

@@ -1,6 +1,6 @@
-"""What a JSON value must look like, said once as a value and checked with the path of every mistake.
+"""Composable validators of JSON values.
 
-Each shape is a function of the value and its JSON path; it raises ``InvalidValueError`` naming the path.
+A validator takes a value and its JSON path, and raises ``InvalidValueError`` with the path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_COUNT = 10_000
 
 
 class InvalidValueError(ValueError):
-    """A value that does not look as it should; ``path`` is its JSON path."""
+    """An invalid value; ``path`` is its JSON path."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(f"{path}: {message}")
@@ -24,50 +24,50 @@ class InvalidValueError(ValueError):
 
 
 def number(value: Any, path: str) -> None:
-    """A finite number."""
+    """Accept a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidValueError(path, f"{_quote(value)} is no number")
 
 
 def integer(value: Any, path: str) -> None:
-    """A whole number, also written as 2.0."""
+    """Accept a whole number, also as 2.0."""
     number(value, path)
     if value != int(value):
         raise InvalidValueError(path, f"{value} is no whole number")
 
 
 def count(value: Any, path: str) -> None:
-    """A whole number from 0 on."""
+    """Accept a whole number from 0."""
     integer(value, path)
     if value < 0:
         raise InvalidValueError(path, f"{value} is below 0")
 
 
 def small_count(value: Any, path: str) -> None:
-    """A whole number from 0 to ``FEW``: what is made one by one."""
+    """Accept a whole number from 0 to ``MAX_COUNT``: numbers of objects to create."""
     count(value, path)
     if value > MAX_COUNT:
         raise InvalidValueError(path, f"{value} is above {MAX_COUNT}")
 
 
 def text(value: Any, path: str) -> None:
-    """A string."""
+    """Accept a string."""
     if not isinstance(value, str):
         raise InvalidValueError(path, f"{_quote(value)} is no text")
 
 
 def boolean(value: Any, path: str) -> None:
-    """True or false."""
+    """Accept a Boolean."""
     if not isinstance(value, bool):
         raise InvalidValueError(path, f"{_quote(value)} is neither true nor false")
 
 
 def anything(value: Any, path: str) -> None:
-    """Carried along and never looked into."""
+    """Accept any value."""
 
 
 def one_of(*options: str) -> Validator:
-    """One of a few words."""
+    """Accept one of the strings ``options``."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, str) or value not in options:
@@ -77,7 +77,7 @@ def one_of(*options: str) -> Validator:
 
 
 def or_null(validator: Validator) -> Validator:
-    """The shape, or null."""
+    """Accept null, or what ``validator`` accepts."""
 
     def check(value: Any, path: str) -> None:
         if value is not None:
@@ -87,7 +87,7 @@ def or_null(validator: Validator) -> Validator:
 
 
 def list_of(validator: Validator) -> Validator:
-    """A list of equals."""
+    """Accept a list whose items ``validator`` accepts."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, list):
@@ -99,7 +99,7 @@ def list_of(validator: Validator) -> Validator:
 
 
 def map_of(validator: Validator) -> Validator:
-    """An object whose keys are names."""
+    """Accept an object with any keys whose values ``validator`` accepts."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, dict):
@@ -113,7 +113,7 @@ def map_of(validator: Validator) -> Validator:
 def record(
     required: Mapping[str, Validator], optional: Mapping[str, Validator] | None = None, /, **also: Validator
 ) -> Validator:
-    """An object with these fields and no other: ``required`` must be there, ``optional`` and ``also`` can."""
+    """Accept an object with exactly these fields: ``required``, and optionally ``optional`` and ``also``."""
     known = {**required, **(optional or {}), **also}
 
     def check(value: Any, path: str) -> None:
@@ -131,7 +131,7 @@ def record(
 
 
 def by_kind(choose: Callable[[Mapping[str, Any]], Validator | None]) -> Validator:
-    """A record of several kinds: ``choose`` names the shape by the fields it sees, None is no known kind."""
+    """Accept an object by the validator that ``choose`` returns for it; None rejects it."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, dict):

@@ -50,7 +50,7 @@ class LoneNode:
             "cluster": CLUSTER,
             "state_dir": str(self.folder / "state"),
             "home_root": str(self.folder / "homes"),
-            "gpus": f"file:{self.gpus_path}",
+            "gpu_provider": f"file:{self.gpus_path}",
             "boot_id_path": str(self.boot_id_path),
             "min_free_disk_mib": 16,
         }

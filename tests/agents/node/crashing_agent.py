@@ -13,8 +13,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from agents.node import __main__ as program
-from agents.node.tasks.manager import TaskManager
 from agents.node.tasks.network_pool import NetworkPool
+from agents.node.tasks.task_manager import TaskManager
 
 PYZ, AT, VERB = os.environ["CRASH_PYZ"], int(os.environ["CRASH_AT"]), os.environ["CRASH_VERB"]
 FULL = os.environ.get("CRASH_KIND") == "disk_full_message"

@@ -380,7 +380,7 @@ def test_a_jobs_own_network_has_no_ipv6_and_a_closed_one_no_name_server_of_docke
         ({"mounts": [{"kind": "home", "source": "../root", "target": "/x"}]}, "source is not of the form"),
         ({"mounts": [{"kind": "home", "source": "a", "target": "/proc/x"}]}, "Nothing can be mounted"),
         ({"mounts": [{"kind": "home", "source": "a", "target": "/x/../etc"}]}, "plain absolute path"),
-        ({"mounts": [{"kind": "socket", "source": "a", "target": "/x"}]}, "is one of home, path"),
+        ({"mounts": [{"kind": "socket", "source": "a", "target": "/x"}]}, "is one of home, host_path"),
         ({"mounts": [{"kind": "project", "source": "/a", "target": "/x"}]}, "a folder and a gid"),
         ({"secret_files": {"../x": "y"}}, "not a file name"),
         ({"user": "ada:0"}, "user is not of the form"),

@@ -82,8 +82,9 @@ def test_more_files_than_are_counted_leave_the_count_incomplete(
 
 def test_a_path_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     program = (
-        f"import os, sys; sys.path.insert(0, {os.getcwd()!r}); from agents.node.storage.disk_usage import count;"
-        f"os.geteuid() or os.seteuid(65534); count([{str(tmp_path)!r}])"
+        f"import os, sys; sys.path.insert(0, {os.getcwd()!r});"
+        "from agents.node.storage.disk_usage import measure_disk_usage;"
+        f"os.geteuid() or os.seteuid(65534); measure_disk_usage([{str(tmp_path)!r}])"
     )
     tmp_path.chmod(0o000)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

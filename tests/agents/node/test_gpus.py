@@ -122,19 +122,19 @@ def test_a_gpu_has_an_address_and_memory_that_the_driver_keeps(gpus_of, tmp_path
         ("00000000:1A:00.0", None, 143_771, 637, 9.0),
         ("00000000:1B:00.0", 1, 143_771, 637, 9.0),
     ]
-    assert (gpus.driver(), gpus.max_cuda_version()) == ("570.124.06", "12.8")
+    assert (gpus.driver_version(), gpus.max_cuda_version()) == ("570.124.06", "12.8")
 
 
 @needs_compiler
 def test_readings_are_those_of_the_driver(gpus_of) -> None:
     gpus, driver = gpus_of(nvml.h200(0, "process 41 2048", "graphics 42 16"))
-    (reading,) = gpus.readings({})
+    (reading,) = gpus.sample({})
     told = (reading.utilisation_percent, reading.memory_used_mib, reading.power_watts, reading.temperature_c)
     assert told == (40.0, 1000, 310.0, 50)
     assert reading.energy_joules == 9000.0
     assert [(each.pid, each.memory_mib) for each in reading.processes] == [(41, 2048), (42, 16)]
     driver.write([nvml.h200(0, "lost")])
-    (reading,) = gpus.readings({})
+    (reading,) = gpus.sample({})
     assert (reading.health, reading.power_watts, reading.processes) == ("lost", None, [])
 
 
@@ -144,7 +144,7 @@ def test_what_a_driver_does_not_tell_is_not_known(gpus_of) -> None:
     (gpu,) = gpus.gpus()
     assert (gpu.model, gpu.health, gpu.health_message) == ("Tesla K80", "ok", None)
     assert {gpu.nvlink_island, gpu.compute_capability, gpu.mig_profile, gpu.bus_id, gpu.numa_node} == {None}
-    (reading,) = gpus.readings({})
+    (reading,) = gpus.sample({})
     assert {reading.utilisation_percent, reading.power_watts, reading.temperature_c} == {None}
     assert reading.energy_joules is None
 
@@ -163,7 +163,7 @@ def test_slices_stand_for_their_gpu(gpus_of) -> None:
         (3, "GPU-h200-2", model, None, 0, 143_771),
     ]
     assert {gpu.compute_capability for gpu in gpus.gpus()} == {9.0}
-    gpus._faults.note("GPU-h200-1", 95)  # type: ignore[attr-defined]
+    gpus._faults.record("GPU-h200-1", 95)  # type: ignore[attr-defined]
     assert [tuple(each) for each in gpus.take_faults()] == [("MIG-a", 95, 1), ("MIG-b", 95, 1)]
 
 
@@ -171,13 +171,13 @@ def test_slices_stand_for_their_gpu(gpus_of) -> None:
 @pytest.mark.parametrize(("refusal", "silent"), [(18, True), (999, True), (9, False)])
 def test_a_driver_that_does_not_answer_has_lost_nothing(gpus_of, monkeypatch, refusal, silent) -> None:
     gpus, driver = gpus_of([f"refuse {refusal}"], nvml.h200(0))
-    assert (gpus.gpus(), gpus.links(), gpus.readings({}), gpus.driver()) == ([], [], [], None)
-    assert (gpus.silent() is not None) is silent
+    assert (gpus.gpus(), gpus.links(), gpus.sample({}), gpus.driver_version()) == ([], [], [], None)
+    assert (gpus.driver_error() is not None) is silent
     driver.write([nvml.h200(0)])
     assert gpus.gpus() == []  # it was asked a moment ago
     monkeypatch.setattr(by_nvml, "_RETRY_INTERVAL_S", 0.0)
     assert len(gpus.gpus()) == (1 if silent else 0)
-    assert gpus.silent() is None
+    assert gpus.driver_error() is None
 
 
 def test_a_machine_without_a_driver_has_no_gpus(monkeypatch) -> None:

@@ -66,7 +66,7 @@ def test_readings_have_a_health_and_a_sentence(readings, health, fatal, says) ->
 @given(
     drawn.builds(
         HealthReadings,
-        answers=drawn.booleans(),
+        responds=drawn.booleans(),
         xids=drawn.lists(drawn.sampled_from([*XID_HEALTH, *APPLICATION_XIDS, 500]), max_size=4).map(tuple),
         ecc_uncorrected=drawn.none() | drawn.integers(0, 3),
         rows_pending=drawn.none() | drawn.booleans(),
@@ -172,7 +172,7 @@ def test_an_xid_is_told_by_the_agent_within_seconds_and_the_gpu_takes_no_work(
 ) -> None:
     driver = nvml.FakeDriver(tmp_path, [nvml.h200(0), nvml.h200(1, "event 1 8 79")])
     own = {"cluster": "t", "state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
-    (tmp_path / "node.json").write_text(json.dumps({**own, "gpus": "nvml"}))
+    (tmp_path / "node.json").write_text(json.dumps({**own, "gpu_provider": "nvml"}))
     with open_local(
         pyz, "control", tmp_path / "node.json", cluster="t", environment=driver.environment
     ) as link:

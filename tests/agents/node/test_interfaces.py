@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from agents.node.network.interfaces import local_networks, stable_ipv6_addresses
+from agents.node.host.interfaces import local_networks, stable_ipv6_addresses
 
 TABLE = """\
 00000000000000000000000000000001 01 80 10 80       lo

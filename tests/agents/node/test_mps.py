@@ -56,7 +56,7 @@ class SharingNode:
         self.driver = nvml.FakeDriver(node.folder, [nvml.h200(0), nvml.h200(1)])
         self.control = node.folder / STANDIN.name
         shutil.copy(STANDIN, self.control)
-        node.configure(gpus="nvml", mps_control_program=str(self.control))
+        node.configure(gpu_provider="nvml", mps_control_program=str(self.control))
 
     def open(self, **how: Any) -> Link:
         more = how.pop("environment", {})
@@ -93,7 +93,7 @@ class SharingNode:
 def sharing(node: LoneNode) -> Iterator[SharingNode]:
     made = SharingNode(node)
     yield made
-    node.configure(gpus="none")
+    node.configure(gpu_provider="none")
     node.close()
     for pid in made.processes():
         os.kill(pid, signal.SIGKILL)
@@ -271,7 +271,7 @@ def test_a_container_with_a_share_sees_pipes_and_shared_memory_of_its_daemon(
 ) -> None:
     share = mps.MpsShare("GPU-1", 20_000, 25.0, "/s/mps/k/pipe", "/dev/shm/fairway-lab-k")
     asked: ContainerConfig = order({**SPEC, "env": {"CUDA_MPS_LOG_DIRECTORY": "/mine"}}, ("GPU-1",))._replace(
-        share=share
+        mps_share=share
     )
     words = arguments.create(engine, asked, "image", [])
     mounted = [words[at + 1].split(":")[:2] for at, word in enumerate(words) if word == "--volume"]

@@ -31,7 +31,7 @@ def stranger():
 @needs_compiler
 def test_a_sample_says_whose_process_is_on_a_gpu(node: LoneNode, tmp_path: Path, stranger: int) -> None:
     driver = nvml.FakeDriver(tmp_path, [nvml.h200(0), nvml.h200(1)])
-    node.configure(gpus="nvml")
+    node.configure(gpu_provider="nvml")
     with node.open(environment=driver.environment) as link:
         shell = ["/bin/sh", "-c", "sleep 600 & wait"]
         spec = node.spec("job1", *shell, gpus=[{"uuid": "GPU-h200-0", "milli": 1000}])
@@ -56,7 +56,7 @@ def test_processes_of_a_container_are_its_tasks_also_those_that_were_brought_in_
     podman_node: LoneNode, tmp_path: Path
 ) -> None:
     node, driver = podman_node, nvml.FakeDriver(tmp_path, [nvml.h200(0)])
-    node.configure(gpus="nvml")
+    node.configure(gpu_provider="nvml")
     with node.open(environment=driver.environment) as link:
         spec = node.spec("job1", "sleep", "600", runtime="podman", image=node.image)
         name = link.request("start", timeout_s=30, epoch=1, spec=spec)["container"]

@@ -27,12 +27,12 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give ta
 
 
 def start(link: Any, spec: dict[str, Any], epoch: int = 1) -> dict[str, Any]:
-    return link.ask("start", timeout_s=20, epoch=epoch, spec=spec)
+    return link.request("start", timeout_s=20, epoch=epoch, spec=spec)
 
 
 def refused(link: Any, verb: str, **fields: Any) -> AgentError:
     with pytest.raises(AgentError) as caught:
-        link.ask(verb, timeout_s=20, **fields)
+        link.request(verb, timeout_s=20, **fields)
     return caught.value
 
 

@@ -116,11 +116,11 @@ class Browser:
 
 def open_terminal(link: Any, job: str, **more: Any) -> int:
     fields = {"job": job, "attempt": 1, "task": 0, "secret": SECRET, "cols": 80, "rows": 24, "idle_s": 600}
-    return int(link.ask("terminal", timeout_s=20, **{**fields, **more})["port"])
+    return int(link.request("terminal", timeout_s=20, **{**fields, **more})["port"])
 
 
 def begin(link: Any, spec: dict[str, Any]) -> None:
-    link.ask("start", timeout_s=30, epoch=1, spec=spec)
+    link.request("start", timeout_s=30, epoch=1, spec=spec)
 
 
 def processes_with(marker: str) -> list[int]:
@@ -209,7 +209,7 @@ def test_a_terminal_ends_with_its_task(task) -> None:
     _, link = task
     browser = Browser(open_terminal(link, "jterm"))
     browser.ask("echo her''e", "here")
-    link.ask("stop", timeout_s=20, epoch=1, job="jterm", attempt=1, grace_s=0)
+    link.request("stop", timeout_s=20, epoch=1, job="jterm", attempt=1, grace_s=0)
     assert browser.end()["ended"] == "task_ended"
 
 

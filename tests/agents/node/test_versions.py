@@ -51,7 +51,7 @@ def test_the_agent_tells_of_the_sshd_that_runs_and_how_it_is_set(tmp_path: Path,
         _program(tmp_path / "sshd", f"port {port}\nmaxauthtries 6\nmaxsessions 7\nmaxstartups 3:30:100")
         _program(tmp_path / "conmon", "conmon version 2.0.25\ncommit: unknown")
         own = {"cluster": "t", "state_dir": str(tmp_path / "state"), "home_root": str(tmp_path / "homes")}
-        (tmp_path / "node.json").write_text(json.dumps({**own, "gpus": "none"}))
+        (tmp_path / "node.json").write_text(json.dumps({**own, "gpu_provider": "none"}))
         with open_local(
             pyz,
             "watch",

@@ -1,4 +1,4 @@
-"""The page of alarms about GPUs: XIDs and foreign programs that nobody has acknowledged, and what was of late."""
+"""The alerts page: unacknowledged and recent XIDs, foreign processes and invalid rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACKNOWLEDGED_LIMIT = 30
 @access_policy(AccessPolicy.ADMIN)
 @require_safe
 def alerts_page(request: HttpRequest) -> HttpResponse:
-    """Everything, or its live part for htmx."""
+    """Render the page, or its live part for htmx."""
     template = "admin/alerts_live.html" if request.headers.get("HX-Request") else "admin/alerts.html"
     found = [AlertView(row) for row in alerts()[:OPEN_ALERTS_LIMIT]]
     context = {
@@ -34,7 +34,6 @@ def alerts_page(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def acknowledge(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Somebody has looked at it."""
     user = require_user(request.user)
 
     def act() -> str:
@@ -47,7 +46,7 @@ def acknowledge(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def acknowledge_invalid_row(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Somebody looks after it; it stays on the page until the row is valid."""
+    """Acknowledge an invalid row; it stays on the page until it is valid."""
     user = require_user(request.user)
 
     def act() -> str:

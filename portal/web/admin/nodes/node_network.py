@@ -1,4 +1,4 @@
-"""Buttons: whether a pool lends gangs the network of its nodes, and by which interface a node is reached there."""
+"""Actions: network settings of a pool for gangs, and the interface at which a node is reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from portal.web.actions import run_and_redirect
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def set_pool_network(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The switch of a pool, and what it names for gangs: a network, devices of a fabric one a line, adapters."""
+    """Set whether gangs may use the host network, with which network, fabric devices and adapters."""
     pool = NodePool.objects.filter(public_id=public_id).first()
     if pool is None:
         raise NotFound("There is no such pool.")
@@ -32,12 +32,12 @@ def set_pool_network(request: HttpRequest, public_id: str) -> HttpResponse:
     def change() -> str:
         do_set_gang_fabric(require_user(request.user), pool, allowed=allowed, fabric=fabric)
         may = "may use" if allowed else "may not use"
-        whose = (
+        owner = (
             f"the network {fabric.network} in"
             if allowed and fabric.network
             else "the network of the nodes in"
         )
-        return f"Gangs {may} {whose} {pool.name}. What runs stays as it is."
+        return f"Gangs {may} {owner} {pool.name}. What runs stays as it is."
 
     return run_and_redirect(request, change, f"{reverse('policy')}?pool={pool.name}")
 
@@ -45,7 +45,7 @@ def set_pool_network(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def set_interface(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The interface by which ranks on other nodes reach this one."""
+    """Set the interface at which ranks on other nodes reach this one."""
     node = Node.objects.filter(public_id=public_id).first()
     if node is None:
         raise NotFound("There is no such node.")

@@ -1,4 +1,4 @@
-"""What administrators ask of nodes themselves: another agent, a look at the machine, tidying up; for one or all."""
+"""Operations of administrators on one or all nodes: upgrade the agent, check, collect garbage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from portal.services.nodes.operations import do_request_operation, do_upgrade_al
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def start_operation(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Asks for one act on a node and shows its steps as they finish."""
+    """Start an operation on a node and show its steps as they finish."""
     node = Node.objects.filter(public_id=public_id).first()
     asked = request.POST.get("act", "")
     if node is None or asked not in {act.value for act in CONTROL_CHANNEL_OPERATIONS}:
@@ -34,7 +34,7 @@ def start_operation(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def upgrade_all(request: HttpRequest) -> HttpResponse:
-    """Begins to upgrade every node that has another agent, and shows how far it has come."""
+    """Start to upgrade every node with another agent version, and show the progress."""
     try:
         rollout = do_upgrade_all(require_user(request.user))
     except FairwayError as refusal:
@@ -46,7 +46,7 @@ def upgrade_all(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_GET
 def rollout_page(request: HttpRequest, public_id: str) -> HttpResponse:
-    """An upgrade of many nodes; the fragment asks again until it is over."""
+    """Show a rollout; the fragment polls until it is complete."""
     rollout = AgentRollout.objects.filter(public_id=public_id).first()
     if rollout is None:
         raise NotFound

@@ -1,4 +1,4 @@
-"""Adding a node with its host key confirmed and a live test, and taking nodes in and out of service."""
+"""Adds nodes with a confirmed host key and a live test, and takes nodes into and out of service."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEFAULTS = {"port": "22", "account": "fairway", "runtime": "podman", "engine": "
 @access_policy(AccessPolicy.ADMIN)
 @require_http_methods(["GET", "POST"])
 def add_node(request: HttpRequest) -> HttpResponse:
-    """First an address, then the host key to confirm beside the script, then the live test."""
+    """Ask for an address, then show the host key to confirm with the script, then run the live test."""
     values = DEFAULTS | {key: request.POST[key].strip() for key in FIELDS if key in request.POST}
     if request.method == "GET":
         return _form(request, values)
@@ -67,7 +67,7 @@ def add_node(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def return_gpu_to_service(request: HttpRequest, public_id: str, uuid: str) -> HttpResponse:
-    """A GPU that was lost or in quarantine takes work again."""
+    """Return a lost or quarantined GPU to service."""
     gpu = Gpu.objects.filter(node__public_id=public_id, uuid=uuid).first()
     if gpu is None:
         raise NotFound
@@ -81,14 +81,14 @@ def return_gpu_to_service(request: HttpRequest, public_id: str, uuid: str) -> Ht
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def test_node(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Tests the connection of a node again."""
+    """Start a connection test of a node."""
     return _enroll(request, _node(public_id))
 
 
 @access_policy(AccessPolicy.ADMIN)
 @require_GET
 def node_check(request: HttpRequest, public_id: str, check_id: str) -> HttpResponse:
-    """The steps of a test as they finish; the fragment asks again until it has."""
+    """Show the finished steps of a test; the fragment polls until it is complete."""
     check = (
         NodeOperation.objects.select_related("node")
         .filter(public_id=check_id, node__public_id=public_id)
@@ -107,11 +107,11 @@ def node_check(request: HttpRequest, public_id: str, check_id: str) -> HttpRespo
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Cordons, drains, fences, retires a node, takes it back, or trusts it again."""
+    """Cordon, drain, fence, retire or uncordon a node, or clear its quarantine."""
     node, user = _node(public_id), require_user(request.user)
     act, reason = request.POST.get("act", ""), request.POST.get("reason", "").strip()
     if act in ("ready", "ready-anyway") and reason == node.state_reason:
-        reason = ""  # it said why the node was out of service
+        reason = ""  # the reason explained why the node was out of service
     states = {
         "cordon": NodeState.CORDONED,
         "drain": NodeState.DRAINED,
@@ -143,7 +143,7 @@ def set_node_state(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def set_labels(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Gives a node the labels that were typed, one key=value a line, and no others."""
+    """Replace the labels of a node by the posted ones, one key=value per line."""
     node, text = _node(public_id), request.POST.get("labels", "")
     try:
         do_set_labels(require_user(request.user), node, parse_labels(text))
@@ -155,7 +155,7 @@ def set_labels(request: HttpRequest, public_id: str) -> HttpResponse:
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """Lines of key=value as labels. Raises Invalid for a line that is none, and for a key that stands there twice."""
+    """Parse lines of key=value. Raise InvalidRequest for a malformed line and for a duplicate key."""
     found: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         key, sign, value = (part.strip() for part in line.partition("="))
@@ -167,11 +167,11 @@ def parse_labels(text: str) -> dict[str, str]:
     return found
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _start_return_check(request: HttpRequest, node: Node, reason: str) -> HttpResponse:
-    """Asks for the check after which a node takes work again, and shows it."""
+    """Start the check after which the node returns to service, and show it."""
     there = reverse("node", args=[node.public_id])
     try:
         check = do_uncordon_node(require_user(request.user), node, reason=reason)

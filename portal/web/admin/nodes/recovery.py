@@ -1,4 +1,4 @@
-"""After a restore: what each node runs that the record forgot, and what becomes of it."""
+"""After a restore: running containers that the restored database does not contain, and decisions on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from portal.services.nodes.nodes import do_fence_node
 @access_policy(AccessPolicy.ADMIN)
 @require_safe
 def recovery_page(request: HttpRequest) -> HttpResponse:
-    """What is missing before jobs start again, node by node; or its live part for htmx."""
+    """Show what is missing before jobs start again, by node; or the live part for htmx."""
     template = "admin/recovery_live.html" if request.headers.get("HX-Request") else "admin/recovery.html"
     return render(request, template, {"recovery": recovery_status()})
 
@@ -28,21 +28,21 @@ def recovery_page(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_http_methods(["GET", "POST"])
 def adopt(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Asks once, then takes the container into the record as a job."""
+    """Ask for confirmation, then adopt the container as a job."""
     return _confirm_and_run(request, public_id, "adopt", _adopt_message)
 
 
 @access_policy(AccessPolicy.ADMIN)
 @require_http_methods(["GET", "POST"])
 def stop(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Asks once, then has the container stopped on its node."""
+    """Ask for confirmation, then stop the container on its node."""
     return _confirm_and_run(request, public_id, "stop", _stop_message)
 
 
 @access_policy(AccessPolicy.ADMIN)
 @require_http_methods(["GET", "POST"])
 def fence(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Asks how one knows, then declares an unreachable node fenced."""
+    """Ask how the administrator verified it, then fence an unreachable node."""
     node = Node.objects.filter(public_id=public_id).first()
     if node is None:
         raise NotFound
@@ -65,23 +65,23 @@ def fence(request: HttpRequest, public_id: str) -> HttpResponse:
     return render(request, "admin/recovery_fence.html", context, status=refusal.status if refusal else 200)
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
-def _adopt_message(person: User, row: OrphanContainer) -> str:
-    job = do_adopt_orphan(person, row)
+def _adopt_message(user: User, row: OrphanContainer) -> str:
+    job = do_adopt_orphan(user, row)
     return f"{row.name} is adopted: it is the job {job.name} of {job.owner.username} now."
 
 
-def _stop_message(person: User, row: OrphanContainer) -> str:
-    do_stop_orphan(person, row)
+def _stop_message(user: User, row: OrphanContainer) -> str:
+    do_stop_orphan(user, row)
     return f"{row.name} is being stopped; it leaves this page once {row.node.name} says so."
 
 
 def _confirm_and_run(
     request: HttpRequest, public_id: str, act: str, do: Callable[[User, OrphanContainer], str]
 ) -> HttpResponse:
-    """The question, or what came of the act: the message of ``do`` on the page, or the refusal."""
+    """Render the confirmation, or run ``do`` and show its message or the refusal."""
     row = OrphanContainer.objects.select_related("node").filter(public_id=public_id).first()
     if row is None:
         raise NotFound

@@ -1,4 +1,4 @@
-"""The page of topologies: the fabrics of the cluster, how far the nodes' labels fill them in, and their edit."""
+"""The topologies page: topologies, how many nodes have their labels, and their edit form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from portal.web.actions import run_and_redirect
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def topologies_page(request: HttpRequest) -> HttpResponse:
-    """All of them; ``edit`` names the one whose levels stand in the form."""
+    """List topologies; ``edit`` names the one shown in the form."""
     row = get_topology(request.user, request.GET["edit"]) if request.GET.get("edit") else None
     return _render_page(request, row, {"levels": "\n".join(row.levels)} if row else {})
 
@@ -27,7 +27,7 @@ def topologies_page(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def save_topology(request: HttpRequest) -> HttpResponse:
-    """Adds one, or gives the one that ``row`` names other levels."""
+    """Create a topology, or change the levels of the one that ``row`` names."""
     row = get_topology(request.user, request.POST["row"]) if request.POST.get("row") else None
     values = {key: request.POST.get(key, "").strip() for key in ("name", "levels")}
     levels = values["levels"].replace(",", "\n").split()
@@ -42,7 +42,7 @@ def save_topology(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def remove_topology(request: HttpRequest, name: str) -> HttpResponse:
-    """Forgets one that no waiting job asks for."""
+    """Remove a topology that no pending job refers to."""
     row = get_topology(request.user, name)
 
     def remove() -> str:
@@ -52,7 +52,7 @@ def remove_topology(request: HttpRequest, name: str) -> HttpResponse:
     return run_and_redirect(request, remove, reverse("topologies"))
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _render_page(

@@ -1,4 +1,4 @@
-"""What a project holds of idle workspaces otherwise than its pools: a panel of its page, and its edit."""
+"""Idle settings that a project overrides: a panel of its page, and their edit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from portal.web.display.formatting import parse_whole_number
 
 @dataclass
 class ProjectSettingRow(SettingRow):
-    """One knob of the project as the page shows it."""
+    """One setting of the project."""
 
     project_setting: ProjectSetting | None = None
 
     @property
     def effective(self) -> list[tuple[str, str, str]]:
-        """What holds, whose word that is, and in which pools; pools where all is the same together."""
+        """Return effective value, its source and its pools; pools with the same value are grouped."""
         found: dict[tuple[str, str], list[str]] = {}
         for rule in self.project_setting.rules if self.project_setting else ():
             said_by = f"{rule.source_text}, which allows no more" if rule.is_clamped else rule.source_text
@@ -32,7 +32,7 @@ class ProjectSettingRow(SettingRow):
 
     @property
     def bound_text(self) -> str:
-        """The least strict value that would count, in words."""
+        """The least strict value that would have an effect, as text."""
         if self.project_setting is None or self.project_setting.loosest_effective is None:
             return ""
         value = format_value(self.setting, self.project_setting.loosest_effective)
@@ -40,22 +40,24 @@ class ProjectSettingRow(SettingRow):
 
 
 class ProjectPolicyPanel:
-    """The knobs of a project, with what its editor typed and what is wrong with that."""
+    """The settings of a project, with posted values and errors."""
 
     def __init__(self, project: Project) -> None:
         sheet = project_settings_sheet(project)
         self.project = project
         self.version = sheet.version
         self.error = ""
-        self.rows = [_setting_row(knob) for knob in sheet.settings]
+        self.rows = [_setting_row(setting) for setting in sheet.settings]
 
     @property
     def overridden_count(self) -> int:
-        """How many knobs have a value of their own."""
         return sum(line.setting.own_value is not None for line in self.rows)
 
     def save(self, user: User, posted: Mapping[str, str]) -> bool:
-        """Turns what was typed; False when nothing was. Raises Invalid and Stale, and notes why at each knob."""
+        """Save the posted changes and return whether there were any.
+
+        Raise InvalidRequest or PreconditionFailed, with the error noted at each setting.
+        """
         version = parse_whole_number(posted.get("version", ""))
         if version is None:
             raise InvalidRequest("This form is not one of ours; load the page again.")
@@ -72,7 +74,7 @@ class ProjectPolicyPanel:
         return bool(changes)
 
 
-def _setting_row(knob: ProjectSetting) -> ProjectSettingRow:
-    own = SettingView(knob.name, knob.own_value, default_value(knob.name), False)
-    text = format_value(own, knob.own_value)
-    return ProjectSettingRow(own, text, text, project_setting=knob)
+def _setting_row(setting: ProjectSetting) -> ProjectSettingRow:
+    own = SettingView(setting.name, setting.own_value, default_value(setting.name), False)
+    text = format_value(own, setting.own_value)
+    return ProjectSettingRow(own, text, text, project_setting=setting)

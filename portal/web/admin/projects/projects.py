@@ -1,4 +1,4 @@
-"""Projects and who belongs to them: the list, one project with its members, and invitations into it."""
+"""Projects and their members: the list, one project, and invitations."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ from portal.web.admin.projects.users import code_link, parse_role
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_GET
 def project_list(request: HttpRequest) -> HttpResponse:
-    """The projects a person may see, as a tree."""
+    """List the projects visible to the user as a tree."""
     return _list(request)
 
 
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def add_project(request: HttpRequest) -> HttpResponse:
-    """Makes a project."""
     user = require_user(request.user)
     values = {key: request.POST.get(key, "").strip() for key in ("name", "title", "parent")}
     parent = Project.objects.filter(public_id=values["parent"]).first() if values["parent"] else None
@@ -60,14 +59,14 @@ def add_project(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_GET
 def project_page(request: HttpRequest, public_id: str) -> HttpResponse:
-    """One project: members, quotas, open invitations."""
+    """Show one project: members, quotas, open invitations."""
     return _page(request, _project(request, public_id))
 
 
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def set_member(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Gives a person a role, or takes them out (role "none")."""
+    """Give a user a role; the role "none" removes the member."""
     user = require_user(request.user)
     project = _project(request, public_id)
     require_permission(user, Permission.MANAGE, project)
@@ -100,7 +99,7 @@ def set_member(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def invite_into(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Makes an invitation into this project; the link is shown once, on the page that answers."""
+    """Create an invitation to this project; the link appears only in this response."""
     user = require_user(request.user)
     project = _project(request, public_id)
     try:
@@ -120,7 +119,7 @@ def invite_into(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def change_project(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Retitles or archives a project."""
+    """Change the title of a project, or archive it."""
     user = require_user(request.user)
     project = _project(request, public_id)
 
@@ -144,7 +143,7 @@ def change_project(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def save_idle(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Turns what the project holds of idle workspaces otherwise than its pools, all or nothing."""
+    """Save the project's idle settings, all or none."""
     project = _project(request, public_id)
     idle = ProjectPolicyPanel(project)
     try:
@@ -159,7 +158,7 @@ def save_idle(request: HttpRequest, public_id: str) -> HttpResponse:
     return HttpResponseRedirect(reverse("project", args=[public_id]))
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _list(

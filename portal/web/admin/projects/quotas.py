@@ -1,7 +1,7 @@
-"""The quotas page: a tree per pool, edited in place, saved together, with its history and undo.
+"""The quotas page: a tree per pool, edited in place and saved together, with history and undo.
 
-Every line travels with the version and the values its editor saw. Only fields that the editor changed are
-saved, all or none; where somebody else was faster the page shows both values and asks once more.
+Every line carries the version and the values that its editor saw. Only changed fields are saved, all or none;
+where another edit was faster, the page shows both values and asks again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TITLES = {"user_limit": "Per user"}
 
 @dataclass
 class QuotaCell:
-    """One editable number: what stands, what its editor typed, and what somebody else put there meanwhile."""
+    """One editable number: stored value, posted value, and the value of a concurrent edit."""
 
     name: str
     value: str
@@ -55,18 +55,17 @@ class QuotaCell:
 
     @property
     def title(self) -> str:
-        """Its column."""
         return TITLES.get(self.name, self.name.capitalize())
 
     @property
     def dirty(self) -> bool:
-        """The editor changed it."""
+        """True when the editor changed the value."""
         return self.value != self.loaded
 
 
 @dataclass
 class QuotaLine:
-    """A row of the grid together with its cells."""
+    """A row of the grid with its cells."""
 
     row: QuotaGridRow
     cells: dict[str, QuotaCell]
@@ -75,13 +74,13 @@ class QuotaLine:
 
     @property
     def loaded(self) -> str:
-        """What the editor saw, as it travels with the line: the version and the values."""
+        """The version and values that the editor saw, as the line carries them."""
         return SEPARATOR.join([str(self.version), *(cell.loaded for cell in self.cells.values())])
 
 
 @dataclass
 class QuotaSheet:
-    """The grid as the page shows it: the lines of one page, the sums of all."""
+    """The grid: lines of one page, totals of all."""
 
     grid: QuotaGrid
     lines: list[QuotaLine] = field(default_factory=list)
@@ -90,23 +89,23 @@ class QuotaSheet:
 
     @property
     def scale_milli(self) -> int:
-        """Length of the bars: the pool, or what is promised or used where that is more."""
+        """Length of the bars: the pool, or the guaranteed or used GPUs where those are more."""
         return max(1, self.grid.total_milli, self.grid.total_guaranteed_milli, self.grid.used_milli)
 
     @property
     def dirty(self) -> int:
-        """How many cells wait to be saved."""
+        """Number of unsaved cells."""
         return sum(cell.dirty for line in self.lines for cell in line.cells.values())
 
 
 def build_sheet(grid: QuotaGrid, query: QueryDict) -> QuotaSheet:
-    """One page of a sheet, without edits."""
+    """Build one page of the sheet, without edits."""
     page, search = paginate_tree(grid.rows, query)
     return QuotaSheet(grid, [_line(row) for row in page], page, search)
 
 
 def build_posted_sheet(grid: QuotaGrid, posted: QueryDict) -> QuotaSheet:
-    """The lines that their editor had before them, whatever page they would stand on now."""
+    """Build the posted lines, regardless of the page on which they would be now."""
     rows = [row for row in grid.rows if f"seen-{row.project.public_id}" in posted]
     name_hidden_parents(grid.rows, rows)
     return QuotaSheet(grid, [_line(row) for row in rows], search=posted.get("q", "")[:MAX_SEARCH_LENGTH])
@@ -120,7 +119,7 @@ def _line(row: QuotaGridRow) -> QuotaLine:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_GET
 def quotas(request: HttpRequest) -> HttpResponse:
-    """The quotas of one pool; everybody sees those of their projects, admins edit them all."""
+    """Show the quotas of one pool: users see those of their projects, administrators edit all."""
     pools = pools_with_gpus()
     pool = _pool(request.GET.get("pool", ""), pools)
     sheet = build_sheet(quota_grid(request.user, pool), request.GET) if pool else None
@@ -130,7 +129,7 @@ def quotas(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def save_quotas(request: HttpRequest) -> HttpResponse:
-    """Saves the edited cells of one pool, all or none."""
+    """Save the changed cells of one pool, all or none."""
     user = require_user(request.user)
     pools = pools_with_gpus()
     pool = _pool(request.POST.get("pool", ""), pools)
@@ -157,7 +156,7 @@ def save_quotas(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def undo_quota_change(request: HttpRequest, change_id: int) -> HttpResponse:
-    """Puts back what stood before the newest change of a quota."""
+    """Restore the values before the newest change of a quota."""
     change = QuotaChange.objects.select_related("quota__pool", "quota__project").filter(pk=change_id).first()
     if change is None:
         raise NotFound
@@ -170,7 +169,7 @@ def undo_quota_change(request: HttpRequest, change_id: int) -> HttpResponse:
     return run_and_redirect(request, undo, f"{reverse('quotas')}?pool={quota.pool.name}")
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _pool(name: str, pools: list[NodePool]) -> NodePool | None:
@@ -188,13 +187,13 @@ def _row_values(row: QuotaGridRow) -> dict[str, str]:
 
 
 def _page_query(query: QueryDict, pool: NodePool) -> str:
-    """The query that leads back to the same pool, search and page."""
+    """Return the query string of the same pool, search and page."""
     words = {"pool": pool.name, "q": query.get("q", ""), "page": query.get("page", "")}
     return urlencode({key: value for key, value in words.items() if value})
 
 
 def _apply_posted(request: HttpRequest, sheet: QuotaSheet) -> list[QuotaLine]:
-    """Puts what was posted into the sheet; gives the lines that were edited."""
+    """Apply the posted values to the sheet and return the changed lines."""
     edited = []
     for line in sheet.lines:
         key = line.row.project.public_id
@@ -219,7 +218,7 @@ def _change(user: User, pool: NodePool, line: QuotaLine, reason: str, numbers: Q
 
 
 def _save(line: QuotaLine, save: Callable[[QuotaValues], Quota]) -> bool:
-    """Saves one line; where it is refused, leaves the message at the cell or the line and gives False."""
+    """Save one line. When refused, note the message at the cell or the line and return False."""
     try:
         save(_parse_numbers(line))
     except InvalidRequest as refusal:
@@ -308,7 +307,7 @@ def _page(
 
 
 def _change_texts(change: QuotaChange) -> list[tuple[str, str, str]]:
-    """Field, old and new, for each number that a change moved."""
+    """Return field, old and new value of each changed number."""
     words = []
     before, after = DEFAULT_QUOTA_VALUES | change.before, DEFAULT_QUOTA_VALUES | change.after
     for name in DEFAULT_QUOTA_VALUES:

@@ -1,4 +1,4 @@
-"""A tree of projects, a page at a time: found by name; a row without its parent says below which it is."""
+"""Pagination and search of project trees; a row without its parent names its ancestors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from portal.selectors.projects.projects import ProjectRow
 
 ROWS = 50
 MIN_ROWS_FOR_SEARCH = 12
-"""With more projects than this a page offers to search; fewer are seen at once."""
+"""Pages with more projects than this offer a search."""
 MAX_SEARCH_LENGTH = 100
 
 Row = TypeVar("Row", bound=ProjectRow)
 
 
 def paginate_tree(rows: Sequence[Row], query: Mapping[str, str]) -> tuple[Page[Row], str]:
-    """The rows of one page in tree order, and the search that they answer (``q`` and ``page`` of the query)."""
+    """Return one page of rows in tree order, and the search text (``q`` and ``page`` of the query)."""
     search = query.get("q", "").strip()[:MAX_SEARCH_LENGTH]
     words = search.lower()
     found = [row for row in rows if words in row.project.name or words in row.project.title.lower()]
@@ -30,7 +30,7 @@ def paginate_tree(rows: Sequence[Row], query: Mapping[str, str]) -> tuple[Page[R
 
 
 def name_hidden_parents(rows: Sequence[Row], shown: Sequence[Row]) -> None:
-    """Fills ``above`` of each shown row whose parent is not shown."""
+    """Set ``ancestor_names`` of each shown row whose parent is not shown."""
     projects: dict[int | None, Project] = {row.project.pk: row.project for row in rows}
     here = {row.project.pk for row in shown}
     for row in shown:

@@ -1,4 +1,4 @@
-"""People: who is here, invitations, sign-in links, and taking rights away."""
+"""Users: list, invitations, sign-in links and deactivation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from portal.web.admin.affected_jobs import parse_choice, render_choice
 @access_policy(AccessPolicy.ADMIN)
 @require_GET
 def user_list(request: HttpRequest) -> HttpResponse:
-    """Everybody, with their projects, and the invitations that are still open."""
+    """List users with their projects, and open invitations."""
     return _page(request)
 
 
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def invite(request: HttpRequest) -> HttpResponse:
-    """Makes an invitation; its link is shown once, on the page that answers."""
+    """Create an invitation; its link appears only in this response."""
     values = {key: request.POST.get(key, "").strip() for key in ("full_name", "email", "project", "role")}
     project = Project.objects.filter(public_id=values["project"]).first() if values["project"] else None
     try:
@@ -53,7 +53,6 @@ def invite(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_POST
 def revoke_invitation(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Takes an open invitation back."""
     invitation = Invitation.objects.filter(public_id=public_id).select_related("project").first()
     if invitation is None:
         raise NotFound
@@ -67,15 +66,15 @@ def revoke_invitation(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def change_user(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Lets somebody in or out, makes or unmakes an admin, or makes a one-time sign-in link."""
+    """Change activation or administrator rights of a user, or create a one-time sign-in link."""
     admin = require_user(request.user)
-    person = User.objects.filter(public_id=public_id).first()
-    if person is None:
+    user = User.objects.filter(public_id=public_id).first()
+    if user is None:
         raise NotFound
     act = request.POST.get("act", "")
     if act == "link":
-        link = code_link("sign-in-link", users.do_create_magic_link(admin, person))
-        return _page(request, link=link, link_for=person)
+        link = code_link("sign-in-link", users.do_create_magic_link(admin, user))
+        return _page(request, link=link, link_for=user)
 
     def change() -> str:
         is_active = {"close": False, "open": True}.get(act)
@@ -83,24 +82,24 @@ def change_user(request: HttpRequest, public_id: str) -> HttpResponse:
         if is_active is None and is_admin is None:
             raise NotFound
         users.do_change_user(
-            admin, person, is_active=is_active, is_admin=is_admin, choice=parse_choice(request)
+            admin, user, is_active=is_active, is_admin=is_admin, choice=parse_choice(request)
         )
-        return f"Saved for {person.username}."
+        return f"Saved for {user.username}."
 
     try:
         return run_and_redirect(request, change, reverse("users"))
     except ChoiceRequired as needed:
         name = "Deactivate account of" if act == "close" else "Take the rights of an administrator from"
-        return render_choice(request, needed, change=f"{name} {person.username}", back=reverse("users"))
+        return render_choice(request, needed, change=f"{name} {user.username}", back=reverse("users"))
 
 
 def code_link(view: str, code: str) -> str:
-    """A link that lets somebody in, at the portal's own address, whatever Host the request named."""
+    """Return a link with a sign-in code at the portal's configured URL, regardless of the request's Host."""
     return f"{settings.PORTAL_URL.rstrip('/')}{reverse(view)}#{code}"
 
 
 def parse_role(text: str) -> Role:
-    """The role that a form names; a member where it names none."""
+    """Return the posted role; member by default."""
     if text and text not in set(Role):
         raise InvalidRequest(fields={"role": "Choose a role."})
     return Role(text or Role.MEMBER)

@@ -1,4 +1,4 @@
-"""Environments: the allow-list of images, with where each already is."""
+"""Environments: approved images, and the nodes that have each."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TEXT_FIELDS = (
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_GET
 def environment_list(request: HttpRequest) -> HttpResponse:
-    """What can be launched, and on how many nodes each image already is."""
+    """List environments with the number of nodes that have each image."""
     user = require_user(request.user)
     offers = sorted(launchable_environments(user), key=lambda offer: offer.environment.name)
     return render(request, "admin/environments.html", {"offers": offers, "may_add": user.is_admin})
@@ -64,7 +64,7 @@ def environment_list(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_GET
 def environment_page(request: HttpRequest, public_id: str) -> HttpResponse:
-    """One environment; admins change it here. "new" is an empty form; the fragment is where it is by now."""
+    """Show one environment with its edit form for administrators ("new": an empty form), or its live part."""
     if public_id == "new":
         return _form(request, None, {"runtime": RuntimeKind.PODMAN.value, "enabled": "on"})
     row = _environment(request, public_id)
@@ -79,7 +79,7 @@ def environment_page(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def save_environment(request: HttpRequest, public_id: str = "") -> HttpResponse:
-    """Adds or changes an environment."""
+    """Create or change an environment."""
     row = _environment(request, public_id) if public_id else None
     values = {key: request.POST.get(key, "").strip() for key in (*TEXT_FIELDS, "projects")}
     values["enabled"] = request.POST.get("enabled", "")
@@ -100,7 +100,7 @@ def save_environment(request: HttpRequest, public_id: str = "") -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def prefetch_image(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Has nodes fetch the image now: the one that ``node`` names, else all."""
+    """Start to pull the image on the node that ``node`` names, else on all."""
     row = _environment(request, public_id)
     key = request.POST.get("node", "")
     node = visible_nodes(request.user).filter(public_id=key).first()
@@ -119,7 +119,7 @@ def prefetch_image(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def change_image(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Look for another image under the tag, or use one that it names on a node."""
+    """Check the tag for another image, or use one that nodes report under the tag."""
     row = _environment(request, public_id)
 
     def act() -> str:
@@ -137,7 +137,7 @@ def change_image(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def cancel_prefetch(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Takes back what no node has begun."""
+    """Cancel pulls that no node has started."""
     row = _environment(request, public_id)
 
     def act() -> str:
@@ -188,7 +188,7 @@ def _environment(request: HttpRequest, public_id: str) -> Environment:
 
 
 def _driver_problem(node: Node, environment: Environment) -> str:
-    """Why jobs with GPUs cannot run on a node; blank when its driver will do, or it has no GPUs."""
+    """Return why jobs with GPUs cannot run on a node; blank when its driver suffices or it has no GPUs."""
     driver, cuda = node.agent_info.get("driver"), node.agent_info.get("max_cuda_version")
     if not node.agent_info.get("gpus"):
         return ""
@@ -221,7 +221,7 @@ def _form(
 
 
 def _node_images(request: HttpRequest, row: Environment) -> dict[str, Any]:
-    """How far it has come on each node, and what may be asked of them."""
+    """Return the state of the image on each node, and the available actions."""
     states = {state.node_id: state for state in ImagePresence.objects.filter(environment=row)}
     nodes = [(node, states.get(node.pk), _driver_problem(node, row)) for node in compatible_nodes(row)]
     found = [state for _, state, _ in nodes if state is not None]

@@ -1,4 +1,4 @@
-"""The page of registries: which want a login, and who nodes say they are. A password goes in and is never shown."""
+"""The registries page: logins of nodes at registries; passwords are never shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from portal.web.actions import run_and_redirect
 @access_policy(AccessPolicy.ADMIN)
 @require_safe
 def registries_page(request: HttpRequest) -> HttpResponse:
-    """All logins that are kept."""
     return _render_page(request, {})
 
 
@@ -27,7 +26,7 @@ def registries_page(request: HttpRequest) -> HttpResponse:
 @sensitive_post_parameters("password")
 @require_POST
 def save_registry(request: HttpRequest) -> HttpResponse:
-    """Keeps a login, over the one of that host."""
+    """Save a login, replacing the one of the same host."""
     values = {key: request.POST.get(key, "").strip() for key in ("host", "username")}
     password = request.POST.get("password", "")
     try:
@@ -41,7 +40,6 @@ def save_registry(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def remove_registry(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Forgets a login."""
     row = get_login(public_id)
 
     def remove() -> str:

@@ -1,4 +1,4 @@
-"""The page of volumes: the folders that jobs may name, whether their limits are held, and their edit."""
+"""The volumes page: volumes, whether their limits are enforced, and their edit form."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KIND_LABELS = {
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def volumes_page(request: HttpRequest) -> HttpResponse:
-    """All that the person may see; ``edit`` names the one that stands in the form."""
+    """List visible volumes; ``edit`` names the one shown in the form."""
     row = get_volume(request.user, request.GET["edit"]) if request.GET.get("edit") else None
     return _render(request, row, _values(row) if row else {"reach": "node"})
 
@@ -49,7 +49,7 @@ def volumes_page(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def save_volume(request: HttpRequest) -> HttpResponse:
-    """Declares one, or changes the one that ``row`` names."""
+    """Create a volume, or change the one that ``row`` names."""
     row = get_volume(request.user, request.POST["row"]) if request.POST.get("row") else None
     values = {key: request.POST.get(key, "").strip() for key in TEXT_FIELDS}
     values["read_only"] = request.POST.get("read_only", "")
@@ -71,7 +71,7 @@ def save_volume(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def remove_volume(request: HttpRequest, name: str) -> HttpResponse:
-    """Forgets one that no live job names; its files stay."""
+    """Remove a volume that no live job refers to; its files stay."""
     row = get_volume(request.user, name)
 
     def remove() -> str:
@@ -81,7 +81,7 @@ def remove_volume(request: HttpRequest, name: str) -> HttpResponse:
     return run_and_redirect(request, remove, reverse("volumes"))
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _build_input(request: HttpRequest, values: dict[str, str]) -> VolumeInput:
@@ -138,13 +138,13 @@ def _render(
     status: int = 200,
 ) -> HttpResponse:
     may_edit = require_user(request.user).is_admin
-    told = node_disks() if may_edit else []
+    reported = node_disks() if may_edit else []
     context = {
         "volumes": [
-            (each, quota_enforcement_message(each, told) if may_edit else None)
+            (each, quota_enforcement_message(each, reported) if may_edit else None)
             for each in list_volumes(request.user)
         ],
-        "disks": told,
+        "disks": reported,
         "editing": row,
         "values": values,
         "problems": problems or {},

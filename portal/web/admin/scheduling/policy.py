@@ -1,4 +1,4 @@
-"""The policy page: the knobs of the cluster and of each pool, what they do, what they inherit, and their edit."""
+"""The policy page: settings of the cluster and of each pool, their inheritance, and their edit."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ HISTORY_LIMIT = 10
 
 
 INELIGIBLE_NODES_SHOWN = 30
-"""Of the nodes that lack what their pool names; a pool that all of lack it is plain from so many."""
+"""Maximum number of listed nodes that lack what their pool requires."""
 
 
 @dataclass
 class SettingRow:
-    """One knob as the page shows it: what its editor typed, and what is wrong with that."""
+    """One setting with its posted value and error."""
 
     setting: SettingView
     entered: str
@@ -39,18 +39,17 @@ class SettingRow:
 
     @property
     def dirty(self) -> bool:
-        """The editor changed it."""
+        """True when the editor changed the value."""
         return self.entered != self.loaded
 
     @property
     def inherited_text(self) -> str:
-        """What holds while the field is blank, in words."""
+        """The value that applies while the field is blank, as text."""
         source = "the cluster's" if self.setting.from_cluster else "the default"
         return f"{format_value(self.setting, self.setting.inherited_value)}, {source}"
 
     @property
     def range_text(self) -> str:
-        """Least and most."""
         if self.setting.bounds is None:
             return " or ".join(self.setting.options)
         low, high = self.setting.bounds
@@ -59,18 +58,16 @@ class SettingRow:
 
     @property
     def default_text(self) -> str:
-        """What holds where nobody said otherwise."""
         return format_value(self.setting, self.setting.default)
 
     @property
     def current_text(self) -> str:
-        """What holds."""
         return format_value(self.setting, self.setting.value)
 
 
 @dataclass
 class SettingsPage:
-    """The knobs of the cluster or of one pool, and the version their editor saw."""
+    """The settings of the cluster or of one pool, and the version that the editor saw."""
 
     pool: NodePool | None
     version: int
@@ -78,32 +75,29 @@ class SettingsPage:
 
     @property
     def name(self) -> str:
-        """Whose knobs."""
         return f"pool {self.pool.name}" if self.pool else "the cluster"
 
     @property
     def groups(self) -> list[tuple[str, list[SettingRow]]]:
-        """The knobs by what they are about, with a heading each."""
+        """The settings by topic, with a heading each."""
         deciding = [line for line in self.rows if affects_decisions(line.setting.name)]
         rest = [line for line in self.rows if not affects_decisions(line.setting.name)]
         return [("Who starts where and when", deciding), ("Time limits and idle workspaces", rest)]
 
     @property
     def dirty_count(self) -> int:
-        """How many knobs wait to be saved."""
         return sum(line.dirty for line in self.rows)
 
     @property
     def overridden_count(self) -> int:
-        """How many have a value of their own."""
         return sum(line.setting.own_value is not None for line in self.rows)
 
 
-def format_value(knob: SettingView, value: SettingValue | None) -> str:
-    """A value as people read and type it: "7 d", "200,000", "pack"; empty for None."""
+def format_value(setting: SettingView, value: SettingValue | None) -> str:
+    """Format a value as people read and type it: "7 d", "200,000", "pack"; empty for None."""
     if value is None or isinstance(value, str):
         return value or ""
-    if knob.unit == "s":
+    if setting.unit == "s":
         return format_duration_input(value)
     return format_number(value)
 
@@ -111,14 +105,14 @@ def format_value(knob: SettingView, value: SettingValue | None) -> str:
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def policy_page(request: HttpRequest) -> HttpResponse:
-    """The knobs as they stand; everybody may know by what rules the cluster is shared, admins turn them."""
+    """Show the settings to every user; administrators can change them."""
     return _render(request, _page(_pool(request.GET.get("pool", ""))))
 
 
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def save_policy(request: HttpRequest) -> HttpResponse:
-    """Saves what was turned, all or nothing. The button beside a knob blanks that knob too."""
+    """Save changed settings, all or none. The button beside a setting also resets that setting."""
     pool = _pool(request.POST.get("pool", ""))
     page = _page(pool)
     version = parse_whole_number(request.POST.get("version", ""))
@@ -138,17 +132,17 @@ def save_policy(request: HttpRequest) -> HttpResponse:
     if changes:
         messages.success(
             request,
-            f"Saved {len(changes)} {'knob' if len(changes) == 1 else 'knobs'} of {page.name}. "
+            f"Saved {len(changes)} {'setting' if len(changes) == 1 else 'settings'} of {page.name}. "
             "The next cycle follows them.",
         )
     return HttpResponseRedirect(_address(pool))
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _pool(name: str) -> NodePool | None:
-    """The pool of that name; None for the cluster."""
+    """Return the pool of that name; None for the cluster."""
     if not name:
         return None
     pool = NodePool.objects.filter(name=name).first()
@@ -164,14 +158,16 @@ def _address(pool: NodePool | None) -> str:
 def _page(pool: NodePool | None) -> SettingsPage:
     sheet = settings_sheet(pool)
     lines = [
-        SettingRow(knob, format_value(knob, knob.own_value), format_value(knob, knob.own_value))
-        for knob in sheet.settings
+        SettingRow(
+            setting, format_value(setting, setting.own_value), format_value(setting, setting.own_value)
+        )
+        for setting in sheet.settings
     ]
     return SettingsPage(pool, sheet.version, lines)
 
 
 def apply_posted(lines: Iterable[SettingRow], posted: Mapping[str, str]) -> None:
-    """Puts what was typed into the lines, and beside it what somebody else put there meanwhile."""
+    """Set the posted values of the lines, and note values of concurrent edits."""
     for line in lines:
         seen = posted.get(f"seen-{line.setting.name}", line.loaded)
         line.entered = posted.get(f"setting-{line.setting.name}", seen).strip()
@@ -183,7 +179,7 @@ def apply_posted(lines: Iterable[SettingRow], posted: Mapping[str, str]) -> None
 
 
 def posted_changes(lines: Iterable[SettingRow]) -> dict[str, SettingValue | None]:
-    """The knobs that were turned; Invalid names those whose text is no value."""
+    """Return the changed settings. Raise InvalidRequest with each setting whose text is not a value."""
     values: dict[str, SettingValue | None] = {}
     wrong: dict[str, str] = {}
     for line in lines:
@@ -208,7 +204,7 @@ def _value(line: SettingRow) -> SettingValue | None:
 
 
 def _without_thousands(text: str) -> str:
-    """The page shows 200,000, so it takes that back; any other comma is refused where numbers are read."""
+    """Remove thousands separators as in 200,000, which the page shows; parsing refuses any other comma."""
     digits = text.replace(",", "")
     number = parse_whole_number(digits)
     return digits if number is not None and text == f"{number:,}" else text
@@ -240,11 +236,11 @@ def _render(request: HttpRequest, page: SettingsPage, *, status: int = 200, reas
 
 
 def _change_texts(row: AuditEntry, named: Mapping[str, SettingView]) -> list[tuple[str, str, str]]:
-    """Knob, old and new value in words, for each that a change turned."""
+    """Return setting, old and new value of each change, as text."""
     before, after = row.before or {}, row.after or {}
 
     def word(name: str, value: SettingValue | None) -> str:
-        knob = named.get(name)
-        return (format_value(knob, value) if knob else str(value or "")) or "blank"
+        setting = named.get(name)
+        return (format_value(setting, value) if setting else str(value or "")) or "blank"
 
     return [(name, word(name, before.get(name)), word(name, after.get(name))) for name in after]

@@ -1,4 +1,4 @@
-"""The calendar page: which nodes are reserved when and for whom, who is in the way, and their edit."""
+"""The calendar: reserved nodes, periods, projects, blocking jobs, and the edit form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from portal.services.cluster.reservations import (
 from portal.web.actions import run_and_redirect
 from portal.web.display.formatting import parse_whole_number, time_zone
 
-FIELDS = ("name", "pool", "nodes", "projects", "begin", "end", "reason", "clears")
+FIELDS = ("name", "pool", "nodes", "projects", "starts_at", "ends_at", "reason", "drain_at_start")
 LOCAL_FORMAT = "%Y-%m-%dT%H:%M"
 PAST_LIMIT = 20
 PHASE_TITLES = {
@@ -49,7 +49,7 @@ PHASE_TITLES = {
 @access_policy(AccessPolicy.SIGNED_IN)
 @require_safe
 def calendar(request: HttpRequest) -> HttpResponse:
-    """All of it; ``edit`` names the one that stands in the form."""
+    """Show the calendar; ``edit`` names the reservation shown in the form."""
     user = require_user(request.user)
     if request.GET.get("edit") and user.is_admin:
         row = get_reservation(user, request.GET["edit"])
@@ -57,13 +57,13 @@ def calendar(request: HttpRequest) -> HttpResponse:
     hour = timezone.now().astimezone(time_zone(user.timezone)).replace(minute=0) + dt.timedelta(hours=1)
     begin, end = (f"{at:{LOCAL_FORMAT}}" for at in (hour, hour + dt.timedelta(hours=4)))
     pool = request.GET.get("pool", "")
-    return _render(request, None, {"begin": begin, "end": end, "pool": pool, "nodes": "all"})
+    return _render(request, None, {"starts_at": begin, "ends_at": end, "pool": pool, "nodes": "all"})
 
 
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def save_reservation(request: HttpRequest) -> HttpResponse:
-    """Makes one, or changes the one that ``row`` names."""
+    """Create a reservation, or change the one that ``row`` names."""
     user = require_user(request.user)
     row = get_reservation(user, request.POST["row"]) if request.POST.get("row") else None
     values = {key: request.POST.get(key, "").strip() for key in FIELDS}
@@ -86,7 +86,6 @@ def save_reservation(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def cancel_reservation(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Lets everybody onto its nodes again."""
     return _run_action(
         request, public_id, do_cancel_reservation, "is cancelled; it can be brought back until its end."
     )
@@ -95,11 +94,11 @@ def cancel_reservation(request: HttpRequest, public_id: str) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def restore_reservation(request: HttpRequest, public_id: str) -> HttpResponse:
-    """Brings a cancelled one back."""
+    """Restore a cancelled reservation."""
     return _run_action(request, public_id, do_restore_reservation, "stands again.")
 
 
-# -- inside ----------------------------------------------------------------------------------------
+# -- internal --------------------------------------------------------------------------------------
 
 
 def _run_action(
@@ -111,13 +110,13 @@ def _run_action(
 
 
 def _build_input(values: dict[str, str], here: dt.tzinfo, row: Reservation | None) -> ReservationInput:
-    """What was typed. Raises Invalid by field."""
+    """Parse the posted values. Raise InvalidRequest by field."""
     wrong: dict[str, str] = {}
     pool = NodePool.objects.filter(public_id=values["pool"]).first()
     if pool is None:
         wrong["pool"] = "Choose a pool."
     times: list[dt.datetime] = []
-    for name in ("begin", "end"):
+    for name in ("starts_at", "ends_at"):
         try:
             times.append(
                 dt.datetime.strptime(values[name][:16], LOCAL_FORMAT).replace(tzinfo=here).astimezone(dt.UTC)
@@ -137,14 +136,14 @@ def _build_input(values: dict[str, str], here: dt.tzinfo, row: Reservation | Non
             wrong |= refusal.fields
     if wrong or pool is None:
         raise InvalidRequest(fields=wrong)
-    clears = bool(values["clears"])
+    drain_at_start = bool(values["drain_at_start"])
     return ReservationInput(
-        values["name"], pool, nodes, projects, times[0], times[1], values["reason"], clears
+        values["name"], pool, nodes, projects, times[0], times[1], values["reason"], drain_at_start
     )
 
 
 def _nodes(text: str, pool: NodePool, times: list[dt.datetime], row: Reservation | None) -> list[Node]:
-    """ "all", a number of nodes, or names."""
+    """Return the nodes for "all", a number of nodes, or names."""
     if text.lower() == "all":
         return list(reservable_nodes(pool))
     count = parse_whole_number(text)
@@ -158,16 +157,16 @@ def _split_names(text: str) -> list[str]:
 
 
 def _values(row: Reservation, here: dt.tzinfo) -> dict[str, str]:
-    """A reservation as its form shows it."""
+    """Return the form values of a reservation."""
     return {
         "name": row.name,
         "pool": row.pool.public_id,
         "nodes": " ".join(one.node.name for one in row.reservation_nodes.all()),
         "projects": " ".join(project.name for project in row.projects.all()),
-        "begin": f"{row.starts_at.astimezone(here):{LOCAL_FORMAT}}",
-        "end": f"{row.ends_at.astimezone(here):{LOCAL_FORMAT}}",
+        "starts_at": f"{row.starts_at.astimezone(here):{LOCAL_FORMAT}}",
+        "ends_at": f"{row.ends_at.astimezone(here):{LOCAL_FORMAT}}",
         "reason": row.reason,
-        "clears": "on" if row.drain_at_start else "",
+        "drain_at_start": "on" if row.drain_at_start else "",
     }
 
 

@@ -1,4 +1,4 @@
-"""The scheduler's own page: its alarm, how long its cycles take, and what failed ones had to decide on."""
+"""The scheduler page: alarm, cycle durations, and the input of failed cycles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CYCLES_SHOWN = 20
 @access_policy(AccessPolicy.ADMIN)
 @require_safe
 def scheduler_page(request: HttpRequest) -> HttpResponse:
-    """Everything, or its live part for htmx."""
+    """Render the page, or its live part for htmx."""
     template = "admin/scheduler_live.html" if request.headers.get("HX-Request") else "admin/scheduler.html"
     cycles = latest_cycles(CYCLES_SHOWN)
     context = {
@@ -33,7 +33,7 @@ def scheduler_page(request: HttpRequest) -> HttpResponse:
 @access_policy(AccessPolicy.ADMIN)
 @require_POST
 def failed_cycle(request: HttpRequest, public_id: str) -> HttpResponse:
-    """The snapshot and policy of one failed cycle as a file; a POST, since it leaves an audit row."""
+    """Return snapshot and policy of a failed cycle as a file; a POST, since it writes an audit row."""
     name, content = do_export_failed_cycle(require_user(request.user), public_id)
     answer = HttpResponse(content, content_type="application/gzip")
     answer["Content-Disposition"] = f'attachment; filename="{name}"'

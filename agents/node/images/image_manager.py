@@ -1,4 +1,4 @@
-"""Images on the node: what is there, what is pulled with progress, what arrives in pieces and is loaded."""
+"""Images on the node: list, pull with progress, and load from chunked uploads."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from agents.node.ledger.image_usage import record_arrival
 from agents.node.runtimes import REGISTRY_AUTH_FILE, Image, Runtime
 from agents.node.spec.image_names import UNKNOWN_ARCHIVE, registry_host
 from agents.node.spec.task_spec import parse_integer
-from agents.node.tasks.manager import TaskManager
+from agents.node.tasks.task_manager import TaskManager
 
 _UPLOAD = re.compile(r"[a-z0-9]{1,64}\Z")
 _REFERENCE = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,511}\Z")
 _PROGRESS_INTERVAL_S = 0.5
 _UPLOAD_RETENTION_S = 86_400.0
-_AUTH_FILE_RETENTION_S = 7200.0  # longer than any image takes
+_AUTH_FILE_RETENTION_S = 7200.0  # longer than any pull
 _AUTH_DIR_PREFIX = "login-"
-_HUB, _HUB_AUTH_KEY = "docker.io", "https://index.docker.io/v1/"  # docker keeps its own hub under this key
+_HUB, _HUB_AUTH_KEY = "docker.io", "https://index.docker.io/v1/"  # key of docker's own registry
 _LOGIN_REQUIRED_MESSAGES = (
     "unauthorized",
     "authentication required",
@@ -41,8 +41,6 @@ JsonObject = Dict[str, Any]
 
 
 class RegistryLogin(NamedTuple):
-    """Who we say we are at a registry."""
-
     username: str
     password: str
 
@@ -55,11 +53,11 @@ class ImageManager:
         self._push = push
 
     def list_images(self) -> JsonObject:
-        """Every image of every engine of this node, and how full the fullest file system is that holds them."""
+        """Return the images of all engines, and the use of the fullest file system of images."""
         return {"images": self.image_rows(), "store_used_percent": self.store_used_percent()}
 
     def store_used_percent(self) -> Optional[float]:
-        """How full the fullest file system is that holds images, 0 to 100; None where there are none."""
+        """Return the use of the fullest file system of images, 0 to 100; None without one."""
         fill = (store_used_percent(runtime) for runtime in self._tasks.runtimes.values())
         return max((each for each in fill if each is not None), default=None)
 
@@ -71,18 +69,18 @@ class ImageManager:
         return rows
 
     def pull(self, fields: JsonObject) -> JsonObject:
-        """Brings an image from its registry; tells a line of progress at most twice a second."""
+        """Pull an image; send progress at most twice a second."""
         reference = fields.get("image")
         if not isinstance(reference, str) or not _REFERENCE.match(reference):
             raise invalid_spec("image is not a reference.")
         runtime, login = self._find_runtime(fields), _login(fields.get("login"))
         self._tasks.directories.check_disk_space()
-        told_s = 0.0
+        reported_s = 0.0
 
         def progress(line: str) -> None:
-            nonlocal told_s
-            if time.monotonic() - told_s >= _PROGRESS_INTERVAL_S:
-                told_s = time.monotonic()
+            nonlocal reported_s
+            if time.monotonic() - reported_s >= _PROGRESS_INTERVAL_S:
+                reported_s = time.monotonic()
                 self._push({"event": "pull_progress", "image": reference, "line": line[:300]})
 
         with self._tasks.directories.hold_image(reference), self._auth_file(reference, login) as folder:
@@ -95,9 +93,9 @@ class ImageManager:
         return {"image": _row(runtime.kind, image)}
 
     def load(self, fields: JsonObject) -> JsonObject:
-        """One piece of an archive at its offset; with ``last`` the archive is loaded and the image named.
+        """Store a chunk of an archive at its offset; with ``last`` load the archive and return the image.
 
-        A piece may come twice. ``size`` in the answer is how much is here, so an upload can be resumed.
+        Idempotent. ``size`` in the reply is the number of stored bytes, from which an upload can resume.
         """
         upload = fields.get("upload")
         if not isinstance(upload, str) or not _UPLOAD.match(upload):
@@ -111,7 +109,7 @@ class ImageManager:
             self._check_sha256(path, fields.get("sha256"))
             with self._tasks.directories.hold_image(
                 UNKNOWN_ARCHIVE
-            ):  # what is in the archive nobody knows yet
+            ):  # the content of the archive is still unknown
                 before = _image_ids(runtime)
                 image = runtime.load(path)
                 self._record_arrival(runtime, image, before)
@@ -126,7 +124,7 @@ class ImageManager:
             record_arrival(state, runtime.kind, image.image_id, was_present=was_here, now_s=time.time())
 
     def remove_old_uploads(self) -> int:
-        """Removes uploads that nobody went on with for a day; gives how many."""
+        """Remove uploads older than a day; return their number."""
         removed = 0
         for name in os.listdir(self._tasks.directories.uploads_dir):
             path = os.path.join(self._tasks.directories.uploads_dir, name)
@@ -141,7 +139,7 @@ class ImageManager:
 
     @contextlib.contextmanager
     def _auth_file(self, reference: str, login: Optional[RegistryLogin]) -> Iterator[Optional[str]]:
-        """A folder with the login in a file, as engines read it, while an image is brought; None without one."""
+        """Yield a temporary folder with the login in the engines' format; None without login."""
         if login is None:
             yield None
             return
@@ -212,7 +210,7 @@ def _login(raw: Any) -> Optional[RegistryLogin]:
 
 
 def _explain_login_error(refusal: AgentError, reference: str, given: bool) -> AgentError:
-    """The refusal of a registry that wants another login, in words; any other as it is."""
+    """Return a refusal that explains a registry's login requirement; other refusals are unchanged."""
     said = refusal.message.lower()
     if not any(word in said for word in _LOGIN_REQUIRED_MESSAGES):
         return refusal

@@ -1,9 +1,8 @@
-"""Which domain of a topology a gang should try first, when it asked to stand near.
+"""Order the topology domains that a gang with a topology constraint should try.
 
-A gang tries the lowest
-level it prefers first and goes up to the level it requires; within a level the domain that it fills best, seen
-from the outermost level down. Where it has to spread over several domains of the level that it prefers, it fills
-the roomiest of them first, so that it stands in as few as can be.
+A gang tries its preferred level first and goes outwards to its required level; within a level the domain that
+it fills most comes first, compared from the outermost level inwards. If it must spread over several domains
+of its preferred level, it fills those with the most free capacity first, so that it uses few.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ FULLNESS_WITHOUT_CAPACITY = 1000.0
 
 
 class DomainCandidate(NamedTuple):
-    """Nodes to try, and, where the gang spreads over domains of the level it prefers, these, best first."""
+    """Nodes to try, and the domains of the preferred level to fill first, best first."""
 
     nodes: Bools
     preferred_domains: tuple[Bools, ...] = ()
 
 
 class TopologyDomains:
-    """All topologies of a pool."""
+    """The topologies of a pool."""
 
     def __init__(self, topologies: Iterable[TopologyRow], nodes: Sequence[NodeRow]) -> None:
         self._rows = {row.name: row for row in topologies}
@@ -45,10 +44,11 @@ class TopologyDomains:
         placed_tasks: Sequence[GangTask],
         allowed_nodes: Bools | None,
     ) -> Iterator[DomainCandidate]:
-        """Sets of nodes to try, best first; none when the topology or the level is unknown here.
+        """Yield sets of nodes to try, best first; none if the topology or a level is unknown here.
 
-        ``runs`` are the tasks to place by shape, ``standing`` those of the same group that have places: with a
-        required level the others join them. ``only`` are the nodes left by the group above.
+        ``tasks_by_shape`` are the tasks to place. ``placed_tasks`` of the same group already have slots, and
+        a required level keeps the others in their domain. ``allowed_nodes`` are the nodes left by the group
+        above.
         """
         fabric = self._topology(constraint.topology)
         if fabric is None:
@@ -98,15 +98,15 @@ class TopologyDomains:
                     yield DomainCandidate(nodes, parts)
         if (
             constraint.required is None and not fabric.known_nodes.all()
-        ):  # what is only preferred keeps nobody waiting
+        ):  # a preference never keeps a gang pending
             anywhere = np.ones(len(self._nodes), dtype=bool) if allowed_nodes is None else allowed_nodes
             if _fits_all(placer, tasks_by_shape, anywhere):
                 yield DomainCandidate(anywhere, parts)
 
     def required_domains(self, constraint: TopologyConstraint | None) -> list[Bools] | None:
-        """The domains of which one must hold all tasks; None where any nodes will do.
+        """Return the domains one of which must hold all tasks; None if any nodes will do.
 
-        None of them when the topology or a level is unknown here: then no place is right.
+        Return an empty list if the topology or a level is unknown here, since then nothing fits.
         """
         if constraint is None:
             return None
@@ -121,7 +121,7 @@ class TopologyDomains:
     def max_tasks_together(
         self, constraint: TopologyConstraint | None, placer: NodePlacer, shape: TaskShape
     ) -> int:
-        """How many tasks of a shape ``placer`` holds as near to each other as they must stand."""
+        """Return how many tasks of a shape fit within one required domain, or on all nodes without one."""
         capacity = placer.capacity(shape)
         within = self.required_domains(constraint)
         if within is None:
@@ -131,7 +131,7 @@ class TopologyDomains:
     def _contains_placed(
         self, fabric: TopologyIndex, depth: int, nodes: Bools, placed_nodes: set[int]
     ) -> bool:
-        """True when ``nodes`` lie in the domain of the required level where others of the group stand."""
+        """Return True if ``nodes`` lie in the required domain of the placed tasks."""
         for mask in fabric.masks[depth].values():
             if any(mask[node] for node in placed_nodes):
                 return bool((mask & nodes).sum() == nodes.sum())
@@ -146,14 +146,14 @@ class TopologyDomains:
 def _fits_all(
     placer: NodePlacer, tasks_by_shape: Sequence[tuple[TaskShape, Sequence[GangTask]]], nodes: Bools
 ) -> bool:
-    """True when every shape fits on the nodes as often as it is asked for."""
+    """Return True if the nodes hold all tasks of each shape, shape by shape."""
     return all(int(placer.capacity(shape)[nodes].sum()) >= len(tasks) for shape, tasks in tasks_by_shape)
 
 
 def _fullness(
     placer: NodePlacer, tasks_by_shape: Sequence[tuple[TaskShape, Sequence[GangTask]]], nodes: Bools
 ) -> float:
-    """How full the tasks would make the nodes: the largest part, over GPUs and CPU, of what is free."""
+    """Return the largest ratio of demand to free capacity, over GPUs and CPU."""
     gpu = sum(shape.gpus * shape.milli * len(tasks) for shape, tasks in tasks_by_shape)
     cpu = sum(shape.cpu_milli * len(tasks) for shape, tasks in tasks_by_shape)
     free = max(0, int(placer.free_milli[nodes].sum())), max(0, int(placer.cpu_free[nodes].sum()))

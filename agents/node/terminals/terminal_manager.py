@@ -1,7 +1,7 @@
-"""Opens terminals: a shell in a running task, on a pseudo terminal of a process of its own.
+"""Opens terminals: a shell in a running task, on a pseudo terminal of its own process.
 
-That process listens once, on the node's loopback address, for the one peer that knows the secret of the order, and
-ends with it. So a terminal takes nothing from the agent that opened it, and outlives it.
+The process accepts one peer that knows the secret, on the node's loopback address, and ends with it. It is
+independent of the agent process that opened it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from agents.node.errors import AgentError, invalid_spec
 from agents.node.host.atomic_files import file_lock
 from agents.node.ledger.ledger import RUNNING
 from agents.node.spec.task_spec import container_name, parse_integer, parse_public_id
-from agents.node.tasks.manager import TaskManager
+from agents.node.tasks.task_manager import TaskManager
 
 MAX_PER_NODE, MAX_PER_TASK = 32, 4
 MAX_IDLE_S = 86_400
 MAX_ROWS_OR_COLUMNS = 1000
-"""Columns or rows."""
 _START_TIMEOUT_S = 15.0
 _SECRET = re.compile(r"[A-Za-z0-9_-]{32,128}\Z")
 
 
 class TerminalManager:
-    """The terminals of this node. Each holds the lock of a file of its own, by which they are counted."""
+    """The terminals of this node. Each holds a file lock, by which they are counted."""
 
     def __init__(self, tasks: TaskManager, agent: List[str]) -> None:
         self._tasks = tasks
@@ -38,10 +37,10 @@ class TerminalManager:
         self._folder = os.path.join(tasks.settings.state_dir, "terminals")
 
     def open(self, request: Dict[str, Any]) -> Dict[str, Any]:
-        """A terminal in a task that runs; ``port`` is where it listens on the node's loopback address.
+        """Open a terminal in a running task; return its ``port`` on the node's loopback address.
 
-        ``secret`` is what its peer has to know, ``idle_s`` how long it may go without a keystroke, ``cols`` and
-        ``rows`` its size at first.
+        ``secret``: authenticates its peer. ``idle_s``: maximum time without input. ``cols``, ``rows``:
+        initial size.
         """
         job, attempt = parse_public_id(request, "job"), parse_integer(request, "attempt")
         name = container_name(self._tasks.settings.cluster, job, attempt, parse_integer(request, "task"))
@@ -60,27 +59,27 @@ class TerminalManager:
             raise AgentError(errors.NO_SUCH_CONTAINER, f"{name} does not run on this node.")
         runtime = self._tasks.runtimes[record["runtime"]]
         order.update(pid=record["pid"], pid_start=record["pid_start"], shell=runtime.shell(name))
-        with self._acquire_slot(name) as seat_fd:
-            return {"port": self._start_process(order, seat_fd)}
+        with self._acquire_slot(name) as slot_fd:
+            return {"port": self._start_process(order, slot_fd)}
 
     @contextlib.contextmanager
     def _acquire_slot(self, name: str) -> Iterator[int]:
-        """A lock to hand on; refused when the node, or the task, has as many terminals as it may have."""
+        """Yield a lock to pass to the process; refuse beyond the limits per node and task."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         with file_lock(os.path.join(self._tasks.directories.locks_dir, "terminals")):
             taken = self._open_terminals()
             if len(taken) >= MAX_PER_NODE:
-                raise AgentError(errors.NOT_ALLOWED, f"This node has {len(taken)} terminals open already.")
+                raise AgentError(errors.FORBIDDEN, f"This node has {len(taken)} terminals open already.")
             if taken.count(name) >= MAX_PER_TASK:
                 message = f"At most {MAX_PER_TASK} terminals are open in one task. Close another first."
-                raise AgentError(errors.NOT_ALLOWED, message)
-            with file_lock(os.path.join(self._folder, f"{name}.{secrets.token_hex(6)}")) as seat_fd:
-                if seat_fd is None:
+                raise AgentError(errors.FORBIDDEN, message)
+            with file_lock(os.path.join(self._folder, f"{name}.{secrets.token_hex(6)}")) as slot_fd:
+                if slot_fd is None:
                     raise AgentError(errors.ENGINE_ERROR, "A new file was locked already.")
-                yield seat_fd
+                yield slot_fd
 
     def _open_terminals(self) -> List[str]:
-        """The task of each open terminal; files that nobody holds any more are removed."""
+        """Return the task of each open terminal; remove files of ended ones."""
         taken = []
         for file in os.listdir(self._folder):
             path = os.path.join(self._folder, file)
@@ -92,7 +91,7 @@ class TerminalManager:
         return taken
 
     def _start_process(self, order: Dict[str, Any], slot_fd: int) -> int:
-        """Starts the process of a terminal and gives its port. The order, with its secret, goes through a pipe."""
+        """Start the process of a terminal; return its port. The secret is passed through a pipe."""
         try:
             answer = subprocess.run(
                 [*self._agent, "terminal"],

@@ -1,7 +1,7 @@
-"""Starting, stopping and settling tasks: each verb can be repeated after a crash at any point.
+"""Starts, stops and finalizes tasks; every operation is idempotent and recovers after a crash.
 
-One lock per task name keeps agent processes from working on the same task; the ledger says what was
-promised, the runtime says what is. Between the two the order is always: promise, act, record.
+One lock per task name keeps agent processes from working on the same task. The ledger records intent, the
+runtime has the actual state. The order is always: record the intent, act, record the result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_PORT_ATTEMPTS = 3
 _MAX_TOMBSTONES_LISTED = 1000
 _EXIT_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S, _KILL_TIMEOUT_S, _REPEATED_KILL_TIMEOUT_S = 8.0, 4.0, 0.2
-"""How long a stop waits for all it kills, and for one task; for one that stayed the last time only for a moment."""
+"""How long a stop waits for all killed tasks, for one, and for one that survived the last kill."""
 _DISK_FULL_HOLD_S = 300.0
 _NO_REPORTS: JsonObject = {"checkpoint_age_s": None, "progress": None, "progress_age_s": None}
 _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
@@ -52,8 +52,8 @@ _SIGNALS = ("TERM", "INT", "HUP", "USR1", "USR2", "KILL", "STOP", "CONT")
 class TaskManager:
     """The tasks of this node.
 
-    ``poke`` is called when one may have ended, so that the watch looks at once; ``starting`` when a start
-    begins and when it has ended, so that what can wait keeps out of its way.
+    ``wake_monitor`` is called when a task may have ended; ``on_start`` when a start begins and ends, so that
+    background work can wait.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class TaskManager:
     # -- start --------------------------------------------------------------------------------------------
 
     def start(self, request: JsonObject) -> JsonObject:
-        """Starts a task, or says that it runs already."""
+        """Start a task, or report that it already runs."""
         return self._handle_start(request, start=True)
 
     def prepare(self, request: JsonObject) -> JsonObject:
-        """All of a start but its last step: the task is created, and begins once its start comes."""
+        """Execute all steps of a start but the last; the task is created and waits for its start."""
         return self._handle_start(request, start=False)
 
     def _handle_start(self, request: JsonObject, *, start: bool) -> JsonObject:
@@ -114,7 +114,7 @@ class TaskManager:
             own = spec.runtime == "process" and os.geteuid() == 0
             bridged = spec.runtime != "process" and not spec.host_network and spec.network is None
             admission = self._admit(epoch, spec, needs_uid=own, needs_network=bridged)
-            record, repeated = admission.record, admission.repeated
+            record, repeated = admission.record, admission.is_repeat
             try:
                 return self._create_and_start(spec, runtime, record, repeated, hold_fd, start=start)
             except AgentError:
@@ -136,7 +136,7 @@ class TaskManager:
         except AgentError as refusal:
             if refusal.code != errors.GPU_OVERCOMMITTED:
                 raise
-        self.reconcile()  # perhaps what holds the GPU has ended and nobody looked
+        self.reconcile()  # the holder of the GPU may have ended unnoticed
         return self.ledger.admit(epoch, spec, needs_uid=needs_uid, needs_network=needs_network)
 
     def _create_and_start(
@@ -194,7 +194,7 @@ class TaskManager:
         return task_rows.start_reply(name, self._record_started(name, runtime), IS_RUNNING, already=already)
 
     def _release_rendezvous_port(self, spec: TaskSpec) -> None:
-        """Refuses when something on this machine listens where the ranks of a gang are to meet, but for ourselves."""
+        """Refuse when another program listens on the rendezvous port."""
         if spec.rendezvous_port is not None:
             self._rendezvous.release(spec.name, self.directories.task_dir(spec.name), spec.rendezvous_port)
 
@@ -208,7 +208,7 @@ class TaskManager:
     def _create(
         self, spec: TaskSpec, runtime: Runtime, record: Record, lock_fd: Optional[int]
     ) -> Optional[ContainerInfo]:
-        """Creates the task; gives the one that stands in the way when the name is taken, None otherwise."""
+        """Create the task; when the name is taken, return the existing one, otherwise None."""
         order = self._container_config(spec, record, lock_fd)
         runtime.prepare(order)
         try:
@@ -250,7 +250,7 @@ class TaskManager:
 
     def _owner_ids(self, spec: TaskSpec, record: Record) -> Any:
         if os.geteuid() != 0:
-            return None, None  # without root everything belongs to our account
+            return None, None  # without root everything belongs to the agent's account
         if spec.runtime == "process":
             return record["task_uid"], record["task_uid"]
         return spec.uid, spec.gid
@@ -264,7 +264,7 @@ class TaskManager:
             return True
 
     def _record_started(self, name: str, runtime: Runtime) -> Record:
-        """What runs must be in the ledger: when that cannot be written, it does not run."""
+        """Record a started task; remove it when the ledger cannot be written."""
         try:
             return self._record_running(name, runtime)
         except AgentError:
@@ -281,20 +281,20 @@ class TaskManager:
             pid_start=facts.start_ticks if facts else None,
             started_s=started_s or time.time(),
         )
-        self.record_peak_memory(name)  # while its control group is there for certain
+        self.record_peak_memory(name)  # while its control group certainly exists
         self.wake_monitor()
         return record
 
     def _undo_start(self, name: str, runtime: Runtime) -> None:
-        """After a refused start: frees what was reserved, if it is certain that nothing runs."""
+        """After a refused start, release its reservation if it is certain that nothing runs."""
         record = self.ledger.tasks().get(name)
         if record is None or record["phase"] not in (RESERVED, STARTING):
             return
         with contextlib.suppress(AgentError):
             found = runtime.find(name)
-            stranger = found is not None and found.digest != record["digest"]
-            if found is None or stranger or found.state == CREATED:
-                if found is not None and not stranger:
+            orphan = found is not None and found.digest != record["digest"]
+            if found is None or orphan or found.state == CREATED:
+                if found is not None and not orphan:
                     runtime.remove(name)
                 self._clean_up(name, record, runtime)
                 self.ledger.cancel_reservation(name)
@@ -303,9 +303,9 @@ class TaskManager:
     # -- stop ---------------------------------------------------------------------------------------------
 
     def stop(self, request: JsonObject) -> JsonObject:
-        """Forbids the attempt first, then asks its tasks to end; says whether all are gone.
+        """Tombstone the attempt, then stop its tasks; report whether all are gone.
 
-        With ``tasks`` the same for these tasks alone: the others go on.
+        With ``tasks`` this applies to these tasks only.
         """
         epoch, attempt = parse_integer(request, "epoch"), parse_integer(request, "attempt")
         job = parse_public_id(request, "job")
@@ -317,7 +317,7 @@ class TaskManager:
             records = self.ledger.tombstone(epoch, job, attempt, grace_s=grace_s)
         else:
             records = self.ledger.set_stop_deadline(epoch, job, attempt, grace_s=grace_s)
-        if not records:  # a ledger that was lost must not keep what runs from being stopped
+        if not records:  # running tasks must be stoppable after the loss of a ledger
             records = self._find_unrecorded(job, attempt, tasks)
         until_s = time.monotonic() + _STOP_TIMEOUT_S
         gone = [self._stop_one(name, record, until_s) for name, record in sorted(records.items())]
@@ -334,7 +334,7 @@ class TaskManager:
         return {"stopping": True, "stuck_s": self._stuck_s(records)}
 
     def _stuck_s(self, names: Iterable[str]) -> Optional[float]:
-        """For how long a task of these has been there although it was killed, seconds; None: none is."""
+        """Return how long one of these tasks has survived SIGKILL, in seconds; None: none has."""
         known = self.ledger.tasks()
         killed = [known[name]["killed_at_s"] for name in names if known.get(name, {}).get("killed_at_s")]
         return time.time() - min(killed) if killed else None
@@ -350,7 +350,7 @@ class TaskManager:
         }
 
     def _stop_one(self, name: str, record: Record, deadline_s: float) -> bool:
-        """Moves one task towards its end, for which it waits until ``until_s`` at most; True when it is gone."""
+        """Advance the end of one task, waiting until ``deadline_s`` at most; return True when it is gone."""
         if record["phase"] == EXITED and record["removed"]:
             return True
         runtime = self.runtimes[record["runtime"]]
@@ -358,9 +358,7 @@ class TaskManager:
             found = runtime.find(name)
             if found is not None and found.state == IS_RUNNING:
                 if (record["stop_deadline_s"] or 0.0) > time.time():
-                    with contextlib.suppress(
-                        AgentError
-                    ):  # it ended between the two questions: the watch sees that
+                    with contextlib.suppress(AgentError):  # it ended meanwhile; the monitor notices
                         runtime.signal(name, "TERM")
                     return False
                 self.record_peak_memory(name)
@@ -387,7 +385,7 @@ class TaskManager:
             return True
 
     def tasks_past_deadline(self, now_s: float) -> List[str]:
-        """The tasks that were asked to leave and whose time for it is over."""
+        """Return the tasks whose stop deadline has passed."""
         return [
             name
             for name, record in self.ledger.tasks().items()
@@ -397,13 +395,13 @@ class TaskManager:
         ]
 
     def kill(self, name: str) -> None:
-        """Ends a task whose time to leave is over, or that lost the daemon which bounds it."""
+        """Kill a task that exceeded its stop deadline or lost its MPS daemon."""
         record = self.ledger.tasks().get(name)
         if record is not None:
             self._stop_one(name, record, time.monotonic() + _STOP_TIMEOUT_S)
 
     def signal(self, request: JsonObject) -> JsonObject:
-        """Sends a signal to one task, or to all of an attempt."""
+        """Send a signal to one task, or to all of an attempt."""
         self.ledger.check_epoch(parse_integer(request, "epoch"))
         wanted = str(request.get("signal", "TERM")).upper()
         wanted = wanted[3:] if wanted.startswith("SIG") else wanted
@@ -424,7 +422,7 @@ class TaskManager:
         return {"signalled": sorted(records)}
 
     def remove(self, request: JsonObject) -> JsonObject:
-        """Drops an attempt that has ended, with its logs. Nothing left is success."""
+        """Remove an ended attempt with its logs; succeed when nothing is left."""
         epoch, attempt = parse_integer(request, "epoch"), parse_integer(request, "attempt")
         job = parse_public_id(request, "job")
         self.ledger.check_epoch(epoch)
@@ -433,7 +431,7 @@ class TaskManager:
             runtime = self.runtimes[record["runtime"]]
             with self._task_lock(name):
                 if record["phase"] in LIVE_PHASES and self._finalize(name, runtime) is None:
-                    raise AgentError(errors.NOT_ALLOWED, f"{name} still runs; it is stopped first.")
+                    raise AgentError(errors.FORBIDDEN, f"{name} still runs; it is stopped first.")
                 if not (self.ledger.tasks().get(name) or record)["removed"]:
                     runtime.remove(name)
                     self._clean_up(name, record, runtime)
@@ -444,7 +442,7 @@ class TaskManager:
     # -- the end of a task --------------------------------------------------------------------------------
 
     def finalize(self, name: str) -> bool:
-        """Records the end of a task that has ended; False while it runs."""
+        """Record the end of a task; return False while it runs."""
         record = self.ledger.tasks().get(name)
         if record is None or (record["phase"] == EXITED and record["removed"]):
             return True
@@ -452,7 +450,7 @@ class TaskManager:
             return self._finalize(name, self.runtimes[record["runtime"]]) is not None
 
     def _finalize(self, name: str, runtime: Runtime) -> Optional[Record]:
-        """Under the task's lock: records how it ended, then removes the container. None while it runs."""
+        """Record how a task ended and remove its container; None while it runs. Requires the task's lock."""
         record = self.ledger.tasks().get(name)
         if record is None:
             return None
@@ -485,7 +483,7 @@ class TaskManager:
         return record
 
     def _wait_for_exit(self, name: str, runtime: Runtime, record: Record) -> Optional[ContainerInfo]:
-        """The task as its runtime knows it; waits a little for an engine that is slow to notice the end."""
+        """Return the task as its runtime reports it; wait briefly for an engine that notices the end late."""
         deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
         while True:
             found = runtime.find(name)
@@ -493,7 +491,7 @@ class TaskManager:
             if found is None:
                 if gone or record["pid"] is None:
                     return None
-                # The engine forgot a process that lives: ours to end; its GPU is held until then.
+                # the engine lost a running process: kill it; its GPU is held until it is gone
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(record["pid"], 9)
             elif found.state != IS_RUNNING or not gone:
@@ -506,7 +504,7 @@ class TaskManager:
         return record.get("fault") or self.mps_daemons.task_fault(record)
 
     def _clean_up(self, name: str, record: Record, runtime: Runtime) -> None:
-        """Drops the secrets and the scratch of a task, and the job's network with its last task."""
+        """Remove secrets and scratch of a task, and the job's network with its last task."""
         self._rendezvous.release(name, self.directories.task_dir(name), None)
         self.directories.remove_secrets(name)
         self.directories.volumes.remove_scratch(name)
@@ -519,7 +517,7 @@ class TaskManager:
             runtime.remove_network(network)
 
     def record_peak_memory(self, name: str) -> None:
-        """Remembers the memory a task used at most; its control group goes soon after it ended."""
+        """Record the peak memory of a task; its control group is removed soon after its end."""
         group = self._cgroups.get(name)
         if group is None:
             pid = self.ledger.tasks().get(name, {}).get("pid")
@@ -530,19 +528,19 @@ class TaskManager:
             if usage.peak_memory_mib is not None:
                 self.peaks[name] = usage
 
-    # -- seeing -------------------------------------------------------------------------------------------
+    # -- listing and reconciliation -----------------------------------------------------------------------
 
     def list_tasks(self, request: JsonObject) -> JsonObject:
-        """Every task of this node, live or ended and not yet removed, and every tombstone."""
+        """Return all tasks, running or ended and not yet removed, and all tombstones."""
         records = dict(self.ledger.tasks())
         rows = []
         for runtime in self.runtimes.values():
             for found in runtime.tasks(self.settings.cluster):
                 record = records.pop(found.name, None)
                 rows.append(task_rows.row_from_runtime(found, record, runtime.kind))
-                if record and found.exit_code:  # of one whose end is not settled yet
-                    told = {key: record.get(key) for key in task_rows.DISK_FIELDS}
-                    rows[-1] = {**told, "fault": self._task_fault(record), **rows[-1]}
+                if record and found.exit_code:  # ended but not yet finalized
+                    reported = {key: record.get(key) for key in task_rows.DISK_FIELDS}
+                    rows[-1] = {**reported, "fault": self._task_fault(record), **rows[-1]}
         rows.extend(task_rows.row_from_ledger(name, record) for name, record in records.items())
         for row in rows:
             row.update(self._read_reports(row) if row["state"] == IS_RUNNING else _NO_REPORTS)
@@ -556,26 +554,26 @@ class TaskManager:
         }
 
     def _read_reports(self, row: JsonObject) -> JsonObject:
-        """What a running task tells by its files."""
+        """Return checkpoint and progress reports of a running task."""
         folder, started_s, now_s = self.directories.task_dir(row["name"]), row["started_s"], time.time()
-        told = progress.read_progress(folder, started_s, now_s)
+        reported = progress.read_progress(folder, started_s, now_s)
         return {
             "checkpoint_age_s": checkpoint.checkpoint_age_s(folder, started_s, now_s),
-            "progress": told.done if told else None,
-            "progress_age_s": told.age_s if told else None,
+            "progress": reported.done if reported else None,
+            "progress_age_s": reported.age_s if reported else None,
         }
 
     def record_disk_full(self, message: str) -> None:
-        """Remembers for a while that an engine had no room: its own disk may not be among those we look at."""
+        """Remember for a while that an engine's disk is full, which may not be among the watched disks."""
         if self.directories.disk_shortage(self.settings.min_free_disk_mib) is not None:
             return
         self._disk_full_message, self._disk_full_until_s = message, time.monotonic() + _DISK_FULL_HOLD_S
 
     def disk_full_message(self) -> Optional[str]:
-        """Why this node takes no work for want of room; None while there is some.
+        """Return why this node accepts no work for lack of disk space; None while there is enough.
 
-        A disk that was short counts as full until it has a tenth more than the floor, so that a node on the
-        edge does not come and go.
+        A disk that was short must exceed the minimum by a tenth before it counts as sufficient again
+        (hysteresis).
         """
         floor = self.settings.min_free_disk_mib
         short = self.directories.disk_shortage(floor + floor // 10 if self._disk_full_message else floor)
@@ -586,7 +584,7 @@ class TaskManager:
         return self._disk_full_message or None
 
     def reconcile(self) -> None:
-        """Brings ledger and machine into step: ends recorded, crashed starts undone, leftovers removed."""
+        """Reconcile ledger and machine: record ends, undo interrupted starts, remove leftovers."""
         for runtime in self.runtimes.values():
             here = {found.name: found for found in runtime.tasks(self.settings.cluster)}
             for name, record in list(self.ledger.tasks().items()):
@@ -620,7 +618,7 @@ class TaskManager:
                 self._finalize(name, runtime)
 
     def handle_reboot(self) -> bool:
-        """After a reboot: removes what the engines revived and ends what it left; True when there was one."""
+        """After a reboot, end all tasks of the last boot; return True after a reboot."""
         now = procfs.boot_id(self.settings.boot_id_path)
         if self.ledger.read()["boot_id"] == now:
             return False
@@ -652,7 +650,7 @@ class TaskManager:
 
 
 def _parse_task_numbers(raw: Any) -> Optional[List[int]]:
-    """The numbers of tasks in a request; None when it is about all of them."""
+    """Return the task numbers of a request; None when it concerns all tasks."""
     if raw is None:
         return None
     if not isinstance(raw, list) or not raw or any(type(each) is not int or each < 0 for each in raw):

@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, and the one by which nodes reach each other."""
+"""Network interfaces of this machine, and the default one between nodes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _Address = Union[ipaddress.IPv4Interface, ipaddress.IPv6Interface]
 
 
 class Interface(NamedTuple):
-    """One interface with an address. ``chosen``: by it the ranks of gangs meet, unless people say otherwise."""
+    """An interface with an address. ``chosen``: used for rendezvous unless configured otherwise."""
 
     name: str
     address: str  # the first of its addresses
-    prefix: int  # bits of the network
-    speed_mbit: Optional[int]  # None: it does not say
+    prefix: int  # prefix length
+    speed_mbit: Optional[int]  # None: unknown
     chosen: bool
-    addresses: Sequence[str] = ()  # each with its bits, such as 10.0.0.7/24: the IPv4 one, then those of IPv6
+    addresses: Sequence[str] = ()  # with prefix length, such as 10.0.0.7/24: IPv4, then IPv6
 
 
 def list_interfaces() -> List[Interface]:
-    """The interfaces by which other machines may be reached, by name.
+    """Return the interfaces by which other machines may connect, by name.
 
-    Loopback is none of them, nor are the bridges of engines unless the default route leads there. Chosen is the one
-    of the default route with the lowest metric, of IPv4 before IPv6; where there is none, the fastest.
+    Excludes loopback, and bridges without the default route. The chosen one has the default route with the
+    lowest metric, IPv4 before IPv6; without a default route it is the fastest.
     """
     metrics = _default_metrics()
     found = {name: own for name, own in _addresses().items() if name in metrics or not _is_bridge(name)}
@@ -57,12 +57,12 @@ def list_interfaces() -> List[Interface]:
 
 
 def host_addresses() -> List[str]:
-    """Every address of this machine but loopback, those of bridges too, without the bits of its network."""
+    """Return all addresses of this machine except loopback, including bridges, without prefix length."""
     return [str(each.ip) for own in _addresses().values() for each in own]
 
 
 def local_networks() -> List[str]:
-    """Every IPv4 address of this machine as a network: all of each interface, loopback too."""
+    """Return all local IPv4 addresses as networks, including loopback."""
     found: List[str] = []
     address = ""
     for line in (read_text("/proc/net/fib_trie") or "").splitlines():
@@ -75,14 +75,14 @@ def local_networks() -> List[str]:
 
 
 def default_gateways(table: str) -> List[str]:
-    """The gateways of the default routes in the text of ``/proc/net/route``."""
+    """Return the gateways of default routes in the text of ``/proc/net/route``."""
     rows = (line.split() for line in table.splitlines())
     found = (words[2] for words in rows if len(words) > 7 and words[1] == words[7] == "00000000")
     return [str(ipaddress.IPv4Address(bytes.fromhex(each)[::-1])) for each in found if int(each, 16)]
 
 
 def _addresses() -> Dict[str, List[_Address]]:
-    """The addresses of each interface but loopback, for those that have any; of IPv4 the first alone."""
+    """Return addresses by interface except loopback; only the first IPv4 address."""
     found: Dict[str, List[_Address]] = {}
     for _, name in socket.if_nameindex():
         first = _ipv4_address(name)
@@ -95,10 +95,9 @@ def _addresses() -> Dict[str, List[_Address]]:
 
 
 def stable_ipv6_addresses(table: str) -> List[Tuple[str, ipaddress.IPv6Interface]]:
-    """Interface and address for each line of the kernel's table that others may use for long.
+    """Return (interface, address) for the lines of the kernel's table with stable global addresses.
 
-    Neither addresses of one wire alone (fe80::), nor such as are not sure yet, are not to be used any more, or are
-    made anew from time to time.
+    Excludes link-local, tentative, deprecated and temporary addresses.
     """
     found = []
     for line in table.splitlines():
@@ -114,7 +113,7 @@ def _is_bridge(name: str) -> bool:
 
 
 def _ipv4_address(name: str) -> Optional[ipaddress.IPv4Interface]:
-    """The first IPv4 address of an interface; None when it has none."""
+    """Return the first IPv4 address of an interface, or None."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         request = struct.pack("256s", name.encode()[:15])
         try:
@@ -126,7 +125,7 @@ def _ipv4_address(name: str) -> Optional[ipaddress.IPv4Interface]:
 
 
 def _default_metrics() -> Dict[str, Tuple[int, int]]:
-    """By interface, the lowest of its default routes: 0 of IPv4 or 1 of IPv6, and the metric."""
+    """Return the best default route per interface as (0 for IPv4 or 1 for IPv6, metric)."""
     found: List[Tuple[str, Tuple[int, int]]] = []
     for line in (read_text("/proc/net/route") or "").splitlines()[1:]:
         words = line.split()
