@@ -67,7 +67,7 @@ def loosest_effective(
 ) -> SettingValue | None:
     """Return the least strict value that takes effect in any pool below these ancestors, if any."""
     asked = [values[name] for values in ancestors if name in values]
-    spaces = [
+    loosest = [
         max([loosest_allowed(name, pool), *asked], key=lambda one: strictness(name, one)) for pool in pools
     ]
-    return min(spaces, key=lambda one: strictness(name, one), default=None)
+    return min(loosest, key=lambda one: strictness(name, one), default=None)

@@ -123,7 +123,7 @@ def portal_processes(
 
 
 def _uvicorn(socket: Path) -> tuple[str, ...]:
-    """Return the command of a web process.
+    """Return the Python arguments of a web process.
 
     Only the gateway can reach the socket, so proxy headers are trusted. Live frames are not compressed, since
     each would be compressed separately for every browser.

@@ -115,7 +115,7 @@ class _Decision:
             share_breakdowns=breakdowns,
             steps_used=self._session.steps_used + self.explainer.alternative_search.steps_used,
             truncated=bool(self._session.unprocessed)
-            or any(space.truncated for space in self._session.planners.values()),
+            or any(planner.truncated for planner in self._session.planners.values()),
             explained=explain,
             nominations=self._placements(GangTaskState.NOMINATED),
         )

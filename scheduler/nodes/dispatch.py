@@ -231,10 +231,10 @@ def exclude_node(job: Job, node: Node) -> None:
         others = others.filter(pool=job.pool_id)
     left = others.exclude(pk__in=job.avoid_nodes.values("pk")).annotate(count=Count("gpus"))
     each = job.gpus_per_task * job.milli_per_gpu
-    placements = [
+    task_counts = [
         count * WHOLE_MILLI // each if each else job.tasks for count in left.values_list("count", flat=True)
     ]
-    if sum(placements) >= job.required_tasks:
+    if sum(task_counts) >= job.required_tasks:
         job.avoid_nodes.add(node)
 
 

@@ -197,3 +197,12 @@ def test_shares_of_a_gpu_are_of_one_project() -> None:
     assert (other.fit_count(ours), other.fit_count(theirs)) == (1, 0)
     floor.load_tenants(None)
     assert floor.fit_count(theirs) == 1, "any"
+
+
+def test_a_gang_that_fractions_leave_no_space_for_takes_nothing() -> None:
+    placer = floor("spread")
+    for which, tasks in [(0, 2), (3, 3), (7, 3), (12, 3), (0, 2), (9, 1), (1, 2), (0, 1), (0, 1)]:
+        assert placer.place_gang(SHAPES[which], tasks) is not None
+    free = placer.cpu_free.tolist(), placer.free_milli.tolist()
+    assert placer.place_gang(SHAPES[9], 2) is None
+    assert (placer.cpu_free.tolist(), placer.free_milli.tolist()) == free

@@ -94,9 +94,9 @@ def version_warnings(versions: Dict[str, Optional[str]], *, containers: bool) ->
 
 def collect_versions() -> Dict[str, Optional[str]]:
     """Return versions by tool, None when missing or unknown; runs all commands in parallel."""
-    with ThreadPoolExecutor(max_workers=len(_COMMANDS) + 1) as hands:
-        answers = {name: hands.submit(_version_of, command) for name, command in _COMMANDS.items()}
-        sshd = hands.submit(_sshd_info)
+    with ThreadPoolExecutor(max_workers=len(_COMMANDS) + 1) as executor:
+        answers = {name: executor.submit(_version_of, command) for name, command in _COMMANDS.items()}
+        sshd = executor.submit(_sshd_info)
         versions = {name: answer.result() for name, answer in answers.items()}
         versions.update(sshd.result())
     versions["kernel"] = os.uname().release

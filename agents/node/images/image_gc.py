@@ -47,7 +47,8 @@ def parse_image_gc_policy(raw: Any) -> Optional[ImageGcPolicy]:
         request = ImageGcPolicy(high, min(low, high), min_age_s, raw.get("include_unmanaged") is True, keep)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise invalid_spec(
-            "images has high_threshold_percent, low_threshold_percent, min_age_s, and perhaps others and keep."
+            "images has high_threshold_percent, low_threshold_percent, min_age_s, "
+            "and optionally include_unmanaged and protected."
         ) from error
     if not (
         request.low_threshold_percent >= 0

@@ -138,20 +138,20 @@ class _Listener:
                         until_s = 0.0
                     elif key.fileobj is self._server:
                         with contextlib.suppress(OSError):
-                            tenant, _ = self._server.accept()
-                            tenant.setblocking(False)
-                            tenant.send(self._greeting)
-                            greeted[tenant] = time.monotonic() + _CLIENT_TIMEOUT_S
-                            ready.register(tenant, selectors.EVENT_READ)
+                            client, _ = self._server.accept()
+                            client.setblocking(False)
+                            client.send(self._greeting)
+                            greeted[client] = time.monotonic() + _CLIENT_TIMEOUT_S
+                            ready.register(client, selectors.EVENT_READ)
                     else:
                         greeted[key.fileobj] = _read_deadline_s(key.fileobj, greeted)  # type: ignore[index,arg-type]
-                for tenant in [each for each, until in greeted.items() if until <= time.monotonic()]:
-                    ready.unregister(tenant)
-                    del greeted[tenant]
-                    tenant.close()
-            for tenant in greeted:
-                tenant.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
-                tenant.close()
+                for client in [each for each, until in greeted.items() if until <= time.monotonic()]:
+                    ready.unregister(client)
+                    del greeted[client]
+                    client.close()
+            for client in greeted:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+                client.close()
 
 
 def _read_deadline_s(client: socket.socket, greeted: Dict[socket.socket, float]) -> float:

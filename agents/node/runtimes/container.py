@@ -178,8 +178,8 @@ class ContainerRuntime(Runtime):
             return
         # each engine command takes about 40 ms, so the network is created during the image inspection; a
         # refused start removes the network again
-        with ThreadPoolExecutor(max_workers=1) as quarantined:
-            network = quarantined.submit(self._create_job_network, config)
+        with ThreadPoolExecutor(max_workers=1) as executor:
+            network = executor.submit(self._create_job_network, config)
             self._prepared_images[spec.name] = self.inspect_image(spec.image or "")
         network.result()
 

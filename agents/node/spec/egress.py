@@ -118,11 +118,11 @@ def read_denied_networks(state_dir: str) -> List[str]:
 def save_denied_networks(state_dir: str, raw: Any) -> bool:
     """Store the denied networks; return True when they changed. Refuse an invalid list."""
     if not isinstance(raw, list) or len(raw) > MAX_DENIED_NETWORKS:
-        raise invalid_spec(f"deny is not a list of at most {MAX_DENIED_NETWORKS} addresses.")
+        raise invalid_spec(f"networks is not a list of at most {MAX_DENIED_NETWORKS} addresses.")
     try:
         deny = sorted({str(ipaddress.ip_network(str(each))) for each in raw})
     except ValueError as error:
-        raise invalid_spec(f"deny holds something that is no address: {error}.") from error
+        raise invalid_spec(f"networks holds something that is not a network address: {error}.") from error
     if deny == read_denied_networks(state_dir):
         return False
     write_json(os.path.join(state_dir, _FILE), {"deny": deny})

@@ -93,7 +93,7 @@ def _serial_files() -> list[str]:
 
 
 def _start_compile() -> subprocess.Popen[bytes] | None:
-    """Compile all tests ahead unless cached, so that workers do not each compile them."""
+    """Collect all tests once unless their bytecode is cached, so that workers do not each compile them."""
     if sys.dont_write_bytecode or any((Path(settings.BASE_DIR) / "tests/__pycache__").glob("conftest.*")):
         return None
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq"]

@@ -95,9 +95,9 @@ def project_settings_sheet(project: Project) -> ProjectSettingsSheet:
     cluster, line = cluster_settings(), _ancestor_settings(row.pk, _tree())
     pools = list(NodePool.objects.order_by("name"))
     rules = [_effective_rules(pool, cluster, line) for pool in pools]
-    spaces = _loosest_effective_values([each.values for each in rules], line)
+    loosest = _loosest_effective_values([each.values for each in rules], line)
     settings = [
-        ProjectSetting(name, row.policy.get(name), spaces[name], [each.rules[name] for each in rules])
+        ProjectSetting(name, row.policy.get(name), loosest[name], [each.rules[name] for each in rules])
         for name in PROJECT_SETTINGS
     ]
     return ProjectSettingsSheet(row, row.policy_version, settings)

@@ -94,15 +94,15 @@ def _value_or_default(name: str, value: SettingValue | None) -> SettingValue | N
 
 def _ineffective_values(project: Project, changes: Mapping[str, SettingValue | None]) -> dict[str, str]:
     """Return why values would take effect in no pool, by setting."""
-    spaces, faults = loosest_effective_values(project), {}
+    loosest, faults = loosest_effective_values(project), {}
     for name, value in changes.items():
-        space = spaces[name]
-        if value is None or space is None or strictness(name, value) >= strictness(name, space):
+        bound = loosest[name]
+        if value is None or bound is None or strictness(name, value) >= strictness(name, bound):
             continue
-        if isinstance(space, str):
-            faults[name] = f"Must be {space} or stricter: so the pools, or a project above it, have it."
+        if isinstance(bound, str):
+            faults[name] = f"Must be {bound} or stricter: so the pools, or a project above it, have it."
         else:
-            most = format_duration(space) if NUMBER_SETTINGS[name].unit == "s" else format_number(space)
+            most = format_duration(bound) if NUMBER_SETTINGS[name].unit == "s" else format_number(bound)
             faults[name] = f"At most {most} would count: so much the pools, or a project above it, allow."
     return faults
 

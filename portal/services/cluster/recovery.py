@@ -71,9 +71,9 @@ def begin_recovery() -> None:
 def _raise_epochs() -> None:
     """End every lease, and make later epochs exceed all that were issued since the backup.
 
-    Nodes refuse an epoch lower than the highest they have seen, and are not asked for it because they could
-    lie. Epochs therefore continue from the clock, at a rate that no installation reaches by issuing them one
-    by one. If the clock is wrong, they continue far above those of the backup.
+    Nodes refuse an epoch lower than the highest they have seen. They are not queried for it, because they
+    could report a false one. Epochs therefore continue from the clock, at a rate that no installation reaches
+    by issuing them one by one. If the clock is wrong, they continue far above those of the backup.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [Lease.EPOCH_LOCK])

@@ -74,16 +74,18 @@ def unsatisfiable_reason(request: ResourceRequest) -> InfeasibleReason | None:
     A gang is placed in one pool. Cordoned and unreachable nodes count, because they can return; retired nodes
     do not.
     """
-    spaces = _empty_nodes(request)
-    if not spaces:
+    capacities = _empty_nodes(request)
+    if not capacities:
         return _no_nodes_reason(request)
     pools: dict[int, list[EmptyNodeCapacity]] = defaultdict(list)
-    for space in spaces:
-        pools[space.node.pool_id].append(space)
-    placements = {pool: sum(space.task_count(request) for space in held) for pool, held in pools.items()}
+    for capacity in capacities:
+        pools[capacity.node.pool_id].append(capacity)
+    placements = {
+        pool: sum(capacity.task_count(request) for capacity in held) for pool, held in pools.items()
+    }
     possible = [pool for pool, count in placements.items() if count >= request.tasks]
     if not possible:
-        return _too_large_reason(request, spaces, pools, placements)
+        return _too_large_reason(request, capacities, pools, placements)
     return _over_limit_reason(request, possible)
 
 
@@ -92,8 +94,8 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
     nodes = nodes.filter(runtime__in=compatible_runtimes(request.runtime))
     if request.pool is not None:
         nodes = nodes.filter(pool=request.pool)
-    spaces = {node.pk: EmptyNodeCapacity(node) for node in nodes.select_related("pool").order_by("name")}
-    for gpu in Gpu.objects.filter(node_id__in=spaces, present=True).order_by("index"):
+    capacities = {node.pk: EmptyNodeCapacity(node) for node in nodes.select_related("pool").order_by("name")}
+    for gpu in Gpu.objects.filter(node_id__in=capacities, present=True).order_by("index"):
         if request.gpu_model and gpu.model != request.gpu_model:
             continue
         if request.min_gpu_memory_mib and gpu.memory_mib < request.min_gpu_memory_mib:
@@ -102,8 +104,8 @@ def _empty_nodes(request: ResourceRequest) -> list[EmptyNodeCapacity]:
             continue
         if (gpu.compute_capability or 0.0) < (request.min_compute_capability or 0.0):
             continue
-        spaces[gpu.node_id].gpus.append(gpu)
-    return list(spaces.values())
+        capacities[gpu.node_id].gpus.append(gpu)
+    return list(capacities.values())
 
 
 def _no_nodes_reason(request: ResourceRequest) -> InfeasibleReason:
@@ -126,10 +128,10 @@ def _too_large_reason(
     pools: dict[int, list[EmptyNodeCapacity]],
     task_counts: dict[int, int],
 ) -> InfeasibleReason:
-    largest = max(len(space.gpus) for space in nodes)
+    largest = max(len(capacity.gpus) for capacity in nodes)
     facts: dict[str, object] = {
         "asked_gpus": request.tasks * request.gpus_per_task,
-        "cluster_gpus": sum(len(space.gpus) for space in nodes),
+        "cluster_gpus": sum(len(capacity.gpus) for capacity in nodes),
         "largest_node_gpus": largest,
         "nearest": None,
     }
@@ -161,7 +163,7 @@ def _too_large_reason(
 def _gpu_mismatch_reason(request: ResourceRequest) -> tuple[str, dict[str, object] | None]:
     """No GPU has the requested model, memory or compute capability."""
     unpicky = replace(request, gpu_model="", min_gpu_memory_mib=None, min_compute_capability=None)
-    of_any_age = [gpu for space in _empty_nodes(unpicky) for gpu in space.gpus]
+    of_any_age = [gpu for capacity in _empty_nodes(unpicky) for gpu in capacity.gpus]
     here = [g for g in of_any_age if (g.compute_capability or 0.0) >= (request.min_compute_capability or 0.0)]
     if request.mig_profile and not of_any_age:
         return _mig_profile_mismatch_reason(request)
@@ -226,11 +228,11 @@ def _gpus_per_node_reason(
     largest: int,
 ) -> tuple[str, dict[str, object] | None]:
     smaller = replace(request, gpus_per_task=largest)
-    most = max(sum(space.task_count(smaller) for space in held) for held in pools.values())
+    most = max(sum(capacity.task_count(smaller) for capacity in held) for held in pools.values())
     parts = -(-request.gpus_per_task // largest) * request.tasks
     message = (
         f"Needs {request.gpus_per_task} {_gpus_text(request)} on one node; the largest node has {largest}, "
-        f"and all nodes together {sum(len(space.gpus) for space in nodes)}. Ask for at most {largest} on a node"
+        f"and all nodes together {sum(len(capacity.gpus) for capacity in nodes)}. Ask for at most {largest} on a node"
     )
     message += f", or for {parts} tasks on several nodes." if 1 < parts <= most else "."
     return message, {"tasks": min(request.tasks, most), "gpus_per_task": largest} if most else None

@@ -20,10 +20,10 @@ from portal.services.nodes.operations import request_operations
 def do_set_gang_fabric(
     actor: User, pool: NodePool, *, allowed: bool, fabric: GangFabric, reason: str = ""
 ) -> NodePool:
-    """Allow or forbid gangs of a pool a network between its nodes, and set its fabric.
+    """Allow or forbid a network between nodes for gangs of a pool, and set its fabric.
 
-    Running jobs are unchanged. Each node must allow the devices in its own settings too. Reachable nodes are
-    asked to check their requirements.
+    Running jobs are unchanged. Each node must allow the devices in its own settings too. Reachable nodes then
+    check their requirements.
     """
     require_admin(actor, "change pools")
     if faults := fabric_errors(fabric):

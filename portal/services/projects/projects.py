@@ -30,7 +30,10 @@ MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 def do_create_project(
     actor: User, *, name: str, title: str = "", parent: Project | None = None, manager: User | None = None
 ) -> Project:
-    """Create a project. Only administrators create top-level projects, managers children of theirs."""
+    """Create a project. Only administrators create top-level projects, managers children of theirs.
+
+    ``manager``, if given, gets the role of manager.
+    """
     if parent is None:
         require_admin(actor, "make a top-level project")
     else:

@@ -58,11 +58,11 @@ class EvictAction:
             queue = JobQueue(pool_state, mine, cannot_help)
             while (gang := queue.pop()) is not None:
                 milli = gang.next_demand.gpu_milli
-                space = self._find_victims(planner, action, gang)
-                if space is None:
+                eviction_set = self._find_victims(planner, action, gang)
+                if eviction_set is None:
                     continue
                 changed = True
-                for task in (*space.evicted, *space.migrated):
+                for task in (*eviction_set.evicted, *eviction_set.migrated):
                     if task.held:
                         right = EvictionReason.MIGRATED if task.state is GangTaskState.NOMINATED else reason
                         self._session.evictions[task] = OrderedEviction(task, right, gang.job)
@@ -71,7 +71,7 @@ class EvictAction:
                 pool_state.gangs[gang.job] = gang
                 self._session.pool_of[gang.job] = pool
                 queue.started(gang, milli)
-                for leaf in {task.gang.leaf_project for task in space.evicted}:
+                for leaf in {task.gang.leaf_project for task in eviction_set.evicted}:
                     queue.update_project(leaf)
         return changed
 
@@ -181,13 +181,13 @@ class EvictAction:
         before = planner.steps_used
         budget = before + self._session.policy.max_steps_per_cycle - self._session.steps_used
         if action == "consolidate":
-            space = planner.consolidate(gang, budget)
+            eviction_set = planner.consolidate(gang, budget)
         elif action == "reclaim":
-            space = planner.reclaim(gang, budget)
+            eviction_set = planner.reclaim(gang, budget)
         else:
-            space = planner.preempt(gang, budget)
+            eviction_set = planner.preempt(gang, budget)
         self._session.steps_used += planner.steps_used - before
-        return space
+        return eviction_set
 
     def evict_stale_gangs(self) -> None:
         """Evict gangs that have had too few live tasks for too long; they return to the queue."""

@@ -185,11 +185,11 @@ class PreemptionPlanner:
                 self._pool_state, self._domains, self._policy, self._now_s, simulate_at_s=at_s
             )
         before, actions = then.steps_used, self._policy.actions
-        space = then.reclaim(gang, before + budget_steps) if "reclaim" in actions else None
-        if space is None and "preempt" in actions:
-            space = then.preempt(gang, before + budget_steps)
+        eviction_set = then.reclaim(gang, before + budget_steps) if "reclaim" in actions else None
+        if eviction_set is None and "preempt" in actions:
+            eviction_set = then.preempt(gang, before + budget_steps)
         self._dry_run_steps += 1 + then.steps_used - before
-        return space is not None
+        return eviction_set is not None
 
     def any_may_evict(
         self,

@@ -69,7 +69,7 @@ class VictimSearch:
         self._nominated_before: dict[
             GangTask, HeldSlots
         ] = {}  # or where an evicted rank of a running job was nominated
-        self._rejected_by_rules = False  # the last search by cost failed for rules, not space
+        self._rejected_by_rules = False  # the last search by cost failed for rules, not eviction_set
         self.steps_used = 0
         self.truncated = False
         """A search ended because its budget was used up."""
@@ -82,14 +82,14 @@ class VictimSearch:
     def find(self, request: SearchRequest) -> EvictionSet | None:
         """Evict candidates step by step until the gang fits and the rules allow the result."""
         statement = Statement(self._pool_state)
-        space = self._find(request, statement)
-        if space is None or request.dry_run:
+        eviction_set = self._find(request, statement)
+        if eviction_set is None or request.dry_run:
             statement.rollback()
-        if space is not None:
-            self._candidates.remove(space.evicted)
+        if eviction_set is not None:
+            self._candidates.remove(eviction_set.evicted)
         elif not self.truncated:
             self._candidates.mark_infeasible(request.gang, request.reason)
-        return space
+        return eviction_set
 
     def _find(self, request: SearchRequest, statement: Statement) -> EvictionSet | None:
         wanted = request.gang.next_to_place()
@@ -104,9 +104,9 @@ class VictimSearch:
             return self._search_with_rescheduling(request, wanted, statement)
         if not (self._policy.by_price and request.gang.homogeneous and not self._candidates.has_surplus):
             return self._search_in_order(request, wanted, statement)
-        space = self._search_by_cost(request, wanted, statement)
-        if space is not None or self.truncated or not self._rejected_by_rules:
-            return space
+        eviction_set = self._search_by_cost(request, wanted, statement)
+        if eviction_set is not None or self.truncated or not self._rejected_by_rules:
+            return eviction_set
         statement.rollback()
         return self._search_with_rescheduling(request, wanted, statement)
 
@@ -128,9 +128,9 @@ class VictimSearch:
             self._evict(tasks, statement)
             steps.append(tasks)
             if self._may_fit(request.gang, wanted) and (
-                space := self._try(request, wanted, steps, statement)
+                eviction_set := self._try(request, wanted, steps, statement)
             ):
-                return space
+                return eviction_set
         return None
 
     def _search_by_cost(
@@ -173,8 +173,8 @@ class VictimSearch:
             if missing > 0:
                 continue
             tried += 1
-            if space := self._try(request, wanted, steps, statement):
-                return space
+            if eviction_set := self._try(request, wanted, steps, statement):
+                return eviction_set
             self._rejected_by_rules = True
             # refused with this node: try the next cheapest instead
             statement.rollback(mark)
@@ -221,9 +221,9 @@ class VictimSearch:
             if request.reason is EvictionReason.MIGRATED
             else self._policy.max_victims
         )
-        space: EvictionSet | None = None
+        eviction_set: EvictionSet | None = None
         for count in range(1, len(wanted) + 1):
-            space = None
+            eviction_set = None
             for tried, victims in enumerate(self._victim_sets(request.candidates, found)):
                 if tried > self._policy.most_tries and not self._policy.by_turns:
                     break
@@ -235,16 +235,16 @@ class VictimSearch:
                 self.steps_used += 1
                 self._evict(victims, statement)
                 if self._may_fit(request.gang, wanted[:count]) and (
-                    space := self._try(request, wanted[:count], [victims], statement)
+                    eviction_set := self._try(request, wanted[:count], [victims], statement)
                 ):
                     break
                 statement.rollback()
-            if space is None:
+            if eviction_set is None:
                 return None
             if count < len(wanted):
-                found = [*space.evicted, *space.migrated]
+                found = [*eviction_set.evicted, *eviction_set.migrated]
                 statement.rollback()
-        return space
+        return eviction_set
 
     def _victim_sets(
         self, candidates: dict[ProjectId, list[Gang]], found: Sequence[GangTask]
@@ -283,8 +283,8 @@ class VictimSearch:
 
     def _may_fit(self, gang: Gang, wanted: Sequence[GangTask]) -> bool:
         """Check quickly whether the first task fits, and all tasks if they are equal."""
-        space = self._pool_state.idle_and_releasing.fit_count(wanted[0].shape)
-        return space >= (len(wanted) if gang.homogeneous else 1)
+        fit_count = self._pool_state.idle_and_releasing.fit_count(wanted[0].shape)
+        return fit_count >= (len(wanted) if gang.homogeneous else 1)
 
     def _try(
         self,

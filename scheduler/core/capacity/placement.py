@@ -208,6 +208,11 @@ class NodePlacer(NodeCapacity):
             missing = tasks - len(held)
             rank, count = self._rank_nodes(scores, missing, near)
             node = int(rank.argmin())
+            if (
+                rank[node] == WORST_SCORE
+            ):  # fractions taken on one GPU may leave less than the capacity counted
+                self.release(held)
+                return None
             if pace is not None:
                 node = self._fastest(pace, shape, missing, count, np.flatnonzero(rank == rank[node]))
             best_free = int(scores.best_free[node]) if measured else 0
