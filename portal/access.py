@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import Q, QuerySet
 
+from portal.domain.project_tree import path_to_root
 from portal.domain.states import ROLE_RANK, JobKind, NodeState, Role
-from portal.domain.tree import path_to_root
 from portal.errors import Forbidden, NotFound, Unauthenticated
 from portal.models import (
     ApiToken,

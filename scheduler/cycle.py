@@ -26,10 +26,10 @@ from scheduler.cycle_state import CycleState
 from scheduler.failed_cycles import save_failed_cycle
 from scheduler.forecast.duration_estimates import DurationEstimator
 from scheduler.forecast.forecast_store import save_intervals
-from scheduler.gc_pause import gc_paused
 from scheduler.incremental import EXPLAIN_INTERVAL_S
 from scheduler.leases import HeldLease
 from scheduler.nominations import save_nominations
+from scheduler.python_gc import gc_paused
 from scheduler.snapshot.decision_input import DecisionInput, take_snapshot
 from scheduler.snapshot.invalid_rows import report_faults, use_valid_rows
 from scheduler.snapshot.row_cache import INVALID_DATA

@@ -19,7 +19,7 @@ from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import JobId, NodeRow, PendingRow, RunningRow, Snapshot
 from scheduler.core.session.cache import DecisionCache
 from scheduler.core.verdicts.report import VerdictReport
-from scheduler.gc_pause import gc_paused
+from scheduler.python_gc import gc_paused
 
 Row = TypeVar("Row", NodeRow, PendingRow, RunningRow)
 

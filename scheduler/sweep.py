@@ -21,7 +21,7 @@ from portal.services.jobs import time_limits
 from portal.services.jobs.dependencies import cancel_dependents
 from portal.services.jobs.logs import delete_expired_logs
 from portal.services.lifecycle import job_control
-from portal.services.nodes import breaker, nodes, operations
+from portal.services.nodes import nodes, operations, quarantine
 from portal.services.workspaces.terminals import delete_old_terminals
 from scheduler.failed_cycles import delete_old_failed_cycles
 from scheduler.forecast.forecast_store import RETENTION, score_started
@@ -51,7 +51,7 @@ def sweep() -> None:
     mark_unreachable_nodes()
     operations.fail_overdue_operations()
     operations.request_due_gc()
-    breaker.evaluate_breakers()
+    quarantine.evaluate_breakers()
     reservations.drain_started_reservations()
     recovery.end_recovery_if_complete()
     cancel_dependents()
@@ -149,7 +149,7 @@ def delete_old_rows() -> None:
         rows.model._default_manager.filter(pk__in=ids).delete()
     BrowserSession.objects.filter(expire_date__lt=now).delete()
     delete_old_failed_cycles()
-    breaker.delete_old_incidents()
+    quarantine.delete_old_incidents()
     operations.delete_old_operations()
     delete_expired_keys()
     delete_old_terminals()

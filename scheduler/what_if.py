@@ -19,7 +19,7 @@ from portal.valkey.client import valkey_client
 from scheduler.commit.verdict_store import change_fields, verdict_fields
 from scheduler.core.decide import preview_request
 from scheduler.core.forecast.delay_impact import estimate_delay_impact
-from scheduler.core.model.company import isolation_excluded_nodes
+from scheduler.core.model.network_isolation import isolation_excluded_nodes
 from scheduler.core.model.plan import Eviction, RequestPreview, Verdict
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,

@@ -14,7 +14,7 @@ from django.db import connection
 from pytest_django import DjangoDbBlocker
 from xdist.scheduler import LoadScopeScheduling
 
-from portal.standalone.test_requirements import MACHINE_REQUIREMENTS, missing_requirements, skip_reason
+from portal.standalone.testing_requirements import MACHINE_REQUIREMENTS, missing_requirements, skip_reason
 from tests import table_flush
 
 TEMPLATE_DATABASE = "test_template"

@@ -47,7 +47,7 @@ def _start_services() -> None:
         if not os.environ.get("DATABASE_URL"):
             os.environ["FAIRWAY_TESTS_OWN_SERVER"] = "1"
         _guardian = subprocess.Popen(
-            [sys.executable, "-m", "portal.standalone.test_servers", str(_root)],
+            [sys.executable, "-m", "portal.standalone.temporary_servers", str(_root)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

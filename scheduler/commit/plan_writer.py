@@ -24,7 +24,7 @@ from portal.models import Attempt, Gpu, Job, Node, NodePool, Volume
 from portal.services.lifecycle import elastic, job_control
 from portal.services.lifecycle.elastic import ScaleUp, ScaleUpSession, TaskEviction
 from portal.services.lifecycle.job_control import AttemptStart, RankPlacement, StopRequest
-from portal.services.nodes import breaker
+from portal.services.nodes import quarantine
 from portal.services.projects.volumes import declared_volumes
 from portal.services.workspaces.access import create_attempt_secret
 from scheduler import leases
@@ -160,13 +160,13 @@ def _start_jobs(leader: HeldLease, starts: Sequence[JobPlacement]) -> list[Commi
         list(Gpu.objects.select_for_update(no_key=True).filter(pk__in=wanted).order_by("pk").values("pk"))
     if beginnings:
         attempts = job_control.start_attempts(beginnings, epoch=leader.epoch)
-        breaker.start_probations(
+        quarantine.start_probations(
             (attempt, [placement.node for placement in beginning.placements])
             for attempt, beginning in zip(attempts, beginnings, strict=True)
         )
     if growths:
         elastic.scale_up_attempts(growths)
-        breaker.start_probations(
+        quarantine.start_probations(
             (growth.attempt, [placement.node for placement in growth.placements]) for growth in growths
         )
     failpoint("commit.before_commit")

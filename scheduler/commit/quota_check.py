@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from django.db.models import Sum
 
-from portal.domain.tree import path_to_root
+from portal.domain.project_tree import path_to_root
 from portal.errors import Conflict
 from portal.models import Job, NodePool, Project, Quota, UsageInterval
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import cached_property
 
-from portal.domain.tree import path_to_root
+from portal.domain.project_tree import path_to_root
 from portal.errors import Conflict
 from portal.models import Job
 from scheduler.core.model.plan import JobPlacement
 from scheduler.core.model.snapshot import NodeId, ProjectId
-from scheduler.core.session.reserved import reservation_blocks
+from scheduler.core.session.admin_reservations import reservation_blocks
 from scheduler.snapshot.cluster import read_now_s, read_projects, read_reservations
 
 

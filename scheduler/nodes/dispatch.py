@@ -28,7 +28,7 @@ from portal.selectors.scheduling.settings import cluster_settings, pool_settings
 from portal.services.images.pins import pin_job
 from portal.services.jobs.logs import record_log_progress, write_log_bytes
 from portal.services.lifecycle import elastic, job_control
-from portal.services.nodes import breaker, nodes
+from portal.services.nodes import nodes, quarantine
 from portal.services.projects.secrets import SecretMissingError, read_job_secrets
 from portal.services.workspaces.access import decrypt_attempt_secret
 from scheduler import leases
@@ -193,7 +193,7 @@ def _handle_refusal(node: Node, task: Task, refusal: AgentError, attempts_left: 
     if (
         refusal.code in NODE_FAULT_REFUSALS
     ):  # before the attempt ends, while it is still the probation attempt of the node
-        breaker.record_incident(
+        quarantine.record_incident(
             node.pk, IncidentKind.START_REFUSED, job=task.attempt.job, message=refusal.message
         )
     retry_on_same_node = refusal.code == "rendezvous_port_in_use"  # the next attempt gets another port
@@ -293,7 +293,7 @@ def _record_stuck(connection: NodeConnection, attempt: Attempt, stuck_s: float |
     tasks = attempt.task_rows.filter(node=connection.node, container_removed=False)
     for task in tasks.filter(rank__in=ranks) if ranks else tasks:
         job_control.record_task_problem(task.pk, message)
-    breaker.record_stuck_job(connection.node.pk, attempt.job)
+    quarantine.record_stuck_job(connection.node.pk, attempt.job)
 
 
 def stop_orphan(connection: NodeConnection, job: str, attempt: int, tasks: list[int] | None = None) -> None:
@@ -313,7 +313,7 @@ def record_task_end(task_id: int, container: Container | None) -> None:
     if container is None:
         reason = EndReason.CONTAINER_LOST
         if job_control.record_task_ended(task_id, exit_code=None, reason=reason):
-            breaker.record_task_failure(task_id, reason)
+            quarantine.record_task_failure(task_id, reason)
         return
     failed = job_control.record_task_ended(
         task_id,
@@ -326,7 +326,7 @@ def record_task_end(task_id: int, container: Container | None) -> None:
     )
     failpoint("end.recorded")
     if failed:
-        breaker.record_task_failure(task_id, end_reason(container))
+        quarantine.record_task_failure(task_id, end_reason(container))
 
 
 def end_reason(container: Container) -> EndReason:

@@ -10,7 +10,7 @@ from portal.domain.reasons import EndReason, end_message
 from portal.failpoints import failpoint
 from portal.models import Job, Node, Task
 from portal.services.lifecycle import job_control, rendezvous_check
-from portal.services.nodes import breaker
+from portal.services.nodes import quarantine
 from scheduler.nodes.dispatch import NodeConnection, exclude_node
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,9 @@ def check_connectivity(connection: NodeConnection, task: Task) -> None:
         task.pk, row.check_started_at
     ):
         return
-    cause = breaker.record_peer_unreachable(connection.node.pk, row.node_id, job=attempt.job, message=message)
+    cause = quarantine.record_peer_unreachable(
+        connection.node.pk, row.node_id, job=attempt.job, message=message
+    )
     failpoint("connectivity.blamed")
     exclude_faulty_node(attempt.job, connection.node, row.node, cause)
     facts = {"node": connection.node.name, "first": row.node.name, "place": where, "why": why}
@@ -56,7 +58,7 @@ def exclude_faulty_node(job: Job, node: Node, rendezvous_node: Node, cause: int 
     When the cause is ``rendezvous_node``, the nodes avoided because of it are allowed again.
     """
     if cause == rendezvous_node.pk:
-        job.avoid_nodes.remove(*breaker.unreachable_peers(rendezvous_node.pk))
+        job.avoid_nodes.remove(*quarantine.unreachable_peers(rendezvous_node.pk))
         exclude_node(job, rendezvous_node)
     else:
         exclude_node(job, node)

@@ -40,7 +40,7 @@ from portal.domain.states import GpuHealth
 from portal.models import Gpu, Node, Task
 from portal.services.cluster.recovery import RECONCILE
 from portal.services.images.prefetch import PULL_IMAGE
-from portal.services.nodes import breaker, nodes
+from portal.services.nodes import nodes, quarantine
 from portal.services.nodes.alerts import record_xid
 from portal.services.nodes.gpus import record_gpu_health
 from portal.services.nodes.operations import OPERATIONS
@@ -305,7 +305,7 @@ class NodeActor:
         """Record incidents of the connection; those that the database rejects stay for a later call."""
         while self._unrecorded_incidents:
             incident, reason = self._unrecorded_incidents[0]
-            breaker.record_incident(self.node_id, incident, message=reason)
+            quarantine.record_incident(self.node_id, incident, message=reason)
             del self._unrecorded_incidents[0]
 
     def _reconnect(self, node_connection: NodeConnection) -> None:
@@ -349,7 +349,7 @@ class NodeActor:
                 record_xid(self.node_id, uuid, xid, times)
             case InvalidEventsReceived(times, problem):
                 message = f"{times} events that cannot be read. The last: {problem}."
-                breaker.record_incident(self.node_id, IncidentKind.MALFORMED, message=message)
+                quarantine.record_incident(self.node_id, IncidentKind.MALFORMED, message=message)
 
     def _on_exit(self, key: TaskKey, event: TaskExited) -> None:
         task = Task.objects.filter(

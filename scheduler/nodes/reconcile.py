@@ -16,7 +16,7 @@ from portal.models import Attempt, ClusterSettings, Node, Task
 from portal.services.cluster import recovery
 from portal.services.jobs import checkpoints, progress
 from portal.services.lifecycle import job_control
-from portal.services.nodes import breaker, nodes
+from portal.services.nodes import nodes, quarantine
 from scheduler.nodes.dispatch import (
     NodeConnection,
     active_tasks,
@@ -51,7 +51,7 @@ def on_connected(connection: NodeConnection, received_s: float) -> None:
             "would refuse every command. If the database was set back to an earlier moment, stop the portal and run "
             "manage.py begin-recovery; else see docs/nodes.md, A node that reports an epoch."
         )
-        breaker.record_incident(connection.node.pk, IncidentKind.EPOCH_AHEAD, message=message)
+        quarantine.record_incident(connection.node.pk, IncidentKind.EPOCH_AHEAD, message=message)
         raise EngineConnectError(message, "epoch_ahead")
     if nodes.record_hello(connection.node.pk, hello, received_s=received_s):
         log.warning("%s restarted since it was last heard", connection.node.name)

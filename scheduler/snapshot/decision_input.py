@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connection, transaction
 
 from portal.models import ClusterSettings
-from scheduler.core.model.company import IsolatedOccupants
+from scheduler.core.model.network_isolation import IsolatedOccupants
 from scheduler.core.model.plan import Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import (

@@ -11,7 +11,7 @@ from portal.domain.states import JobKind
 from portal.errors import Conflict
 from portal.models import Job, NodePool, Task
 from portal.services.lifecycle.job_control import RankPlacement
-from scheduler.core.model.company import (
+from scheduler.core.model.network_isolation import (
     IsolatedOccupants,
     IsolationClass,
     isolation_class_of,

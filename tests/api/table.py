@@ -183,7 +183,7 @@ ROWS = [
     Row("jobs_list", "get", "jobs/", EVERYBODY),
     Row("jobs_submit", "post", "jobs/", WORKERS, JOB, 201, hidden=422, scope=JOBS),
     Row("jobs_get", "get", "jobs/{running}/", INSIDE),
-    # its ranks are not up yet; one that is sent is in tests/scheduler/test_node_acts.py
+    # its ranks are not up yet; one that is sent is in tests/scheduler/test_node_operations.py
     Row(
         "jobs_signal",
         "post",
@@ -198,7 +198,7 @@ ROWS = [
     Row("jobs_release", "post", "jobs/{job}/release/", CONTROLLERS, {}, scope=BY_KIND),
     Row("jobs_suspend", "post", "jobs/{running}/suspend/", CONTROLLERS, {}, scope=BY_KIND),
     Row("jobs_resume", "post", "jobs/{job}/resume/", CONTROLLERS, {}, 409, scope=BY_KIND),
-    # neither runs on a GPU; the acts themselves are in tests/scheduler/test_idleness.py
+    # neither runs on a GPU; the acts themselves are in tests/scheduler/test_idle_pass.py
     Row("jobs_snooze", "post", "jobs/{workspace}/snooze/", CONTROLLERS, {}, 409, scope=WORKSPACES),
     Row(
         "jobs_idle_exemption",
@@ -318,7 +318,7 @@ ROWS = [
     Row("topologies_put", "put", "topologies/{topology}/", ADMIN, {"levels": ["rack"]}, hidden=403),
     Row("topologies_remove", "delete", "topologies/{topology}/", ADMIN, status=204, hidden=403),
     Row("nodes_test", "post", "nodes/{node}/test/", ADMIN, {}, 201, hidden=403),
-    # no signed agent is at hand here; tests/services/test_node_acts.py has one
+    # no signed agent is at hand here; tests/services/test_node_operations.py has one
     Row("nodes_upgrade", "post", "nodes/{node}/upgrade/", ADMIN, {}, 503, hidden=403),
     Row("nodes_check", "post", "nodes/{node}/check/", ADMIN, {}, 201, hidden=403),
     Row("nodes_gc", "post", "nodes/{node}/gc/", ADMIN, {}, 201, hidden=403),

@@ -157,7 +157,7 @@ def portal() -> Iterator[Portal]:
     data = Path(tempfile.mkdtemp(prefix="fairway-frozen-"))
     data.chmod(0o711)
     guardian = subprocess.Popen(
-        [sys.executable, "-m", "portal.standalone.test_servers", str(data)],
+        [sys.executable, "-m", "portal.standalone.temporary_servers", str(data)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:

@@ -6,7 +6,7 @@ import functools
 import shutil
 import subprocess
 
-from portal.standalone.test_requirements import SYSTEM_PATH, missing_requirements, skip_reason
+from portal.standalone.testing_requirements import SYSTEM_PATH, missing_requirements, skip_reason
 
 
 def find_tool(name: str) -> str | None:

@@ -17,7 +17,7 @@ from portal.selectors.nodes.gang_address import node_gang_address
 from portal.services.lifecycle import job_control, rendezvous_check
 from portal.services.lifecycle.job_control import RankPlacement
 from portal.services.lifecycle.rendezvous_check import should_check_rendezvous
-from portal.services.nodes import breaker
+from portal.services.nodes import quarantine
 from portal.services.nodes.gang_fabric import do_set_gang_fabric, do_set_interface
 from portal.services.nodes.nodes import record_network_info
 from scheduler import sweep
@@ -368,7 +368,7 @@ def test_who_reaches_fewer_others_is_the_one_that_a_job_is_kept_off(scene) -> No
     job = submit(scene)
 
     def apart(tried: Node, first: Node, whose: Job = job) -> list[str]:
-        cause = breaker.record_peer_unreachable(tried.pk, first.pk, job=whose, message="b cannot reach a")
+        cause = quarantine.record_peer_unreachable(tried.pk, first.pk, job=whose, message="b cannot reach a")
         exclude_faulty_node(whose, tried, first, cause)
         return sorted(job.avoid_nodes.values_list("name", flat=True))
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from portal.models import Gpu, GpuLink, Job, Node
-from portal.services.nodes import breaker
+from portal.services.nodes import quarantine
 from portal.valkey import sample_cache
 
 OLD = "runc 1.1.5 is below 1.2.8 or 1.3.3: upgrade it, or keep vendor backports."
@@ -91,7 +91,7 @@ def test_how_gpus_are_joined_is_a_table_of_pairs(scene, client_of) -> None:
 def test_a_node_that_was_put_aside_says_why_and_only_admins_read_what_befell_it(scene, client_of) -> None:
     node = scene.nodes["h200-1"]
     job = Job.objects.first()
-    breaker.record_stuck_job(node.pk, job)
+    quarantine.record_stuck_job(node.pk, job)
     Node.objects.filter(pk=node.pk).update(clock_skew_s=-3.04)
     member, admin = page_of(client_of("member"), node), page_of(client_of("admin"), node)
     for page in (member, admin):

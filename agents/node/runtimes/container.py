@@ -45,6 +45,9 @@ _MAX_ATTEMPTS = 3  # a container may disappear between two commands
 _DISK_FULL_MESSAGES = ("no space left on device", "disk quota exceeded")
 _NAME_TAKEN_MESSAGES = ("already in use", "already exists", "is in use")
 _PORT_TAKEN_MESSAGES = ("address already in use", "port is already allocated")
+_PROCESS_ENDED_MESSAGES = ("no such process",)
+"""Podman fails when a container's process ends while it reads the process's control group."""
+_INSPECT_RETRIES = 3
 _NOT_FOUND_MESSAGES = (
     "no such container",
     "no such object",
@@ -260,6 +263,10 @@ class ContainerRuntime(Runtime):
 
     def _inspect_rows(self, names: Sequence[str]) -> List[Dict[str, Any]]:
         answer = self.run(arguments.inspect(names))
+        for _ in range(_INSPECT_RETRIES):
+            if answer.code == 0 or not answer.mentions(_PROCESS_ENDED_MESSAGES):
+                break
+            answer = self.run(arguments.inspect(names))
         try:
             rows: List[Dict[str, Any]] = json.loads(answer.stdout or "[]")
         except ValueError:

@@ -18,7 +18,7 @@ from portal.live.collector.gpu_memory_overuse import REPORT_AFTER_S, GpuMemoryOv
 from portal.models import Node
 from portal.services.jobs.gpu_memory_limit import stop_memory_overuse
 from portal.services.jobs.logs import record_log_progress
-from portal.services.nodes import breaker
+from portal.services.nodes import quarantine
 from portal.services.nodes.gpus import record_foreign_processes
 from portal.services.nodes.metrics_rollup import save_node_metrics
 
@@ -116,5 +116,5 @@ def _write_rest(node: str, pending: PendingWrites) -> None:
     if pending.malformed:
         row = Node.objects.filter(public_id=node).first()
         if row is not None:
-            breaker.record_incident(row.pk, IncidentKind.MALFORMED, message=pending.malformed)
+            quarantine.record_incident(row.pk, IncidentKind.MALFORMED, message=pending.malformed)
     pending.logs, pending.foreign_users, pending.overuse, pending.malformed = {}, {}, {}, ""

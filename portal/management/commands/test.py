@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from portal.bootstrap.frontend import FrontendError, build_frontend
-from portal.standalone.test_requirements import (
+from portal.standalone.testing_requirements import (
     MACHINE_REQUIREMENTS,
     can_install_packages,
     debian_packages,

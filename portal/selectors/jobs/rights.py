@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from django.db import connection
 from django.db.models import Q
 
+from portal.domain.project_tree import path_to_root
 from portal.domain.secrets import PROJECT_SCOPE
 from portal.domain.states import ROLE_RANK, Role
-from portal.domain.tree import path_to_root
 from portal.domain.volumes import VolumeKind
 from portal.models import Environment, Job, Membership, Project, Secret, User, Volume
 

@@ -16,8 +16,8 @@ from django.db.models import Exists, Q
 from agents.node.host.interfaces import host_addresses
 from agents.node.spec.egress import ALLOW_LIST, OPEN
 from portal.domain.policy_settings import EGRESS
+from portal.domain.project_tree import path_to_root
 from portal.domain.states import NodeState
-from portal.domain.tree import path_to_root
 from portal.models import Node, NodePool, Project
 from portal.selectors.scheduling.project_settings import effective_rules
 

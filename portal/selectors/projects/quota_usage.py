@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from django.db.models import Count, Sum
 
 from portal.access import Requester, project_parents, require_user
-from portal.domain.tree import path_to_root
+from portal.domain.project_tree import path_to_root
 from portal.models import Gpu, NodePool, Project, Quota, UsageInterval
 
 

@@ -11,8 +11,8 @@ from django.db.models import Exists, OuterRef, Prefetch, QuerySet
 from django.utils import timezone
 
 from portal.access import Requester, project_parents, require_user, visible_nodes, visible_projects
+from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_ATTEMPT_STATES
-from portal.domain.tree import path_to_root
 from portal.errors import NotFound
 from portal.models import Job, Node, Project, Reservation, ReservationNode, Task
 

@@ -1,6 +1,6 @@
 """Reservations: administrators reserve nodes for projects, or for maintenance, for a period.
 
-A reservation restricts what may start (``scheduler.core.session.reserved``). It evicts nothing, except for
+A reservation restricts what may start (``scheduler.core.session.admin_reservations``). It evicts nothing, except for
 maintenance with ``drain_at_start``, which evicts the jobs on its nodes when it starts.
 """
 

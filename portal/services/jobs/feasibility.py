@@ -11,8 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from portal.domain.formatting import format_distinct_memories, format_memory
+from portal.domain.project_tree import path_to_root
 from portal.domain.states import CONTAINER_RUNTIMES, NodeState, compatible_runtimes
-from portal.domain.tree import path_to_root
 from portal.models import Gpu, Node, NodePool, Project, Quota
 
 

@@ -16,8 +16,8 @@ from django.db.models.functions import Cast, Least, Now
 
 from portal.access import Permission, project_parents, require_permission
 from portal.domain.formatting import format_duration
+from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_ATTEMPT_STATES, AttemptState, DesiredState
-from portal.domain.tree import path_to_root
 from portal.engine_client import query_delay_impact
 from portal.errors import Conflict, Forbidden, InvalidRequest
 from portal.live_events import publish_all_on_commit

@@ -12,8 +12,8 @@ from django.db.models import QuerySet
 
 from agents.node.spec.egress import DNS_ENTRY, MAX_TARGETS, parse_egress_target
 from portal.access import Permission, require_admin, require_permission
+from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_JOB_STATES, Role
-from portal.domain.tree import path_to_root
 from portal.errors import Conflict, InvalidRequest, PreconditionFailed
 from portal.live_events import publish_on_commit
 from portal.models import Job, Membership, NodePool, Project, Quota, QuotaChange, User

@@ -11,8 +11,8 @@ from django.db.models import Q, QuerySet
 
 from agents.node.spec.task_spec import mount_target_error
 from portal.access import require_admin
+from portal.domain.project_tree import path_to_root
 from portal.domain.states import LIVE_JOB_STATES, NodeState, RuntimeKind
-from portal.domain.tree import path_to_root
 from portal.domain.volumes import (
     MAX_VOLUMES_PER_JOB,
     QUOTA_KINDS,

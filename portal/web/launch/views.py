@@ -21,8 +21,8 @@ from portal.access import (
     require_user,
     visible_secrets,
 )
+from portal.domain.project_tree import path_to_root
 from portal.domain.states import JobKind
-from portal.domain.tree import path_to_root
 from portal.domain.volumes import VolumeKind
 from portal.errors import FairwayError, InvalidRequest, Unsatisfiable
 from portal.models import Environment, NodePool, User

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scheduler.core.actions.reserving import BackfillReservations
-from scheduler.core.actions.session import SchedulingSession
+from scheduler.core.actions.backfill_reservations import BackfillReservations
+from scheduler.core.actions.scheduling_session import SchedulingSession
 from scheduler.core.model.snapshot import PoolId, RunningTask
 from scheduler.core.model.task_shape import HeldSlots
 from scheduler.core.session.gang import Gang, GangTask, GangTaskState, total_demand

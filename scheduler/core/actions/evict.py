@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from scheduler.core.actions.incomplete_gangs import stale_gangs
 from scheduler.core.actions.preemption import PreemptionPlanner
-from scheduler.core.actions.session import OrderedEviction, SchedulingSession
-from scheduler.core.actions.stale import stale_gangs
+from scheduler.core.actions.scheduling_session import OrderedEviction, SchedulingSession
 from scheduler.core.actions.victim_search import EvictionSet
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Set
 from scheduler.core.model.plan import EvictionReason
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import WHOLE_MILLI, ProjectId
-from scheduler.core.session.ageing import ends_soon
 from scheduler.core.session.gang import Gang, GangTask, GangTaskState
 from scheduler.core.session.pool import PoolState
+from scheduler.core.session.queue_age import ends_soon
 
 
 class VictimCandidates:

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from scheduler.core.capacity.fragmentation import GpuKind, gpu_matches, milli_by_memory
-from scheduler.core.capacity.tenants import GpuTenants
+from scheduler.core.capacity.gpu_sharing import GpuTenants
 from scheduler.core.model.plan import TaskPlacement
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,

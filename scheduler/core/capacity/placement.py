@@ -19,15 +19,15 @@ from scheduler.core.capacity.fragmentation import (
     GpuKind,
     typical_mix,
 )
+from scheduler.core.capacity.gpu_sharing import SharedGpuCapacity
 from scheduler.core.capacity.node_capacity import UNBOUNDED_TASKS, NodeCapacity
-from scheduler.core.capacity.pace import (
+from scheduler.core.capacity.throughput_tie_break import (
     UNKNOWN_LAYOUT,
     LayoutTable,
     NodeLayout,
     NodeLayouts,
     ThroughputTieBreak,
 )
-from scheduler.core.capacity.tenants import SharedGpuCapacity
 from scheduler.core.capacity.topology import NO_DOMAIN, default_topology, pick_slots_by_island
 from scheduler.core.model.snapshot import (
     WHOLE_MILLI,

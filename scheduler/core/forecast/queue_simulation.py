@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from scheduler.core.forecast.capacity_buckets import BucketOccupancy, BucketSlots
-from scheduler.core.forecast.stage import JobOwner, SimulationInput
+from scheduler.core.forecast.simulation_input import JobOwner, SimulationInput
 from scheduler.core.model.snapshot import ProjectId
 
 SIMULATION_RUNS = 8

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from scheduler.core.forecast.capacity_buckets import BucketBuilder
 from scheduler.core.forecast.durations import DurationHistory, DurationKey
 from scheduler.core.forecast.queue_simulation import SIMULATION_RUNS, simulate_queue
-from scheduler.core.forecast.stage import Closure, JobClass, JobOwner, RunningJob, SimulationInput
+from scheduler.core.forecast.simulation_input import Closure, JobClass, JobOwner, RunningJob, SimulationInput
 from scheduler.core.model.apply_plan import apply_plan
 from scheduler.core.model.plan import Plan, Verdict
 from scheduler.core.model.policy import Policy
@@ -36,9 +36,9 @@ from scheduler.core.model.snapshot import (
     UserId,
 )
 from scheduler.core.model.task_shape import TaskShape
-from scheduler.core.session.ageing import effective_submit_s
+from scheduler.core.session.admin_reservations import reservation_blocks
 from scheduler.core.session.gang import build_task_shape
-from scheduler.core.session.reserved import reservation_blocks
+from scheduler.core.session.queue_age import effective_submit_s
 from scheduler.core.shares.ledger import PoolLedger
 
 GOLDEN = 0.618_033_988_749_895

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from operator import attrgetter
 
-from scheduler.core.capacity.asked import DemandHistogram
+from scheduler.core.capacity.demand_histogram import DemandHistogram
 from scheduler.core.capacity.placement import NodePlacer
 from scheduler.core.model.plan import FairShareBreakdown
 from scheduler.core.model.policy import Policy

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.actions.backfill import GangReservation
-from scheduler.core.model import company
+from scheduler.core.model import network_isolation
 from scheduler.core.model.plan import Alternative, Eviction, Verdict
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.resources import ResourceVector
@@ -21,7 +21,7 @@ from scheduler.core.session.cache import RequestVariant
 from scheduler.core.session.gang import Gang
 from scheduler.core.session.pool import PoolState
 from scheduler.core.shares.ledger import ExceededQuota
-from scheduler.core.verdicts import drivers
+from scheduler.core.verdicts import driver_messages
 from scheduler.core.verdicts.alternatives import AlternativeSearch
 from scheduler.core.verdicts.formatting import (
     format_closed_nodes,
@@ -214,7 +214,7 @@ class Explainer:
                 f"network between nodes. One task with {job.tasks * job.gpus_per_task} GPUs on one node needs none."
             )
         elif most_tasks == 0 and (
-            too_old := drivers.format_drivers_too_old(job.required_cuda, self._nodes_for(job))
+            too_old := driver_messages.format_drivers_too_old(job.required_cuda, self._nodes_for(job))
         ):
             message = f"No node of {self._pool_names(job)} can run it: {too_old}."
         elif most_tasks == 0 and self._all_ineligible(job):
@@ -488,8 +488,10 @@ class Explainer:
         too_few = closed is None and free * WHOLE_MILLI < job.required_milli
         message = f"Needs {format_request(job)}; {text}{self._in_pool(pool_state)}."
         if job.required_cuda:
-            message += drivers.format_skipped_drivers(job.required_cuda, placer.nodes)
-        message += company.format_isolation(len(placer.index_of.keys() & set(job.isolation_excluded_nodes)))
+            message += driver_messages.format_skipped_drivers(job.required_cuda, placer.nodes)
+        message += network_isolation.format_isolation(
+            len(placer.index_of.keys() & set(job.isolation_excluded_nodes))
+        )
         message += format_missing_requirements(job, placer.nodes)
         return FreeCapacity(message, numbers, too_few)
 

@@ -8,12 +8,12 @@ from functools import cached_property
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.actions.evict import preemption_allowed_from_s
-from scheduler.core.actions.session import SchedulingSession
+from scheduler.core.actions.scheduling_session import SchedulingSession
 from scheduler.core.model.plan import Eviction, Verdict
 from scheduler.core.model.snapshot import JobId, PendingRow, PoolId, ReservationRow
 from scheduler.core.model.task_shape import HeldSlots
+from scheduler.core.session.fair_order import sort_fairly
 from scheduler.core.session.gang import Gang, GangTaskState
-from scheduler.core.session.in_turn import sort_fairly
 from scheduler.core.verdicts import formatting
 from scheduler.core.verdicts.explain import ClassReason, Explainer, Nomination
 

@@ -21,7 +21,7 @@ from portal.domain.states import TERMINAL_JOB_STATES
 from portal.errors import FairwayError
 from portal.models import Job, Node
 from portal.services.jobs.submission import do_cancel_job
-from portal.services.nodes.breaker import do_clear_node_quarantine
+from portal.services.nodes.quarantine import do_clear_node_quarantine
 from tests import factories
 from tests.engine_harness import EngineHarness, containers_alive, wait_for
 from tests.faults.campaign.checker import (

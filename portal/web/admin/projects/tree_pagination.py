@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from django.core.paginator import Page, Paginator
 
-from portal.domain.tree import path_to_root
+from portal.domain.project_tree import path_to_root
 from portal.models import Project
 from portal.selectors.projects.projects import ProjectRow
 

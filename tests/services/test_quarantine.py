@@ -13,7 +13,7 @@ from portal.domain.reasons import EndReason
 from portal.errors import Forbidden
 from portal.models import Attempt, AuditEntry, Membership, Node, NodeIncident, Task
 from portal.services.lifecycle import job_control
-from portal.services.nodes import breaker
+from portal.services.nodes import quarantine
 from tests import factories
 from tests.services.test_lifecycle import place, run
 
@@ -36,7 +36,7 @@ def fails(scene, owner, node: Node | None = None, *, code: int = 3) -> None:
     (task,) = run(place(there, job))
     reason = EndReason.EXIT_CODE if code else EndReason.COMPLETED
     if job_control.record_task_ended(task, exit_code=code, reason=reason):
-        breaker.record_task_failure(task, reason)
+        quarantine.record_task_failure(task, reason)
 
 
 def now(node: Node) -> tuple[str, str]:
@@ -72,7 +72,7 @@ def test_what_says_nothing_against_it(scene, case: str) -> None:
         if case == "it was asked to leave":
             job_control.request_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
         if job_control.record_task_ended(task, exit_code=1, reason=EndReason.EXIT_CODE):
-            breaker.record_task_failure(task, EndReason.EXIT_CODE)
+            quarantine.record_task_failure(task, EndReason.EXIT_CODE)
     assert now(scene["node"]) == ("healthy", "")
 
 
@@ -80,10 +80,10 @@ def test_one_person_is_believed_once_their_jobs_do_well_elsewhere(scene) -> None
     other = factories.node(scene["pool"])
     for _ in range(3):
         fails(scene, scene["owner"])
-    breaker.evaluate_breakers()
+    quarantine.evaluate_breakers()
     assert now(scene["node"]) == ("healthy", "")
     fails(scene, scene["owner"], other, code=0)
-    breaker.evaluate_breakers()
+    quarantine.evaluate_breakers()
     assert now(scene["node"]) == ("quarantined", "early_failures")
 
 
@@ -91,12 +91,12 @@ def test_no_more_than_a_third_of_a_pool_is_put_aside(scene) -> None:
     nodes = [scene["node"], *(factories.node(scene["pool"]) for _ in range(5))]
     for node in nodes:
         for _ in range(4):
-            breaker.record_incident(node.pk, IncidentKind.LINK_LOST)
+            quarantine.record_incident(node.pk, IncidentKind.LINK_LOST)
     assert Node.objects.filter(breaker_state=BreakerState.QUARANTINED).count() == 2
-    breaker.do_clear_node_quarantine(
+    quarantine.do_clear_node_quarantine(
         scene["admin"], Node.objects.filter(breaker_state=BreakerState.QUARANTINED).first()
     )
-    breaker.evaluate_breakers()
+    quarantine.evaluate_breakers()
     assert Node.objects.filter(breaker_state=BreakerState.QUARANTINED).count() == 2, (
         "the next of those that were spared"
     )
@@ -110,16 +110,16 @@ def test_the_trial_takes_one_attempt_and_is_free_again_when_that_says_nothing(sc
     node.refresh_from_db()
     attempt = place(scene, factories.job(scene["owner"], scene["project"], scene["environment"]))
     with transaction.atomic():
-        breaker.start_probations([(attempt, [node])])
+        quarantine.start_probations([(attempt, [node])])
     node.refresh_from_db()
     assert node.probation_attempt == attempt and not node.accepts_work
     job_control.request_stop(attempt.pk, EndReason.CANCELLED_BY_USER)
-    breaker.evaluate_breakers()
+    quarantine.evaluate_breakers()
     assert not Node.objects.get(pk=node.pk).accepts_work, "who ended it may be about to say why"
     attempt.task_rows.update(ended_at=timezone.now() - dt.timedelta(seconds=10))
-    breaker.evaluate_breakers()
+    quarantine.evaluate_breakers()
     assert now(node) == ("probation", "link_lost") and node.accepts_work
-    breaker.record_incident(node.pk, IncidentKind.COMMAND_TIMEOUTS)
+    quarantine.record_incident(node.pk, IncidentKind.COMMAND_TIMEOUTS)
     assert now(node) == ("quarantined", "command_timeouts")
 
 
@@ -141,27 +141,29 @@ def test_a_task_that_joins_on_a_node_on_trial_is_judged_by_itself(scene) -> None
         "breaker_since": timezone.now(),
     }
     Node.objects.filter(pk=node.pk).update(**trial)
-    breaker.evaluate_breakers()
+    quarantine.evaluate_breakers()
     assert now(node) == ("probation", "link_lost") and not node.accepts_work
     Task.objects.filter(pk=joined.pk).update(running_at=timezone.now() - minute)
-    breaker.evaluate_breakers()
+    quarantine.evaluate_breakers()
     assert now(node) == ("healthy", "")
 
 
 def test_an_administrator_trusts_it_again_and_nobody_else_may(scene) -> None:
     node = scene["node"]
-    breaker.record_stuck_job(node.pk, factories.job(scene["owner"], scene["project"], scene["environment"]))
+    quarantine.record_stuck_job(
+        node.pk, factories.job(scene["owner"], scene["project"], scene["environment"])
+    )
     assert now(node) == ("quarantined", "stuck") and node.probe_at is None
     with pytest.raises(Forbidden):
-        breaker.do_clear_node_quarantine(scene["owner"], node)
-    breaker.do_clear_node_quarantine(scene["admin"], node, reason="restarted the daemon")
+        quarantine.do_clear_node_quarantine(scene["owner"], node)
+    quarantine.do_clear_node_quarantine(scene["admin"], node, reason="restarted the daemon")
     assert now(node) == ("healthy", "") and node.accepts_work and node.trip_count == 0
     assert AuditEntry.objects.filter(action="node.breaker", actor=scene["admin"]).exists()
 
 
 def test_old_troubles_are_dropped(scene) -> None:
-    breaker.record_incident(scene["node"].pk, IncidentKind.LINK_LOST)
-    NodeIncident.objects.update(at=timezone.now() - breaker.INCIDENT_RETENTION - dt.timedelta(days=1))
-    breaker.record_incident(scene["node"].pk, IncidentKind.LINK_LOST)
-    breaker.delete_old_incidents()
+    quarantine.record_incident(scene["node"].pk, IncidentKind.LINK_LOST)
+    NodeIncident.objects.update(at=timezone.now() - quarantine.INCIDENT_RETENTION - dt.timedelta(days=1))
+    quarantine.record_incident(scene["node"].pk, IncidentKind.LINK_LOST)
+    quarantine.delete_old_incidents()
     assert NodeIncident.objects.count() == 1

@@ -1,6 +1,6 @@
 """A PostgreSQL and a Valkey for tests, which run until standard input is closed.
 
-`python -m portal.standalone.test_servers FOLDER` prints one line of JSON with both addresses once they
+`python -m portal.standalone.temporary_servers FOLDER` prints one line of JSON with both addresses once they
 answer, and removes everything when its input ends, however its parent died.
 """
 

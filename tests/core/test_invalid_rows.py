@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from portal.domain.reasons import VerdictCode
 from scheduler.core.decide import decide
-from scheduler.core.model.isolation import isolate_faults
+from scheduler.core.model.invalid_rows import isolate_faults
 from scheduler.core.model.policy import Policy
 from scheduler.core.model.snapshot import (
     GpuShare,
